@@ -1,0 +1,81 @@
+"""Every exception of pygraph.
+
+A message has five parts, in this order: the call, the argument by path, expected and got, the user's source
+line, and the remedy. `describe` builds it, so that all errors read alike:
+
+>>> str(StageError(describe("indirect(p)", "stage 'regions'", expected="'aten' or 'kernels'", remedy="Apply it first.")))
+"indirect(p): stage 'regions'; expected 'aten' or 'kernels'. Apply it first."
+"""
+
+from __future__ import annotations
+
+
+def describe(
+    call: str,
+    problem: str,
+    *,
+    expected: str | None = None,
+    source: str | None = None,
+    remedy: str | None = None,
+) -> str:
+    """Compose an error message from its five parts."""
+    text = f"{call}: {problem}"
+    if expected is not None:
+        text += f"; expected {expected}"
+    text += "."
+    if source is not None:
+        text += f" From {source}."
+    if remedy is not None:
+        text += f" {remedy}"
+    return text
+
+
+class PygraphError(Exception):
+    """Base class of every error that pygraph raises itself."""
+
+
+class TraceError(PygraphError):
+    """A function cannot be written down as a Program.
+
+    Example: a Python ``if`` on a tensor's value. Remedy: ``torch.where`` or ``torch.cond``, or mark the
+    argument static.
+    """
+
+
+class StageError(PygraphError):
+    """A transform was applied to a Program, or a stack, in the wrong order.
+
+    Example: ``indirect(graphify(f))``. Remedy: ``graphify(indirect(f))``.
+    """
+
+
+class ProgramError(PygraphError):
+    """A Program breaks a rule of its stage; raised by ``check_program``.
+
+    Example: an in-place operation in an ``aten`` Program. It is a bug of the pass that made the Program.
+    """
+
+
+class ArgumentError(PygraphError, TypeError):
+    """A call does not fit what was traced, or an option has a wrong value.
+
+    Example: calling ``compiled(x)`` with another shape than it was compiled for.
+    """
+
+
+class CaptureError(PygraphError):
+    """The device refused to record a piece of a Program as a graph.
+
+    Example: an operation that synchronises with the host while it is recorded.
+    """
+
+
+class FallbackError(PygraphError):
+    """``strict=True`` and some part of a call would not have run as a graph."""
+
+
+class DeviceError(PygraphError):
+    """The device that was asked for is not there, or cannot do what was asked.
+
+    Example: ``PYGRAPH_DEVICE=cuda`` on a machine without a GPU.
+    """

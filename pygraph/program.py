@@ -1,0 +1,328 @@
+"""The intermediate representation: a frozen, functional FX graph whose every input and output is described.
+
+A Program is what every transform takes and returns. Positions and names carry no meaning: the descriptors do.
+The calling convention is that of the FX graph: one placeholder per entry of ``inputs``, in order, and one element
+of the returned tuple per entry of ``outputs``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+Stage = Literal["aten", "kernels", "pointers", "regions"]
+"""How far a Program has come: functional ATen operations; kernels with explicit writes; arguments and results
+behind pointer slots; cut into regions that say how they run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """Shape, strides, dtype, device and storage offset of a tensor, without its data."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: int = 0
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """Describe ``tensor``; the offset is the one in its storage."""
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, tensor.storage_offset())
+
+    @property
+    def span(self) -> int:
+        """Number of elements from the first to the last one that the strides reach."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements span."""
+        return self.span * self.dtype.itemsize
+
+    def empty(self) -> torch.Tensor:
+        """Allocate an uninitialised tensor of this shape, strides and dtype, offset zero."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+    def __str__(self) -> str:
+        dims = ", ".join(map(str, self.shape))
+        text = f"{str(self.dtype).removeprefix('torch.')}[{dims}]"
+        if self.stride != contiguous_strides(self.shape):
+            text += f" strides ({', '.join(map(str, self.stride))})"
+        return f"{text} {self.device.type}"
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a row-major tensor of ``shape``, as torch computes them (a zero size counts as one)."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+# What a node's value is: node.meta["spec"]. A tuple for operations with several results; a Python type for host
+# scalars; None for nothing, or for what is known only when it runs (a data-dependent shape).
+Spec: TypeAlias = "TensorSpec | type[int] | type[float] | type[bool] | tuple[Spec, ...] | None"
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """A tensor that the caller passes, found at ``path`` in ``(args, kwargs)``, e.g. ``args[0]['w']``."""
+
+    path: str
+    leaf: int
+    spec: TensorSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalarArgument:
+    """A Python or NumPy number that the caller passes; its value is not baked in."""
+
+    path: str
+    leaf: int
+    type: type[int] | type[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """The memory shared by overlapping arguments of which one is written, as one flat tensor.
+
+    ``leaves`` are the leaf positions of those arguments, ``start`` the one with the lowest address.
+    """
+
+    path: str
+    leaves: tuple[int, ...]
+    start: int
+    spec: TensorSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Captured:
+    """A tensor that the function reaches without being passed it: static, read at its own address.
+
+    ``kind`` says what it is; ``name`` where it is found (``encoder.0.weight``), ``value`` is the tensor itself.
+    """
+
+    kind: Literal["parameter", "buffer", "closed-over", "constant"]
+    name: str
+    value: torch.Tensor
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec.of(self.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """One entry of a pointer table: where an argument is read, or a result written."""
+
+    role: Literal["argument", "result"]
+    of: Argument | Base | Result
+    spec: TensorSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class PointerTable:
+    """An int64 host tensor of addresses, one per slot; the only way into and out of an indirect Program."""
+
+    slots: tuple[Slot, ...]
+
+
+Input: TypeAlias = Argument | ScalarArgument | Base | Captured | PointerTable
+
+
+# ---- outputs ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A value that the function returns at ``path``; ``leaf`` is its position among the output leaves.
+
+    ``leaf`` is -1 for a hidden result: memory that several returned tensors share (see ``Alias``).
+    """
+
+    path: str
+    leaf: int
+    spec: Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """The new contents of input number ``input``, which the function updated in place."""
+
+    input: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A result that a ``store`` node has written through pointer slot number ``slot``; the element is None."""
+
+    slot: int
+
+
+Output: TypeAlias = Result | Mutation | Stored
+
+
+@dataclasses.dataclass(frozen=True)
+class Alias:
+    """A returned leaf that is memory of something else: no computation, only a view.
+
+    ``of`` says what is viewed: input number ``index``, or output number ``index``; ``identical`` when the very
+    object that the caller passed is returned. ``spec.offset`` is relative to the viewed tensor's first element.
+    """
+
+    path: str
+    leaf: int
+    of: Literal["input", "output"]
+    index: int
+    spec: TensorSpec
+    identical: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """A returned leaf that is no tensor and does not change: None, a string, a number known from the trace."""
+
+    path: str
+    leaf: int
+    value: Any
+
+
+# ---- regions and notes -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """A run of nodes that go to the device together.
+
+    ``kind`` is what the nodes allow: ``graph`` (can be recorded) or ``eager`` (cannot, for ``reason``). ``way``
+    is how they are run: ``launch`` node by node, ``patch`` as a graph with patched pointers, ``copy`` as a graph
+    with copied inputs, ``measure`` until `select` has chosen. ``times`` holds what `select` measured, in µs.
+    """
+
+    index: int
+    kind: Literal["graph", "eager"]
+    way: Literal["launch", "patch", "copy", "measure"]
+    reason: str | None = None
+    source: str | None = None
+    times: tuple[tuple[str, float], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Fallback:
+    """Something that does not run in the best way: what, why, and the user's source line."""
+
+    what: str
+    reason: str
+    source: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A traced function: a frozen FX graph with a meaning for every input and output.
+
+    Attributes:
+        name: The traced function's name.
+        module: The FX graph, with submodules for higher-order operations. Never changed; a pass copies it.
+        inputs: One descriptor per placeholder.
+        outputs: One descriptor per element of the returned tuple.
+        aliases: Returned leaves that are views of inputs or of other outputs.
+        statics: Returned leaves that are constants of the trace.
+        in_tree: The pytree of ``(args, kwargs)``.
+        out_tree: The pytree of the result.
+        stage: How far the Program has come.
+        history: The passes that made it, first to last.
+        regions: How its nodes run, once `graphify` has cut it; ``node.meta["region"]`` is an index into it.
+        fallbacks: What passes had to leave in a worse form, with reasons.
+    """
+
+    name: str
+    module: fx.GraphModule
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    aliases: tuple[Alias, ...]
+    statics: tuple[Static, ...]
+    in_tree: pytree.TreeSpec
+    out_tree: pytree.TreeSpec
+    stage: Stage
+    history: tuple[str, ...]
+    regions: tuple[Region, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """All nodes in execution order, placeholders and output included."""
+        return list(self.module.graph.nodes)
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        """The placeholder of each entry of ``inputs``."""
+        return [node for node in self.module.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """What the output node returns, one element per entry of ``outputs``."""
+        return tuple(self.module.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+
+    @property
+    def table(self) -> PointerTable | None:
+        """The pointer table, once arguments and results go through one."""
+        for descriptor in self.inputs:
+            if isinstance(descriptor, PointerTable):
+                return descriptor
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        """The accelerator that the Program runs on; ``cpu`` if none of its tensors is on one."""
+        for node in self.module.graph.nodes:
+            for spec in tensor_specs(node.meta.get("spec")):
+                if spec.device.type not in ("cpu", "meta"):
+                    return spec.device
+        return torch.device("cpu")
+
+    def copy_graph(self) -> fx.GraphModule:
+        """A copy of the graph, for a pass to edit: node metadata is kept, submodules are shared."""
+        graph = fx.Graph()
+        mapping: dict[fx.Node, fx.Node] = {}
+        output = graph.graph_copy(self.module.graph, mapping)
+        new_output = graph.output(output)
+        new_output.meta = dict(self.module.graph.output_node().meta)
+        for old, new in mapping.items():
+            new.meta = dict(old.meta)
+        return fx.GraphModule(self.module, graph)
+
+    def replace(self, **changes: Any) -> Program:
+        """A Program with some fields changed; the original stays as it is."""
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        from pygraph.printing import program_text
+
+        return program_text(self)
+
+    __repr__ = __str__
+
+
+def tensor_specs(spec: Spec) -> Iterator[TensorSpec]:
+    """Every TensorSpec inside a node's spec."""
+    if isinstance(spec, TensorSpec):
+        yield spec
+    elif isinstance(spec, tuple):
+        for item in spec:
+            yield from tensor_specs(item)

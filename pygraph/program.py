@@ -23,6 +23,10 @@ Stage = Literal["aten", "kernels", "pointers", "regions"]
 behind pointer slots; cut into regions that say how they run."""
 
 
+Way = Literal["launch", "patch", "copy"]
+"""How a region runs: node by node, as a graph with patched pointers, or as a graph with copied inputs."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
     """Shape, strides, dtype, device and storage offset of a tensor, without its data."""
@@ -210,14 +214,15 @@ class Static:
 class Region:
     """A run of nodes that go to the device together.
 
-    ``kind`` is what the nodes allow: ``graph`` (can be recorded) or ``eager`` (cannot, for ``reason``). ``way``
-    is how they are run: ``launch`` node by node, ``patch`` as a graph with patched pointers, ``copy`` as a graph
-    with copied inputs, ``measure`` until `select` has chosen. ``times`` holds what `select` measured, in µs.
+    ``kind`` is what the nodes allow: ``graph`` (can be recorded), ``eager`` (device work that cannot, for
+    ``reason``) or ``host`` (no device work). ``way`` is how they are run: ``launch`` node by node, ``patch`` as a
+    graph with patched pointers, ``copy`` as a graph with copied inputs. ``times`` holds what `select` measured for
+    each way, in µs.
     """
 
     index: int
-    kind: Literal["graph", "eager"]
-    way: Literal["launch", "patch", "copy", "measure"]
+    kind: Literal["graph", "eager", "host"]
+    way: Way
     reason: str | None = None
     source: str | None = None
     times: tuple[tuple[str, float], ...] = ()

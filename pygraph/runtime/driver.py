@@ -97,6 +97,10 @@ class Driver(abc.ABC):
         case nothing stays recorded and the device works on.
         """
 
+    def warm_up(self, run: Callable[[], object]) -> None:
+        """Run as `record` will, but for real, so that libraries allocate and choose their kernels beforehand."""
+        run()
+
     @abc.abstractmethod
     def tensor_at(self, address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor over memory that somebody else owns and keeps alive."""

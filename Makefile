@@ -1,0 +1,42 @@
+PYTHON ?= python3
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --timeout 600 --doctest-modules pygraph tests
+
+.PHONY: help demo test check format clean
+
+help:
+	@echo "make demo    embed real sentences eagerly and as a graph, and compare"
+	@echo "make test    run the tests and the examples in docstrings, README and docs"
+	@echo "make check   format, lint, types and tests: what CI runs"
+	@echo "make format  format the sources and fix what ruff can fix"
+	@echo "make clean   remove the virtual environment and caches"
+
+demo: $(STAMP)
+	$(BIN)/python -m pygraph demo
+
+test: $(STAMP)
+	$(PYTEST)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(PYTEST)
+
+format: $(STAMP)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('pygraph needs Python 3.11 or newer, as in: make PYTHON=python3.12')"
+	@echo "Setting up $(VENV); this happens once and takes a minute or two."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cuda,demo,dev]"
+	@touch $@

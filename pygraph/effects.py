@@ -1,0 +1,127 @@
+"""What a node does besides computing its value: viewing, writing, drawing random numbers, reading the host.
+
+Passes ask these questions of single nodes; the answers come from operator schemas, so that custom operations with
+honest schemas are treated right.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from pygraph.program import TensorSpec, tensor_specs
+
+aten = torch.ops.aten
+
+# Return their argument's memory although their schemas do not say so.
+_SILENT_VIEWS = (aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default)
+
+# Synchronise with the host, or have a result whose shape depends on data, without a tag that says so.
+_SYNCHRONIZING = frozenset(
+    {
+        "aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero", "aten::nonzero",
+        "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
+        "aten::bincount", "aten::repeat_interleave", "aten::_assert_async", "aten::multinomial",
+    }
+)  # fmt: skip
+
+
+def is_operation(node: fx.Node) -> bool:
+    """Whether the node calls an operation with a schema."""
+    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node's value is memory of its first argument, and no work is done."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and is_view(source)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if node.target in _SILENT_VIEWS:
+        return True
+    returns = node.target._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def is_selection(node: fx.Node) -> bool:
+    """Whether the node picks one of the several results of another, which is not a view."""
+    return node.op == "call_function" and node.target is operator.getitem and not is_view(node)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the node draws from a random generator."""
+    return is_operation(node) and torch.Tag.nondeterministic_seeded in node.target.tags  # pyright: ignore
+
+
+def is_written(node: fx.Node) -> bool:
+    """Whether the node writes to one of its arguments."""
+    return is_operation(node) and node.target._schema.is_mutable  # pyright: ignore
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments that the node writes to."""
+    if not is_written(node):
+        return []
+    found: list[fx.Node] = []
+    for position, argument in enumerate(node.target._schema.arguments):  # pyright: ignore
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            found += [value] if isinstance(value, fx.Node) else list(value or ())  # pyright: ignore
+    return found
+
+
+def root(node: fx.Node) -> fx.Node:
+    """The node whose memory a chain of views shows."""
+    while is_view(node):
+        node = node.args[0]  # pyright: ignore[reportAssignmentType]
+    return node
+
+
+def is_host_number(node: fx.Node) -> bool:
+    """Whether the node's value is a Python number."""
+    return isinstance(node.meta.get("spec"), type)
+
+
+def device_of(node: fx.Node) -> torch.device | None:
+    """The device of the node's tensors; None if it has none."""
+    for spec in tensor_specs(node.meta.get("spec")):
+        return spec.device
+    return None
+
+
+def host_reason(node: fx.Node) -> str | None:
+    """Why a node cannot be recorded in a graph; None if nothing speaks against it."""
+    if not is_operation(node):
+        return None if is_selection(node) else "it is control flow or host code"
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    name = target._schema.name
+    if name in _SYNCHRONIZING:
+        return "it needs a value on the host" if name == "aten::_local_scalar_dense" else "it synchronises with the host"
+    if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
+        if not (name in ("aten::index", "aten::index_put") and node.meta.get("spec") is not None):
+            return "the shape of its result depends on data"
+    if node.meta.get("spec") is None and target._schema.returns:
+        return "the shape of its result depends on data"
+    for argument in node.all_input_nodes:
+        spec = argument.meta.get("spec")
+        if spec is None and not is_selection(argument):
+            return "the shape of an argument depends on data"
+        if isinstance(spec, type) and name != "pygraph::scalar":
+            return f"it takes the host value {argument.name} by value"
+        if isinstance(spec, TensorSpec) and spec.device.type == "cpu":
+            return "it reads a tensor on the cpu"
+    if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"):
+        for index in node.args[1]:  # pyright: ignore
+            spec = index.meta.get("spec") if isinstance(index, fx.Node) else None
+            if isinstance(spec, TensorSpec) and spec.dtype in (torch.bool, torch.uint8):
+                return "a boolean mask as index synchronises with the host"
+    for spec in tensor_specs(node.meta.get("spec")):
+        if spec.device.type == "cpu":
+            return "its result is on the cpu"
+    return None

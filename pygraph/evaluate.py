@@ -1,0 +1,192 @@
+"""Reference evaluation of a Program, node by node: what every transform is compared with.
+
+The calling convention of a Program lives here too: `bind` turns a call's leaves into placeholder values and
+`assemble` turns output values into what the function returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.errors import ArgumentError, describe
+from pygraph.program import (
+    Alias,
+    Argument,
+    Base,
+    Captured,
+    Input,
+    Mutation,
+    PointerTable,
+    Program,
+    Result,
+    ScalarArgument,
+    Stored,
+    TensorSpec,
+)
+from pygraph.trace import to_number
+
+
+def evaluate(program: Program, *args: Any, **kwargs: Any) -> Any:
+    """Run ``program`` on a call's arguments with ordinary launches, updating arguments in place as it says.
+
+    Args:
+        program: A Program at any stage; pointer tables are filled with real addresses.
+        *args: Positional arguments as the traced function took them; shapes, strides, dtypes and devices must match.
+        **kwargs: Keyword arguments likewise.
+
+    Returns:
+        What the traced function returns.
+
+    Raises:
+        ArgumentError: The arguments do not fit what was traced; nothing has been changed.
+
+    Example:
+        >>> import torch, pygraph
+        >>> x = torch.ones(2)
+        >>> program = pygraph.trace(lambda x: x.add_(1))(x)
+        >>> pygraph.evaluate(program, x) is x, x
+        (True, tensor([2., 2.]))
+    """
+    leaves, tree = pytree.tree_flatten((args, kwargs))
+    check_call(program, leaves, tree)
+    with torch.no_grad():
+        inputs, stored = bind(program, leaves)
+        outputs = list(program.module(*inputs))
+        for position, descriptor in enumerate(program.outputs):
+            if isinstance(descriptor, Stored):
+                outputs[position] = stored[descriptor.slot]
+        _, slots = bind_arguments(program, leaves)
+        return assemble(program, [*inputs, *slots], outputs)
+
+
+def check_call(program: Program, leaves: Sequence[Any], tree: pytree.TreeSpec) -> None:
+    """Raise ArgumentError unless the leaves of ``(args, kwargs)`` fit what was traced."""
+    call = f"{program.name}(…)"
+    if tree != program.in_tree:
+        raise ArgumentError(describe(call, "the arguments have another structure", expected=str(program.in_tree)))
+    for descriptor in argument_descriptors(program):
+        value = leaves[descriptor.leaf]
+        if isinstance(descriptor, ScalarArgument):
+            if isinstance(value, torch.Tensor):
+                raise ArgumentError(describe(call, f"{descriptor.path} is a tensor", expected="a number"))
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise ArgumentError(
+                describe(call, f"{descriptor.path} is {type(value).__name__}", expected=str(descriptor.spec))
+            )
+        got = TensorSpec(tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
+        if got != descriptor.spec:
+            raise ArgumentError(describe(call, f"{descriptor.path} is {got}", expected=str(descriptor.spec)))
+
+
+def argument_descriptors(program: Program) -> list[Argument | ScalarArgument]:
+    """What the caller passes, as far as it is not merged into a Base."""
+    found: list[Argument | ScalarArgument] = []
+    for descriptor in program.inputs:
+        if isinstance(descriptor, (Argument, ScalarArgument)):
+            found.append(descriptor)
+        elif isinstance(descriptor, PointerTable):
+            found += [slot.of for slot in descriptor.slots if isinstance(slot.of, Argument)]
+    return found
+
+
+def bind(program: Program, leaves: Sequence[Any]) -> tuple[list[Any], dict[int, torch.Tensor]]:
+    """Placeholder values for a call, and the tensors allocated for results that go through pointer slots."""
+    values: list[Any] = []
+    stored: dict[int, torch.Tensor] = {}
+    for descriptor in program.inputs:
+        if isinstance(descriptor, PointerTable):
+            addresses: list[int] = []
+            for number, slot in enumerate(descriptor.slots):
+                if slot.role == "result":
+                    tensor = stored[number] = slot.spec.empty()
+                else:
+                    assert isinstance(slot.of, (Argument, Base))
+                    tensor = input_value(slot.of, leaves)
+                addresses.append(tensor.data_ptr())
+            values.append(torch.tensor(addresses, dtype=torch.int64))
+        else:
+            values.append(input_value(descriptor, leaves))
+    return values, stored
+
+
+def bind_arguments(program: Program, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Placeholder values with None for a pointer table, and the tensors behind the table's argument slots."""
+    values = [None if isinstance(d, PointerTable) else input_value(d, leaves) for d in program.inputs]
+    slots = program.table.slots if program.table is not None else ()
+    return values, [
+        input_value(slot.of, leaves) if isinstance(slot.of, (Argument, Base)) else None for slot in slots
+    ]
+
+
+def input_value(descriptor: Input, leaves: Sequence[Any]) -> Any:
+    """The value of one input: a caller's tensor or number, a base over several, or a captured tensor."""
+    match descriptor:
+        case Argument():
+            return leaves[descriptor.leaf]
+        case ScalarArgument():
+            return to_number(leaves[descriptor.leaf])
+        case Base():
+            start = leaves[descriptor.start].detach()
+            return start.as_strided(descriptor.spec.shape, descriptor.spec.stride, start.storage_offset())
+        case Captured():
+            return descriptor.value
+        case PointerTable():
+            raise TypeError("a pointer table is not a value of the caller")
+
+
+def assemble(program: Program, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    """Apply mutations and put results, aliases and static leaves into the output tree.
+
+    Args:
+        program: The Program.
+        inputs: Placeholder values, followed by the tensors behind the slots of a pointer table.
+        outputs: One value per output descriptor.
+    """
+    owned = {
+        value.untyped_storage().data_ptr()
+        for value in inputs
+        if isinstance(value, torch.Tensor) and value.numel()
+    }
+    values = list(outputs)
+    for position, descriptor in enumerate(program.outputs):
+        # A functional operation may return its argument; a result must be memory of its own, as in eager.
+        value = values[position]
+        if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() in owned:
+            if isinstance(descriptor, Result):
+                values[position] = clone_strided(value)
+    for position, descriptor in enumerate(program.outputs):
+        if isinstance(descriptor, Mutation):
+            inputs[descriptor.input].copy_(values[position])
+    leaves: list[Any] = [None] * program.out_tree.num_leaves
+    for descriptor, value in zip(program.outputs, values, strict=True):
+        if isinstance(descriptor, Result) and descriptor.leaf >= 0:
+            leaves[descriptor.leaf] = value
+        elif isinstance(descriptor, Stored):
+            result = program.table.slots[descriptor.slot].of  # pyright: ignore[reportOptionalMemberAccess]
+            if isinstance(result, Result) and result.leaf >= 0:
+                leaves[result.leaf] = value
+    for alias in program.aliases:
+        leaves[alias.leaf] = alias_view(alias, inputs if alias.of == "input" else values)
+    for static in program.statics:
+        leaves[static.leaf] = static.value
+    return pytree.tree_unflatten(leaves, program.out_tree)
+
+
+def alias_view(alias: Alias, values: Sequence[Any]) -> torch.Tensor:
+    """The view of an input or output that an alias describes."""
+    base = values[alias.index]
+    if alias.identical:
+        return base
+    return base.as_strided(alias.spec.shape, alias.spec.stride, base.storage_offset() + alias.spec.offset)
+
+
+def clone_strided(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of ``tensor`` in memory of its own, with the same strides (overlapping ones included)."""
+    spec = TensorSpec.of(tensor)
+    flat = tensor.as_strided((spec.span,), (1,), spec.offset).clone()
+    return flat.as_strided(spec.shape, spec.stride, 0)

@@ -1,0 +1,1 @@
+"""Meeting other parts of PyTorch."""

@@ -1,0 +1,44 @@
+"""When a transformed function is traced through instead of running its own graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack  # checked with torch 2.11, 2.13
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+INSIDE_TRANSFORM = "it is inside a torch.func transform, which traces through it"
+INSIDE_TRACE = "it is inside a trace, which includes it"
+INSIDE_CAPTURE = "a CUDA graph is being captured, which includes it"
+
+EXPECTED = frozenset({INSIDE_TRANSFORM, INSIDE_TRACE, INSIDE_CAPTURE})
+"""Reasons that are no loss: the work becomes part of something larger."""
+
+
+def inline_reason() -> str | None:
+    """Why a call now becomes part of an outer transformation; None if it stands for itself."""
+    if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+        return INSIDE_TRACE
+    if peek_interpreter_stack() is not None:
+        return INSIDE_TRANSFORM
+    if torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return INSIDE_CAPTURE
+    return None
+
+
+def special_tensor(leaves: Sequence[Any]) -> str | None:
+    """Why tensors among the leaves rule out a graph; None if they are all plain."""
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            if isinstance(leaf, FakeTensor):
+                return INSIDE_TRACE
+            return f"an argument is a {type(leaf).__name__}, not a plain tensor"
+        if isinstance(leaf, torch.Tensor):
+            if is_functorch_wrapped_tensor(leaf):
+                return INSIDE_TRANSFORM
+            if leaf.layout != torch.strided:
+                return f"an argument has layout {leaf.layout}"
+    return None

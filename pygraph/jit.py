@@ -1,0 +1,438 @@
+"""A function with a stack of transforms, and the cache of what they made of it for each kind of call.
+
+`Transformed` is what every transform returns. Calling it traces on the first call of a kind, applies its passes, and
+from then on runs the result.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.check import check_program
+from pygraph.errors import ArgumentError, FallbackError, TraceError, describe
+from pygraph.evaluate import evaluate
+from pygraph.interop import functorch
+from pygraph.keys import UnhashableError, leaf_keys, mode_key, overlap_key, static_key
+from pygraph.lowering.aten import written_inputs
+from pygraph.program import Captured, Fallback, Program
+from pygraph.report.explain import Explanation, explain
+from pygraph.runtime.devices import driver_for
+from pygraph.runtime.driver import Pool
+from pygraph.runtime.executable import Executable
+from pygraph.trace import Traced, static_leaves, trace_call
+from pygraph.transforms.devicify import devicify_program, undevicified_scalars
+from pygraph.transforms.graphify import graphify_program
+from pygraph.transforms.indirect import indirect_program
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PASSES = ("devicify", "indirect", "graphify", "select")
+"""The transforms in the order in which they are applied."""
+
+# After this many traces of one kind of call that were outdated by changes in what the function closes over, the
+# function is taken to change it at every call, and runs as it is.
+_MAX_RETRACES = 32
+
+
+class CacheInfo(NamedTuple):
+    """Statistics of a transformed function, as of ``functools.lru_cache``."""
+
+    hits: int
+    misses: int
+    captures: int
+    evictions: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a transformed function treats its arguments and its cache."""
+
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    max_graphs: int = 64
+    strict: bool = False
+    timer: Callable[[Callable[[], object]], float] | None = None
+
+
+@dataclasses.dataclass
+class Entry:
+    """What one kind of call runs: an executable, a Program that is evaluated, or the function as it is.
+
+    ``described`` is a Program to report when it is not the one that runs.
+    """
+
+    traced: Traced | None
+    program: Program | None
+    executable: Executable | None
+    fallbacks: list[Fallback]
+    calls: int = 0
+    described: Program | None = None
+
+    def is_current(self) -> bool:
+        """Whether nothing that was baked in has changed since."""
+        if self.traced is not None and not self.traced.environment.is_current():
+            return False
+        if self.executable is not None:
+            return self.executable.is_current() and _captured_specs(self.program) == self.captured_specs
+        return self.program is None or _captured_specs(self.program) == self.captured_specs
+
+    def __post_init__(self) -> None:
+        self.captured_specs = _captured_specs(self.program)
+
+
+def _captured_specs(program: Program | None) -> list[tuple[Any, ...]]:
+    if program is None:
+        return []
+    return [
+        (value.shape, value.stride(), value.dtype, value.device)
+        for value in (d.value for d in program.inputs if isinstance(d, Captured))
+    ]
+
+
+class Transformed(Generic[P, R]):
+    """A function with a stack of transforms; call it as the function itself.
+
+    Args:
+        fn: The function or module.
+        passes: Names of transforms, in the order of `PASSES`.
+        options: How arguments and the cache are treated.
+    """
+
+    def __init__(self, fn: Callable[P, R], passes: tuple[str, ...], options: Options) -> None:
+        self.fn = fn
+        self.passes = passes
+        self.options = options
+        self._lock = threading.RLock()
+        self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
+        self._needed: dict[Hashable, frozenset[int]] = {}
+        self._retraces: collections.Counter[Hashable] = collections.Counter()
+        self._seen: collections.Counter[Hashable] = collections.Counter()
+        self._streak = 0
+        self._hits = self._misses = self._captures = self._evictions = 0
+        self._pools: dict[torch.device, Pool] = {}
+        self._inline: collections.Counter[Fallback] = collections.Counter()
+        functools.update_wrapper(self, fn, updated=())
+
+    # -- calling --------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function."""
+        reason = functorch.inline_reason()
+        if reason is not None:
+            return self._run_inline(Fallback("the call", reason), args, kwargs)
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        special = functorch.special_tensor(leaves)
+        if special is not None:
+            return self._run_inline(Fallback("the call", special), args, kwargs)
+        with self._lock:
+            try:
+                key = self._key(leaves, tree, args, kwargs)
+            except UnhashableError as error:
+                where = pytree.keystr(pytree.tree_flatten_with_path((args, kwargs))[0][error.leaf][0][1:])
+                kind = type(leaves[error.leaf]).__name__
+                note = Fallback("the call", f"argument {where} is a {kind}, which cannot be part of a cache key")
+                return self._run_inline(note, args, kwargs)
+            entry = self._entries.get(key)
+            if entry is not None and entry.is_current():
+                self._hits += 1
+                self._streak = 0
+                self._entries.move_to_end(key)
+            else:
+                entry = self._compile(key, entry, leaves, tree, args, kwargs)
+            entry.calls += 1
+            if entry.executable is not None:
+                return entry.executable(leaves)
+        if self.options.strict and entry.fallbacks and "graphify" in self.passes:
+            raise self._strict_error(entry.fallbacks)
+        if entry.program is not None:
+            return evaluate(entry.program, *args, **kwargs)
+        return self.fn(*args, **kwargs)
+
+    def _run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:
+        self._inline[fallback] += 1
+        if self.options.strict and fallback.reason not in functorch.EXPECTED:
+            raise self._strict_error([fallback])
+        return self.fn(*args, **kwargs)
+
+    def _strict_error(self, fallbacks: Sequence[Fallback]) -> FallbackError:
+        first = fallbacks[0]
+        return FallbackError(
+            describe(
+                f"{self._name}(…)", f"{first.what}: {first.reason}", source=first.source,
+                remedy="strict=True refuses what does not run as a graph; explain() lists all reasons.",
+            )
+        )  # fmt: skip
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    # -- the cache ------------------------------------------------------------------------------------------------
+
+    def _key(self, leaves: list[Any], tree: pytree.TreeSpec, args: Any, kwargs: Any) -> Hashable:
+        options = self.options
+        static = static_leaves(args, kwargs, options.static_argnums, options.static_argnames)
+        device = next((leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)), "cpu")
+        base = (tree, static, leaf_keys(leaves, static), overlap_key(leaves), mode_key(device))
+        needed = self._needed.get(base, frozenset())
+        return (base, tuple((index, static_key(leaves[index], index)) for index in sorted(needed)))
+
+    def _compile(
+        self, key: Hashable, old: Entry | None, leaves: list[Any], tree: pytree.TreeSpec, args: Any, kwargs: Any
+    ) -> Entry:
+        self._misses += 1
+        base = key[0]  # pyright: ignore[reportIndexIssue]
+        if old is not None:
+            self._retraces[base] += 1
+            self._drop(key)
+        if self._retraces[base] > _MAX_RETRACES:
+            note = Fallback("the call", "something that the function closes over changes at every call")
+            return self._keep(key, Entry(None, None, None, [note]))
+        self._seen[key] += 1
+        if self._past_budget() and self._seen[key] < 2:
+            note = Fallback("the call", f"past the budget of {self.options.max_graphs} graphs")
+            return Entry(None, None, None, [note])
+        static = static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)
+        static |= self._needed.get(base, frozenset())
+        try:
+            traced, program = self.make_programs(args, kwargs, static)
+            _check_disjoint(program, leaves, self._name)
+        except TraceError as error:
+            note = Fallback("the call", str(error), None)
+            if self.options.strict:
+                raise FallbackError(str(error)) from error
+            return self._keep(key, Entry(None, None, None, [note]))
+        found = frozenset(traced.static_leaves) - static_leaves(
+            args, kwargs, self.options.static_argnums, self.options.static_argnames
+        )
+        if found - self._needed.get(base, frozenset()):
+            self._needed[base] = self._needed.get(base, frozenset()) | found
+            key = self._key(leaves, tree, args, kwargs)
+        executable = self.make_executable(program, leaves)
+        fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
+        if self.options.strict and fallbacks and "graphify" in self.passes:
+            if executable is not None:
+                executable.release()
+            raise self._strict_error(fallbacks)
+        entry = Entry(traced, program if executable is None else executable.program, executable, fallbacks)
+        if executable is not None and not executable.graphs:
+            # Nothing to replay: the function itself is the fastest way to launch its kernels.
+            executable.release()
+            entry = Entry(traced, None, None, fallbacks, described=executable.program)
+        return self._keep(key, entry)
+
+    def make_programs(self, args: Any, kwargs: Any, static: frozenset[int]) -> tuple[Traced, Program]:
+        """Trace and apply the passes; numbers that a device operation takes by value are baked in."""
+        while True:
+            traced = trace_call(self.fn, args, kwargs, static=static, name=self._name)
+            program = check_program(traced.program)
+            if "devicify" in self.passes:
+                program = check_program(devicify_program(program))
+                stuck = _leaves_of(program, undevicified_scalars(program)) if "graphify" in self.passes else set()
+                if stuck:
+                    static = traced.static_leaves | stuck
+                    continue
+            if "indirect" in self.passes:
+                program = check_program(indirect_program(program))
+            if "graphify" in self.passes:
+                program = check_program(graphify_program(program))
+            return traced, program
+
+    def make_executable(self, program: Program, leaves: list[Any]) -> Executable | None:
+        if "graphify" not in self.passes or program.device.type == "cpu":
+            return None
+        driver = driver_for(program.device)
+        if driver is None:
+            return None
+        if program.device not in self._pools:
+            self._pools[program.device] = driver.new_pool()
+        executable = Executable(program, driver, self._pools[program.device], leaves)
+        self._captures += len(executable.graphs)
+        if "select" in self.passes:
+            executable.measure(leaves, self.options.timer)
+        return executable
+
+    def _keep(self, key: Hashable, entry: Entry) -> Entry:
+        self._entries[key] = entry
+        while sum(e.executable is not None for e in self._entries.values()) > self.options.max_graphs:
+            oldest = next(k for k, e in self._entries.items() if e.executable is not None)
+            self._drop(oldest)
+            self._evictions += 1
+            self._streak += 1
+        while len(self._entries) > 16 * max(self.options.max_graphs, 16):
+            self._drop(next(iter(self._entries)))
+        return entry
+
+    def _past_budget(self) -> bool:
+        """Whether the cache only turns over: new kinds of calls push out others before they are used again."""
+        return self._streak >= 2 * self.options.max_graphs
+
+    def _drop(self, key: Hashable) -> None:
+        entry = self._entries.pop(key)
+        if entry.executable is not None:
+            entry.executable.release()
+
+    # -- looking inside -------------------------------------------------------------------------------------------
+
+    def cache_info(self) -> CacheInfo:
+        """Hits, misses, graphs captured, evictions, and kinds of calls held."""
+        return CacheInfo(self._hits, self._misses, self._captures, self._evictions, len(self._entries))
+
+    def cache_clear(self) -> None:
+        """Forget every trace and give back every graph."""
+        with self._lock:
+            for key in list(self._entries):
+                self._drop(key)
+            self._needed.clear()
+            self._retraces.clear()
+            self._seen.clear()
+            self._inline.clear()
+            self._pools.clear()
+            self._streak = self._hits = self._misses = self._captures = self._evictions = 0
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Trace and transform for these arguments without recording; see `pygraph.stages.Lowered`."""
+        from pygraph.stages import lower
+
+        return lower(self, args, kwargs)
+
+    def explain(self) -> Explanation:
+        """What runs how, for every kind of call so far, with the reason for everything that is not a graph."""
+        with self._lock:
+            return explain(self._name, list(self._entries.values()), dict(self._inline))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind as a method does, so that methods can be decorated; the instance is a static argument."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "fn" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.fn, name)
+
+    def __repr__(self) -> str:
+        inner = self._name
+        for name in self.passes:
+            inner = f"{name}({inner})"
+        return f"<pygraph {inner}>"
+
+
+def _leaves_of(program: Program, inputs: set[int]) -> frozenset[int]:
+    return frozenset(program.inputs[index].leaf for index in inputs)  # pyright: ignore
+
+
+def _check_disjoint(program: Program, leaves: Sequence[Any], name: str) -> None:
+    """Refuse a Program that writes where a captured tensor shares memory with an argument or another one."""
+    captured = [(d.name, d.value) for d in program.inputs if isinstance(d, Captured) and d.value.numel()]
+    if not captured or not _writes(program):
+        return
+    owners: dict[int, str] = {}
+    for owner, value in captured:
+        storage = value.untyped_storage().data_ptr()
+        if storage in owners:
+            raise TraceError(describe(f"{name}(…)", f"{owner} and {owners[storage]} share memory, and one is written"))
+        owners[storage] = owner
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in owners:
+            owner = owners[leaf.untyped_storage().data_ptr()]
+            raise TraceError(describe(f"{name}(…)", f"an argument shares memory with {owner}, and one is written"))
+
+
+def _writes(program: Program) -> bool:
+    from pygraph.effects import is_written
+
+    return bool(written_inputs(program)) or any(is_written(node) for node in program.nodes)
+
+
+@overload
+def jit(fn: Callable[P, R], /, **options: Any) -> Transformed[P, R]: ...
+
+
+@overload
+def jit(fn: None = None, /, **options: Any) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
+
+
+def jit(
+    fn: Any = None,
+    /,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    max_graphs: int = 64,
+    strict: bool = False,
+) -> Any:
+    """Run a function or module as CUDA graphs: ``select(graphify(indirect(devicify(fn))))`` with a cache.
+
+    Args:
+        fn: A function over any pytree of tensors, numbers, ``None`` and static values, or an ``nn.Module``, whose
+            parameters and buffers are found again when they move. None to use it as a decorator with options.
+        static_argnums: Positions of arguments that are baked in; a new value traces anew.
+        static_argnames: Names of keyword arguments that are baked in.
+        max_graphs: How many kinds of calls are kept as graphs; the least recently used one makes room.
+        strict: Raise FallbackError where something would not run as a graph.
+
+    Returns:
+        A function with the same signature, or for a module a module that shares all its state.
+
+    Raises:
+        ArgumentError: An option has a wrong value.
+        FallbackError: With ``strict``, when called.
+
+    Example:
+        >>> import torch, pygraph
+        >>> @pygraph.jit
+        ... def step(x, scale):
+        ...     return torch.relu(x) * scale
+        >>> x = torch.tensor([-1.0, 2.0], device=pygraph.default_device())
+        >>> step(x, 3.0).tolist(), step(x, 0.5).tolist()
+        ([0.0, 6.0], [0.0, 1.0])
+        >>> step.cache_info().misses
+        1
+    """
+    options = dict(static_argnums=static_argnums, static_argnames=static_argnames, max_graphs=max_graphs, strict=strict)
+    if fn is None:
+        return functools.partial(jit, **options)
+    return transformed(fn, PASSES, make_options(**options))
+
+
+def make_options(
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    max_graphs: int = 64,
+    strict: bool = False,
+    timer: Callable[[Callable[[], object]], float] | None = None,
+) -> Options:
+    """Check options and put them in one form."""
+    numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    if not all(isinstance(number, int) for number in numbers):
+        raise ArgumentError(describe("jit(…)", f"static_argnums={static_argnums!r}", expected="integers"))
+    if not all(isinstance(name, str) for name in names):
+        raise ArgumentError(describe("jit(…)", f"static_argnames={static_argnames!r}", expected="strings"))
+    if isinstance(max_graphs, bool) or not isinstance(max_graphs, int) or max_graphs < 1:
+        raise ArgumentError(describe("jit(…)", f"max_graphs={max_graphs!r}", expected="a positive integer"))
+    return Options(numbers, names, max_graphs, strict, timer)
+
+
+def transformed(fn: Any, passes: tuple[str, ...], options: Options) -> Any:
+    """A Transformed function, or for a module a module around one."""
+    if not callable(fn):
+        raise ArgumentError(describe(f"{passes[-1]}({fn!r})", "not callable", expected="a function or an nn.Module"))
+    if isinstance(fn, torch.nn.Module):
+        from pygraph.module import TransformedModule
+
+        return TransformedModule(fn, Transformed(fn, passes, options))
+    return Transformed(fn, passes, options)
+
+

@@ -1,0 +1,1 @@
+"""From ATen operations to kernels."""

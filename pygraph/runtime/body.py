@@ -1,0 +1,184 @@
+"""The nodes of one region as a function of what crosses its border; run to launch, to record, and to check."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from pygraph.effects import is_host_number, is_view, root, written_arguments
+from pygraph.evaluate import clone_strided
+from pygraph.program import Captured, Program, TensorSpec
+from pygraph.transforms.indirect import is_load, is_store
+
+
+class RegionBody:
+    """One region of a Program.
+
+    Attributes:
+        nodes: The nodes that are run, in order, loads and stores left out.
+        inputs: Nodes from outside whose tensors differ from call to call.
+        statics: Placeholders of captured tensors that the region uses.
+        numbers: Nodes from outside that are Python numbers.
+        outputs: Nodes whose values are needed outside: by other regions, by stores, or as results.
+        written: Positions in ``inputs`` of tensors that the region writes to.
+        written_statics: The same for ``statics``.
+    """
+
+    def __init__(self, program: Program, region: int) -> None:
+        inside = [
+            node
+            for node in program.nodes
+            if node.op == "call_function" and node.meta.get("region") == region and not is_load(node)
+        ]
+        stores = [node for node in inside if is_store(node)]
+        self.nodes = [node for node in inside if not is_store(node)]
+        members = set(self.nodes)
+        captured = {
+            node: descriptor
+            for node, descriptor in zip(program.placeholders, program.inputs, strict=True)
+            if isinstance(descriptor, Captured)
+        }
+        outside = dict.fromkeys(
+            argument
+            for node in (*self.nodes, *stores)
+            for argument in node.all_input_nodes
+            if argument not in members and argument.op != "get_attr" and not _is_table(program, argument)
+        )
+        self.statics = [node for node in outside if node in captured]
+        self.numbers = [node for node in outside if is_host_number(node)]
+        self.inputs = [node for node in outside if node not in captured and not is_host_number(node)]
+        self.static_values = [captured[node].value for node in self.statics]
+        self.outputs = [
+            node
+            for node in self.nodes
+            if any(user not in members or is_store(user) for user in node.users) and not _is_tuple(node)
+        ]
+        # A result may be a tensor from outside as it is (an argument, a captured tensor): those need no node.
+        writes = {root(argument) for node in self.nodes for argument in written_arguments(node)}
+        self.written = [i for i, node in enumerate(self.inputs) if node in writes]
+        self.written_statics = [i for i, node in enumerate(self.statics) if node in writes]
+        self._output_roots = {root(node) for node in self.outputs}
+        self._module = program.module
+        self._last_use = self._last_uses()
+
+    def _last_uses(self) -> list[list[fx.Node]]:
+        """After each node, the nodes whose values nobody needs any more."""
+        keep = set(self.outputs)
+        last: dict[fx.Node, int] = {}
+        for index, node in enumerate(self.nodes):
+            last[node] = index
+            for argument in node.all_input_nodes:
+                last[argument] = index
+        drop: list[list[fx.Node]] = [[] for _ in self.nodes]
+        members = set(self.nodes)
+        for node, index in last.items():
+            if node in members and node not in keep:
+                drop[index].append(node)
+        return drop
+
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        numbers: Sequence[Any] = (),
+        mark: Callable[[int], None] | None = None,
+        statics: Sequence[torch.Tensor] | None = None,
+    ) -> list[Any]:
+        """Run the nodes and return the values of ``outputs``; ``mark(i)`` is called before node ``i``."""
+        env: dict[fx.Node, Any] = dict(zip(self.inputs, inputs, strict=True))
+        env.update(zip(self.statics, self.static_values if statics is None else statics, strict=True))
+        env.update(zip(self.numbers, numbers, strict=True))
+
+        def value(node: fx.Node) -> Any:
+            return getattr(self._module, str(node.target)) if node.op == "get_attr" else env[node]
+
+        for index, node in enumerate(self.nodes):
+            if mark is not None:
+                mark(index)
+            args = fx.node.map_arg(node.args, value)
+            kwargs = fx.node.map_arg(node.kwargs, value)
+            result = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+            if node in self._output_roots and not is_view(node):
+                result = _own_memory(result, args)
+            env[node] = result
+            del args, kwargs, result
+            for done in self._last_use[index]:
+                del env[done]
+        return [env[node] for node in self.outputs]
+
+    def producer(self, output: int) -> int:
+        """Position of the node that allocates the memory of output number ``output``."""
+        node = root(self.outputs[output])
+        while node.target is operator.getitem:
+            node = node.args[0]  # pyright: ignore[reportAssignmentType]
+        return self.nodes.index(node)  # pyright: ignore[reportArgumentType]
+
+    def scalar_nodes(self) -> list[tuple[int, int, torch.dtype]]:
+        """Live numbers on the device: (position in ``nodes``, position in ``numbers``, dtype)."""
+        found: list[tuple[int, int, torch.dtype]] = []
+        for index, node in enumerate(self.nodes):
+            if node.target is torch.ops.pygraph.scalar.default and isinstance(node.args[0], fx.Node):
+                found.append((index, self.numbers.index(node.args[0]), node.kwargs["dtype"]))  # pyright: ignore
+        return found
+
+    def readers(self, position: int) -> list[int]:
+        """Positions of the nodes that take input number ``position``, directly or through views."""
+        origin = self.inputs[position]
+        return [
+            index
+            for index, node in enumerate(self.nodes)
+            if not is_view(node) and any(root(argument) is origin for argument in node.all_input_nodes)
+        ]
+
+
+def _is_table(program: Program, node: fx.Node) -> bool:
+    return program.table is not None and node is program.placeholders[0]
+
+
+def _is_tuple(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("spec"), tuple)
+
+
+def _own_memory(result: Any, args: Any) -> Any:
+    """Clone results that are memory of an argument although their operation is no view."""
+    taken = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in torch.utils._pytree.tree_leaves(args)
+        if isinstance(tensor, torch.Tensor) and tensor.numel()
+    }
+
+    def own(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() in taken:
+            return clone_strided(value)
+        return value
+
+    return torch.utils._pytree.tree_map(own, result)
+
+
+def copy_span(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy the whole memory span of one tensor to that of another with the same strides."""
+    span = TensorSpec.of(source).span
+    flat = source.as_strided((span,), (1,), source.storage_offset())
+    target.as_strided((span,), (1,), target.storage_offset()).copy_(flat)
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of ``tensor`` elsewhere, with the same strides and exactly the same alignment."""
+    spec = TensorSpec.of(tensor)
+    shift = alignment(tensor.data_ptr()) % ALIGNMENT // tensor.element_size()
+    flat = torch.empty(spec.span + shift, dtype=spec.dtype, device=spec.device)
+    copy = flat.as_strided(spec.shape, spec.stride, shift)
+    copy_span(tensor.detach(), copy)
+    return copy
+
+
+ALIGNMENT = 256
+"""Kernels are chosen for alignments up to this many bytes; more makes no difference."""
+
+
+def alignment(address: int) -> int:
+    """The largest power of two up to `ALIGNMENT` that divides an address."""
+    return min(address & -address, ALIGNMENT) if address else ALIGNMENT

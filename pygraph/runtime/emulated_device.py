@@ -1,0 +1,644 @@
+"""A torch device ``emu`` whose memory is host memory, and which behaves as CUDA where graphs can see it.
+
+Tensors of the device are genuine: they have storages, addresses, views, version counters and autograd. Every ATen
+operation that reaches the device (views, allocation and composite operations are taken apart before) is a *launch*:
+the CPU kernel runs on CPU views of the same memory. While a recorder is set, it is also told of every launch.
+Nothing is registered with torch before ``register`` is called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import torch
+from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
+from torch.utils.dlpack import to_dlpack
+
+from pygraph.program import contiguous_strides
+from pygraph.runtime.driver import Counters
+from pygraph.runtime.emulated_memory import Allocator
+
+NAME: Final = "emu"
+aten: Final = torch.ops.aten
+counters: Final = Counters()
+allocator: Final = Allocator()
+
+Op = torch._ops.OpOverload  # pyright: ignore[reportPrivateUsage]
+Kernel = Callable[..., Any]
+
+
+class Recorder(Protocol):
+    """What is told of launches instead of the counters."""
+
+    def before(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These tensors of the device are about to be read or written."""
+        ...
+
+    def after(self, launch: Launch) -> None:
+        """The launch has run."""
+        ...
+
+    def refuse(self, op: str) -> RuntimeError:
+        """The error for an operation that cannot be recorded."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Launch:
+    """One execution of a kernel.
+
+    Attributes:
+        name: The operation's name, e.g. ``aten::add.out``.
+        kernel: What runs on CPU tensors; ``aten.copy_`` for copies.
+        leaves: The flattened arguments, of ``spec``; tensors are those of the device.
+        outputs: Fresh tensors for the results of ``kernel``, None for those that it writes by itself.
+    """
+
+    name: str
+    kernel: Kernel
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    outputs: tuple[torch.Tensor | None, ...] = ()
+
+
+recorder: Recorder | None = None
+
+
+def set_recorder(value: Recorder | None) -> None:
+    """Tell ``value`` of the launches from now on; None stops that."""
+    global recorder
+    recorder = value
+
+
+# ---- tensors over memory ---------------------------------------------------------------------------------------
+
+
+class _DLDevice(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _DLTensor(ctypes.Structure):
+    """DLTensor of dlpack.h, with which an (unversioned) DLManagedTensor begins."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _DLDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_DL_CPU: Final = 1
+_DL_EXT: Final = 12  # kDLExtDev, which torch takes for PrivateUse1
+
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_from_dlpack: Callable[[object], torch.Tensor] = torch._C._from_dlpack  # pyright: ignore
+_from_pointer: Callable[..., torch.UntypedStorage] = torch._C._construct_storage_from_data_pointer  # pyright: ignore
+_CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def _dl(capsule: object) -> _DLTensor:
+    return _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
+
+
+@functools.cache
+def _dl_dtype(dtype: torch.dtype) -> tuple[int, int]:
+    described = _dl(to_dlpack(torch.empty(1, dtype=dtype, device="cpu"))).dtype
+    return described.code, described.bits
+
+
+def span_bytes(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes from the first to the end of the last element that the strides reach."""
+    if 0 in shape:
+        return 0
+    return (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))) * dtype.itemsize
+
+
+def allocate(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, own: bool = True) -> torch.Tensor:
+    """An uninitialised tensor of the device."""
+    nbytes = span_bytes(shape, stride, dtype)
+    base = torch.from_numpy(allocator.allocate(nbytes, own=own)) if nbytes else torch.empty(0, dtype=torch.uint8)
+    capsule = to_dlpack(base)
+    described = _dl(capsule)
+    described.device.type, described.device.id = _DL_EXT, 0
+    described.dtype.code, described.dtype.bits = _dl_dtype(dtype)
+    sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)  # torch copies both when it takes the capsule
+    steps = (ctypes.c_int64 * max(1, len(shape)))(*stride)
+    described.ndim, described.shape, described.strides = len(shape), sizes, steps
+    return _from_dlpack(capsule)
+
+
+def host_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a CPU tensor."""
+    if tensor.is_conj():  # a lazy flag, which DLPack does not know
+        return host_view(aten._conj.default.redispatch(_CPU_KEYS, tensor)).conj()
+    if tensor.is_neg():
+        return torch._neg_view(host_view(aten._neg_view.default.redispatch(_CPU_KEYS, tensor)))
+    capsule = to_dlpack(tensor)
+    _dl(capsule).device.type = _DL_CPU
+    view = _from_dlpack(capsule)
+    # Exporting changes the strides of dimensions of size one, which kernels look at to choose a memory format.
+    return view if view.stride() == tensor.stride() else view.as_strided(tensor.shape, tensor.stride())
+
+
+def host_view_at(address: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Memory of the device at an address as a CPU tensor; raises if it is not memory of the device."""
+    nbytes = span_bytes(shape, stride, dtype)
+    empty = torch.empty(0, dtype=dtype, device="cpu")
+    if not nbytes:
+        return empty.as_strided(shape, stride)
+    allocator.check_range(address, nbytes)
+    return empty.set_(_from_pointer(address, torch.device("cpu"), nbytes), 0, tuple(shape), tuple(stride))  # pyright: ignore
+
+
+def tensor_at(address: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Memory of the device at an address as a tensor of the device, which does not own it."""
+    nbytes = span_bytes(shape, stride, dtype)
+    empty = allocate((0,), (1,), dtype)
+    if not nbytes:
+        return empty.as_strided(shape, stride)
+    allocator.check_range(address, nbytes)
+    return empty.set_(_from_pointer(address, torch.device(NAME, 0), nbytes), 0, tuple(shape), tuple(stride))  # pyright: ignore
+
+
+def is_emulated(value: object) -> bool:
+    """Whether a value is a tensor of the device."""
+    return isinstance(value, torch.Tensor) and value.device.type == NAME
+
+
+# ---- what an operation is --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traits:
+    """What the dispatcher needs to know of an operation, from its schema and tags.
+
+    Attributes:
+        view: It returns views of, or changes the geometry of, its arguments, and touches no data.
+        returns: Per result the position or name of the argument that is returned, None for a new tensor.
+        operands: Positions of the arguments that are tensors.
+        out: Names of the ``out=`` arguments.
+        synchronizes: The host needs data of the device for it.
+        takes_host_scalars: CUDA accepts 0-d CPU tensors among its operands.
+    """
+
+    view: bool
+    returns: tuple[int | str | None, ...]
+    operands: frozenset[int]
+    out: tuple[str, ...]
+    synchronizes: bool
+    takes_host_scalars: bool
+
+
+_INDEXING: Final = frozenset({"index", "_unsafe_index", "index_put", "_unsafe_index_put", "_index_put_impl"})
+_HOST_SCALARS: Final = _INDEXING | {"fill", "masked_fill", "copy", "where", "lerp", "clamp"}
+
+
+def _base(op: Op) -> str:
+    """The operation's name without namespace, overload and the mark of in-place variants."""
+    return op._opname.removesuffix("_")  # pyright: ignore[reportPrivateUsage]
+
+
+@functools.cache
+def _traits(op: Op) -> _Traits:
+    schema = op._schema  # pyright: ignore[reportPrivateUsage]
+    places = {argument.name: argument.name if argument.kwarg_only else i for i, argument in enumerate(schema.arguments)}
+    writes = [argument for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    returns: list[int | str | None] = []
+    view = torch.Tag.inplace_view in op.tags
+    for result in schema.returns:
+        info = result.alias_info
+        returns.append(None)
+        if info is None:
+            continue
+        view |= not info.is_write
+        for argument in writes:
+            if argument.alias_info.before_set & info.before_set:
+                returns[-1] = places[argument.name]
+    base = _base(op)
+    family = [op]
+    packet = getattr(getattr(torch.ops, op.namespace), base, None)
+    if packet is not None:
+        family += [getattr(packet, overload) for overload in packet.overloads()]
+    return _Traits(
+        view=view,
+        returns=tuple(returns),
+        operands=frozenset(i for i, arg in enumerate(schema.arguments) if isinstance(arg.type, torch.TensorType)),
+        out=tuple(argument.name for argument in writes if argument.kwarg_only),
+        synchronizes=bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags))
+        and base not in _INDEXING,
+        takes_host_scalars=base in _HOST_SCALARS
+        or base.startswith("_foreach_")
+        or any(torch.Tag.pointwise in member.tags for member in family),
+    )
+
+
+# ---- running an operation --------------------------------------------------------------------------------------
+
+
+def _fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
+    # No function mode of the user's (a default device, say) may see what the device does inside.
+    with torch._C.DisableTorchFunction():
+        special = _SPECIAL.get(op)
+        if special is not None:
+            return special(*args, **kwargs)
+        traits = _traits(op)
+        if traits.view:
+            return op.redispatch(_CPU_KEYS, *args, **kwargs)
+        return _launch(op, traits, args, kwargs)
+
+
+def _launch(op: Op, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if traits.operands and any(isinstance(arg, bool) and i in traits.operands for i, arg in enumerate(args)):
+        # Numbers in place of tensors come as Python numbers; torch takes them back as such, except for bool.
+        args = tuple(
+            torch.tensor(arg) if isinstance(arg, bool) and i in traits.operands else arg for i, arg in enumerate(args)
+        )
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    _check_devices(op, traits, args, leaves)
+    if traits.synchronizes or _reads_mask(op, args):
+        synchronize(op.name())
+    # An out= argument without elements may have to grow: running on an empty CPU tensor tells to what size.
+    unsized = {
+        name: torch.empty(0, dtype=kwargs[name].dtype, device="cpu")
+        for name in traits.out
+        if is_emulated(kwargs[name]) and kwargs[name].numel() == 0
+    }
+    if recorder is not None:
+        recorder.before([leaf for leaf in leaves if is_emulated(leaf)])
+    kernel = REPLACEMENTS.get(op.name(), op)
+    host_args, host_kwargs = pytree.tree_unflatten(_to_host(leaves), spec)
+    host_kwargs.update(unsized)
+    with torch._C._AutoDispatchBelowAutograd():
+        result = kernel(*host_args, **host_kwargs)
+    for name, found in unsized.items():
+        _resize(kwargs[name], found.shape)
+        host_view(kwargs[name]).copy_(found)
+
+    outputs: list[torch.Tensor | None] = []
+
+    def deliver(value: object) -> object:
+        outputs.append(_to_device(value) if isinstance(value, torch.Tensor) else None)
+        return value if outputs[-1] is None else outputs[-1]
+
+    def deliver_return(place: int | str | None, value: object) -> object:
+        if place is None:
+            return pytree.tree_map(deliver, value)
+        outputs.extend([None] * len(pytree.tree_leaves(value)))
+        return args[place] if isinstance(place, int) else kwargs[place]
+
+    if len(traits.returns) == 1:
+        answer = deliver_return(traits.returns[0], result)
+    elif traits.returns:
+        answer = tuple(map(deliver_return, traits.returns, result))
+    else:
+        answer = None
+    _count_launch(Launch(op.name(), kernel, tuple(leaves), spec, tuple(outputs)))
+    return answer
+
+
+def _count_launch(launch: Launch) -> None:
+    if recorder is not None:
+        recorder.after(launch)
+    else:
+        counters.launches += 1
+
+
+def _check_devices(op: Op, traits: _Traits, args: tuple[Any, ...], leaves: list[Any]) -> None:
+    """Refuse what CUDA refuses: other devices' generators and tensors."""
+    indices: set[int] = set()
+    if _base(op) in _INDEXING:
+        indices = {id(index) for index in args[1] if isinstance(index, torch.Tensor) and not is_emulated(index)}
+        for index in args[1]:
+            if id(index) in indices:
+                _count_copy(op.name(), index)
+    for leaf in leaves:
+        if isinstance(leaf, torch.Generator):
+            raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{leaf.device.type}'")
+        if not isinstance(leaf, torch.Tensor) or is_emulated(leaf) or id(leaf) in indices:
+            continue
+        if leaf.dim() or not traits.takes_host_scalars or leaf.device.type != "cpu":
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{NAME}:0 and {leaf.device}! (when checking arguments of {op.name()})"
+            )
+
+
+def _reads_mask(op: Op, args: tuple[Any, ...]) -> bool:
+    """Whether the operation has to count the set elements of a mask."""
+    base = _base(op)
+    # index has called nonzero already, to know the size of its result.
+    if base not in _INDEXING or base == "index":
+        return False
+    masks = [index.dtype in (torch.bool, torch.uint8) for index in args[1] if index is not None]
+    filled = "put" in base and args[2].numel() == 1 and not any(args[3:4]) and all(masks)
+    return any(masks) and not filled
+
+
+def synchronize(what: str) -> None:
+    """Count that the host waits for the device; refuse it while recording."""
+    if recorder is not None:
+        raise recorder.refuse(what)
+    counters.synchronizations += 1
+
+
+def _count_copy(what: str, tensor: torch.Tensor) -> None:
+    if recorder is not None:
+        raise recorder.refuse(what)
+    counters.copies += 1
+    counters.copied_bytes += tensor.numel() * tensor.element_size()
+
+
+def _to_host(leaves: Sequence[Any]) -> list[Any]:
+    """The arguments of the CPU kernel; tensors that share a storage still do, for checks of overlapping writes."""
+    storages = [leaf.untyped_storage().data_ptr() for leaf in leaves if is_emulated(leaf) and leaf.numel()]
+    shared = {address for address in storages if storages.count(address) > 1} if len(storages) > 1 else set[int]()
+    bases: dict[int, torch.UntypedStorage] = {}
+    host: list[Any] = []
+    for leaf in leaves:
+        if not is_emulated(leaf):
+            host.append(torch.device("cpu") if isinstance(leaf, torch.device) else leaf)
+            continue
+        storage = leaf.untyped_storage()
+        address = storage.data_ptr()
+        if address not in shared or leaf.is_conj() or leaf.is_neg():
+            host.append(host_view(leaf))
+            continue
+        if address not in bases:
+            bases[address] = _from_pointer(address, torch.device("cpu"), storage.nbytes())
+        empty = torch.empty(0, dtype=leaf.dtype, device="cpu")
+        host.append(empty.set_(bases[address], leaf.storage_offset(), leaf.shape, leaf.stride()))  # pyright: ignore
+    return host
+
+
+def _to_device(result: torch.Tensor) -> torch.Tensor:
+    """A copy of a kernel's result in memory of the device, with its strides unless elements share memory."""
+    dense = torch._debug_has_internal_overlap(result) == 0
+    stride = result.stride() if dense else contiguous_strides(result.shape)
+    tensor = allocate(result.shape, stride, result.dtype)
+    host_view(tensor).copy_(result)
+    return tensor
+
+
+# ---- operations that are no launches ---------------------------------------------------------------------------
+
+
+def _empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    if layout not in (None, torch.strided):
+        raise RuntimeError(f"{NAME} tensors are strided; got {layout}")
+    dtype = dtype or torch.get_default_dtype()
+    if memory_format in (None, torch.contiguous_format):
+        stride = contiguous_strides(size)
+    else:
+        stride = torch.empty(size, memory_format=memory_format, device="meta").stride()
+    return allocate(size, stride, dtype)
+
+
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **options: Any
+) -> torch.Tensor:
+    return allocate(size, stride, dtype or torch.get_default_dtype())
+
+
+def _set(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, *geometry: Sequence[int]) -> torch.Tensor:
+    return aten.set_.source_Storage_storage_offset.redispatch(_CPU_KEYS, tensor, storage, offset, *geometry)
+
+
+def _resize(
+    tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    if tuple(size) == tuple(tensor.shape) and memory_format is None:
+        return tensor
+    if memory_format in (None, torch.contiguous_format):
+        stride = contiguous_strides(size)
+    else:
+        stride = torch.empty(size, memory_format=memory_format, device="meta").stride()
+    storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+    needed = offset * tensor.element_size() + span_bytes(size, stride, tensor.dtype)
+    if needed > storage.nbytes():
+        grown = allocate((needed,), (1,), torch.uint8)
+        old = aten.set_.source_Storage_storage_offset(
+            allocate((0,), (1,), torch.uint8), storage, 0, (storage.nbytes(),), (1,)
+        )
+        if recorder is None:
+            host_view(grown)[: storage.nbytes()].copy_(host_view(old))
+        storage = grown.untyped_storage()
+    return _set(tensor, storage, offset, size, stride)
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if not is_emulated(target):
+        synchronize("aten::copy_ (device to host)")
+        _count_copy("aten::copy_", source)
+        target.copy_(host_view(source))
+    elif not is_emulated(source):
+        _count_copy("aten::copy_ (host to device)", source)
+        host_view(target).copy_(source)
+    else:
+        if recorder is not None:
+            recorder.before([target, source])
+        host_view(target).copy_(host_view(source))
+        if recorder is not None:
+            leaves, spec = pytree.tree_flatten(((target, source), {}))
+            recorder.after(Launch("aten::copy_", aten.copy_.default, tuple(leaves), spec, (None,)))
+        else:
+            _count_copy("aten::copy_", source)
+    return target
+
+
+def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if is_emulated(target):
+        _resize(target, source.shape)
+    else:
+        target.resize_(source.shape)
+    return _copy_from(source, target)
+
+
+def _local_scalar_dense(tensor: torch.Tensor) -> Any:
+    synchronize("aten::_local_scalar_dense")
+    return host_view(tensor).item()
+
+
+_SPECIAL: Final[dict[Op, Callable[..., Any]]] = {
+    aten.empty.memory_format: _empty,
+    aten.empty_strided.default: _empty_strided,
+    aten.resize_.default: _resize,
+    aten._copy_from.default: _copy_from,
+    aten._copy_from_and_resize.default: _copy_from_and_resize,
+    aten._local_scalar_dense.default: _local_scalar_dense,
+}
+
+
+# ---- kernels that the CPU does not have ------------------------------------------------------------------------
+
+
+def _convolution_backward(
+    grad: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *options: Any
+) -> tuple[torch.Tensor | None, ...]:
+    bias_sizes = [grad.shape[1]]
+    return aten.convolution_backward(grad, input, weight, bias_sizes, *options)
+
+
+def _lstm_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    cx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    gates = input_gates + hidden_gates
+    if input_bias is not None and hidden_bias is not None:
+        gates = gates + input_bias + hidden_bias
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * cx + i * g
+    return o * cy.tanh(), cy, torch.cat((i, f, g, o), 1)
+
+
+def _lstm_cell_backward(
+    grad_hy: torch.Tensor | None,
+    grad_cy: torch.Tensor | None,
+    cx: torch.Tensor,
+    cy: torch.Tensor,
+    workspace: torch.Tensor,
+    has_bias: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    i, f, g, o = workspace.chunk(4, 1)
+    t = cy.tanh()
+    d_hy = torch.zeros_like(cy) if grad_hy is None else grad_hy
+    d_cy = (torch.zeros_like(cy) if grad_cy is None else grad_cy) + d_hy * o * (1 - t * t)
+    parts = (d_cy * g * i * (1 - i), d_cy * cx * f * (1 - f), d_cy * i * (1 - g * g), d_hy * t * o * (1 - o))
+    gates = torch.cat(parts, 1)
+    return gates, d_cy * f, gates.sum(0) if has_bias else None
+
+
+REPLACEMENTS: Final[dict[str, Kernel]] = {
+    "aten::convolution_overrideable": aten.convolution.default,
+    "aten::convolution_backward_overrideable": _convolution_backward,
+    "aten::_thnn_fused_lstm_cell": _lstm_cell,
+    "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+}
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------
+
+# What autocast runs in lower precision on CUDA, the usual ones. The list of what it runs in float32 is not emulated.
+_LOWER_PRECISION: Final[tuple[Op, ...]] = (
+    *(aten.mm.default, aten.bmm.default, aten.matmul.default, aten.linear.default, aten.addmm.default),
+    *(aten.baddbmm.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+    aten.scaled_dot_product_attention.default,
+)
+
+
+def _autocast(op: Op, *args: Any, **kwargs: Any) -> Any:
+    dtype = torch.get_autocast_dtype(NAME)
+
+    def cast(value: Any) -> Any:
+        eligible = is_emulated(value) and value.is_floating_point() and value.dtype != torch.float64
+        return value.to(dtype) if eligible else value
+
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+        args, kwargs = pytree.tree_map(cast, (args, kwargs))
+        return op(*args, **kwargs)
+
+
+# ---- registration ----------------------------------------------------------------------------------------------
+
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> None:
+    """Make the device known to torch; calling it again does nothing."""
+    if _libraries:
+        return
+    from torch.utils.backend_registration import (
+        _setup_privateuseone_for_python_backend,  # pyright: ignore  # torch 2.11 to 2.13
+    )
+
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_device_module())
+    everything, some = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    everything.fallback(_fallback, "PrivateUse1")
+    # A Python fallback is not found where dispatch modes are set but excluded, as in torch.tensor(..., device=...)
+    # under a FakeTensorMode: what that calls gets kernels. Convolutions have kernels for all devices, which only raise.
+    for op in (
+        *_SPECIAL,
+        *(
+            aten.view.default,
+            aten.as_strided.default,
+            aten._reshape_alias.default,
+            aten.fill_.Scalar,
+            aten.zero_.default,
+        ),
+        *(aten.convolution_overrideable.default, aten.convolution_backward_overrideable.default),
+    ):
+        some.impl(op, functools.partial(_fallback, op), "PrivateUse1")
+    # Resolving a lazy conjugation or negation is a copy; without these, that copy would resolve it first, for ever.
+    for key in ("Conjugate", "Negative"):
+        some.impl("_copy_from", torch.library.fallthrough_kernel, key)
+    autocast = torch.library.Library("_", "IMPL")
+    autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for op in _LOWER_PRECISION:
+        some.impl(op, functools.partial(_autocast, op), "AutocastPrivateUse1")
+    _libraries.extend((everything, some, autocast))
+    _patch_storage_clone()
+
+
+def _device_module() -> types.ModuleType:
+    """What becomes ``torch.emu``. The device's random numbers come from the default CPU generator."""
+    module = types.ModuleType(f"torch.{NAME}", "The emulated device of pygraph.")
+    functions: dict[str, Callable[..., Any]] = {
+        "is_initialized": lambda: True,
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "device_count": lambda: 1,
+        "_is_in_bad_fork": lambda: False,
+        "manual_seed_all": lambda seed: None,  # torch.manual_seed has seeded the CPU generator
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        "synchronize": lambda device=None: synchronize("synchronize"),
+        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
+    }
+    for name, function in functions.items():
+        setattr(module, name, function)
+    return module
+
+
+def _patch_storage_clone() -> None:
+    """Let ``copy.deepcopy`` copy tensors of the device.
+
+    It makes a storage through the C++ allocator of PrivateUse1; a Python backend has none, and torch (2.11 to 2.13)
+    ends the process with a segmentation fault.
+    """
+    original = torch.UntypedStorage.clone
+
+    @functools.wraps(original)
+    def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+        if self.device.type != NAME:
+            return original(self)
+        old = torch.empty(0, dtype=torch.uint8, device=NAME).set_(self)  # pyright: ignore
+        return old.clone().untyped_storage()
+
+    torch.UntypedStorage.clone = clone  # pyright: ignore

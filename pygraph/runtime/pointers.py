@@ -1,0 +1,200 @@
+"""Where a graph's nodes hold pointers and numbers, found by comparing two recordings; and changing them.
+
+Nothing here knows a device: recordings are bytes. A word is a pointer of a slot if, in two recordings with the slot's
+memory at two addresses, it stood at the same distance from the start of that memory both times. Uninitialised padding
+that merely looks like an address does not move along, and is left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from pygraph.runtime.driver import RecordedGraph, RecordedNode
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """The memory of one slot during a recording.
+
+    Attributes:
+        start: Address of the first byte.
+        size: Bytes.
+        first_op: The operation that allocated it. Earlier nodes may hold addresses in this range that belonged to
+            memory freed since, so their words are not this slot's. Zero for memory that was there before.
+    """
+
+    start: int
+    size: int
+    first_op: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """Eight parameter bytes of a node that hold a slot's address plus ``delta``."""
+
+    node: int
+    offset: int
+    slot: int
+    delta: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueWord:
+    """Parameter bytes of a node that hold a number, as a C value of ``ctype``."""
+
+    node: int
+    offset: int
+    slot: int
+    dtype: str
+
+
+def same_structure(first: Sequence[RecordedNode], second: Sequence[RecordedNode]) -> bool:
+    """Whether two recordings are of the same nodes, so that their bytes can be compared."""
+    return len(first) == len(second) and all(
+        (a.kind, a.name, a.op, len(a.params)) == (b.kind, b.name, b.op, len(b.params))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def pointer_words(
+    first: Sequence[RecordedNode],
+    second: Sequence[RecordedNode],
+    extents_first: Sequence[Extent],
+    extents_second: Sequence[Extent],
+) -> list[Word]:
+    """The words of every slot, given where its memory was in each of two recordings of the same structure.
+
+    Args:
+        first: Nodes of one recording.
+        second: Nodes of the other; ``same_structure(first, second)`` must hold.
+        extents_first: Per slot, its memory in the first recording. Extents of one recording do not overlap.
+        extents_second: The same for the second.
+
+    Example:
+        >>> node = lambda address: RecordedNode("kernel", "k", 0, address.to_bytes(8, "little"))
+        >>> pointer_words([node(0x1010)], [node(0x2010)], [Extent(0x1000, 64)], [Extent(0x2000, 64)])
+        [Word(node=0, offset=0, slot=0, delta=16)]
+    """
+    order = sorted((slot for slot, e in enumerate(extents_first) if e.size), key=lambda slot: extents_first[slot].start)
+    if not order:
+        return []
+    starts = np.array([extents_first[slot].start for slot in order], dtype=np.uint64)
+    words: list[Word] = []
+    for index, (a, b) in enumerate(zip(first, second, strict=True)):
+        count = len(a.params) // 8
+        values_a = np.frombuffer(a.params, dtype="<u8", count=count)
+        values_b = np.frombuffer(b.params, dtype="<u8", count=count)
+        positions = np.searchsorted(starts, values_a, side="right")
+        for word in np.nonzero((positions > 0) & (values_a != values_b))[0]:
+            slot = order[int(positions[word]) - 1]
+            extent = extents_first[slot]
+            delta = int(values_a[word]) - extent.start
+            in_range = delta < extent.size
+            moved_along = int(values_b[word]) - extents_second[slot].start == delta
+            if in_range and moved_along and (a.op >= extent.first_op or extent.first_op == 0):
+                words.append(Word(index, int(word) * 8, slot, delta))
+    return words
+
+
+def value_words(
+    first: Sequence[RecordedNode],
+    second: Sequence[RecordedNode],
+    op: int,
+    slot: int,
+    encoded_first: bytes,
+    encoded_second: bytes,
+    dtype: str,
+) -> list[ValueWord]:
+    """Where operation ``op`` holds a number that was ``encoded_first`` in one recording, ``encoded_second`` in the other."""
+    width = len(encoded_first)
+    found: list[ValueWord] = []
+    for index, (a, b) in enumerate(zip(first, second, strict=True)):
+        if a.op != op:
+            continue
+        for offset in range(0, len(a.params) - width + 1, width):
+            here = slice(offset, offset + width)
+            if a.params[here] == encoded_first and b.params[here] == encoded_second:
+                found.append(ValueWord(index, offset, slot, dtype))
+    return found
+
+
+_CTYPES: dict[str, type[ctypes._SimpleCData[float]]] = {  # pyright: ignore[reportPrivateUsage]
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+    "int64": ctypes.c_int64,
+    "int32": ctypes.c_int32,
+    "int16": ctypes.c_int16,
+    "int8": ctypes.c_int8,
+    "uint8": ctypes.c_uint8,
+    "bool": ctypes.c_bool,
+}
+
+
+class Patcher:
+    """Writes new addresses and numbers into a graph's nodes; only what changed since the last time is sent.
+
+    Args:
+        graph: The recorded graph.
+        words: Its pointer words, of slots ``0 … slots - 1``.
+        values: Its number words, of numbers ``0 … numbers - 1``.
+        slots: How many pointer slots there are.
+        numbers: How many numbers there are.
+    """
+
+    def __init__(
+        self,
+        graph: RecordedGraph,
+        words: Sequence[Word],
+        values: Sequence[ValueWord],
+        slots: int,
+        numbers: int,
+    ) -> None:
+        self._graph = graph
+        self._last: list[int] = [-1] * slots
+        self._last_numbers: list[float | None] = [None] * numbers
+        self._cells: list[list[tuple[ctypes.c_uint64, int]]] = [[] for _ in range(slots)]
+        self._nodes: list[tuple[int, ...]] = [()] * slots
+        self._number_cells: list[list[ctypes._SimpleCData[float]]] = [[] for _ in range(numbers)]  # pyright: ignore
+        self._number_nodes: list[tuple[int, ...]] = [()] * numbers
+        for word in words:
+            address = graph.params_address(word.node) + word.offset
+            self._cells[word.slot].append((ctypes.c_uint64.from_address(address), word.delta))
+            self._nodes[word.slot] = tuple(dict.fromkeys((*self._nodes[word.slot], word.node)))
+        for value in values:
+            cell = _CTYPES[value.dtype].from_address(graph.params_address(value.node) + value.offset)
+            self._number_cells[value.slot].append(cell)
+            self._number_nodes[value.slot] = (*self._number_nodes[value.slot], value.node)
+
+    @property
+    def patched_nodes(self) -> int:
+        """How many nodes can change."""
+        return len({node for nodes in (*self._nodes, *self._number_nodes) for node in nodes})
+
+    def __call__(self, addresses: Sequence[int], numbers: Sequence[float]) -> None:
+        """Make the next replay use ``addresses[slot]`` and ``numbers[i]``."""
+        dirty: set[int] = set()
+        last = self._last
+        for slot, address in enumerate(addresses):
+            if address != last[slot]:
+                last[slot] = address
+                for cell, delta in self._cells[slot]:
+                    cell.value = address + delta
+                dirty.update(self._nodes[slot])
+        for index, number in enumerate(numbers):
+            # Compared with its type and sign: 0.0 == -0.0 and 1 == True, but their bytes differ.
+            if repr(number) != repr(self._last_numbers[index]):
+                self._last_numbers[index] = number
+                for cell in self._number_cells[index]:
+                    cell.value = number
+                dirty.update(self._number_nodes[index])
+        for node in dirty:
+            self._graph.commit(node)
+
+    def forget(self) -> None:
+        """Send everything the next time, as after an error in the middle."""
+        self._last = [-1] * len(self._last)
+        self._last_numbers = [None] * len(self._last_numbers)

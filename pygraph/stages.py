@@ -1,0 +1,81 @@
+"""Compiling ahead of a call, step by step, like ``jax.stages``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from pygraph.evaluate import check_call, evaluate
+from pygraph.jit import Entry, Transformed
+from pygraph.program import Program
+from pygraph.report.explain import Explanation, explain
+from pygraph.trace import Traced, static_leaves
+
+
+class Lowered:
+    """A transformed Program for one kind of call, not yet recorded.
+
+    Attributes:
+        program: The Program after all passes.
+    """
+
+    def __init__(self, function: Transformed[..., Any], traced: Traced, program: Program, leaves: list[Any]) -> None:
+        self._function = function
+        self._traced = traced
+        self.program = program
+        self._leaves = leaves
+
+    def as_text(self) -> str:
+        """The Program as Python source."""
+        return str(self.program)
+
+    def compile(self) -> Compiled:
+        """Record the graphs, with the arguments given to ``lower`` as examples."""
+        executable = self._function.make_executable(self.program, self._leaves)
+        program = self.program if executable is None else executable.program
+        fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
+        return Compiled(self._function.__name__, Entry(self._traced, program, executable, fallbacks))
+
+
+class Compiled:
+    """An executable for one kind of call: other shapes, dtypes or static values raise ArgumentError.
+
+    Attributes:
+        program: The Program as it runs.
+    """
+
+    def __init__(self, name: str, entry: Entry) -> None:
+        assert entry.program is not None
+        self._name = name
+        self._entry = entry
+        self.program = entry.program
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run on arguments like those it was compiled for.
+
+        Raises:
+            ArgumentError: They differ in structure, shape, strides, dtype or device; nothing has been changed.
+        """
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        check_call(self.program, leaves, tree)
+        self._entry.calls += 1
+        if self._entry.executable is None:
+            return evaluate(self.program, *args, **kwargs)
+        return self._entry.executable(leaves)
+
+    def explain(self) -> Explanation:
+        """What runs how, and why."""
+        return explain(self._name, [self._entry], {})
+
+
+def lower(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+    """Trace and transform a function for one kind of call.
+
+    Raises:
+        TraceError: The function cannot be traced with these arguments.
+    """
+    options = function.options
+    static = static_leaves(args, kwargs, options.static_argnums, options.static_argnames)
+    traced, program = function.make_programs(args, kwargs, static)
+    return Lowered(function, traced, program, pytree.tree_leaves((args, kwargs)))

@@ -1,0 +1,1 @@
+"""One transform a module, each a pure function from Program to Program."""

@@ -1,0 +1,263 @@
+"""Cut a Program into regions: runs of nodes that are recorded as one CUDA graph, and what runs between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from torch import fx
+
+from pygraph.effects import (
+    device_of,
+    host_reason,
+    is_host_number,
+    is_random,
+    is_selection,
+    is_view,
+    root,
+    written_arguments,
+)
+from pygraph.errors import StageError, describe
+from pygraph.lowering.aten import lower
+from pygraph.printing import target_text
+from pygraph.program import Fallback, Program, Region, Way
+from pygraph.transforms.indirect import is_load, is_store
+
+
+def graphify_program(program: Program) -> Program:
+    """Cut a Program into regions, as few as its dependencies allow.
+
+    Nodes that can be recorded are gathered into ``graph`` regions; what cannot be (it synchronises, its shapes
+    depend on data, it is on the host) runs between them and is reported with its reason and source line. Views
+    cost nothing and are repeated in every region that needs them, so that only memory crosses a border.
+
+    IR before::
+
+        mul = aten.mul.Tensor(x, 2)
+        item = aten._local_scalar_dense.default(mul)
+        add = aten.add.Tensor(mul, item)
+
+    IR after::
+
+        # region 0: graph, patch
+        mul = aten.mul.Tensor(x, 2)
+        # region 1: eager, launch, because it needs a value on the host (train.py:7)
+        item = aten._local_scalar_dense.default(mul)
+        add = aten.add.Tensor(mul, item)
+
+    Args:
+        program: A Program at stage ``aten`` (lowered first), ``kernels`` or ``pointers``. With pointer slots its
+            graphs are replayed on patched pointers, without on copied inputs.
+
+    Returns:
+        A Program at stage ``regions``.
+
+    Raises:
+        StageError: The Program is cut already.
+    """
+    if program.stage == "regions":
+        raise StageError(
+            describe(f"graphify({program.name})", "stage 'regions'", expected="an uncut Program",
+                     remedy="Apply graphify once.")
+        )  # fmt: skip
+    program = lower(program) if program.stage == "aten" else program
+    way: Way = "patch" if program.table is not None else "copy"
+    fallbacks = list(program.fallbacks)
+    if program.device.type == "cpu":
+        fallbacks.append(Fallback("the whole program", "its tensors are on the cpu; graphs need a device"))
+    module = program.copy_graph()
+    graph = module.graph
+    reasons: dict[fx.Node, str] = {}
+    for node in graph.nodes:
+        if _is_work(node):
+            reason = node.meta.get("refused") or _reason(node)
+            if reason is not None:
+                reasons[node] = reason
+    schedule = _schedule(graph, reasons)
+    _rebuild(graph, schedule)
+    module.recompile()
+    regions: list[Region] = []
+    for index, (recordable, nodes) in enumerate(schedule):
+        if recordable:
+            regions.append(Region(index, "graph", way))
+            continue
+        on_device = [node for node in nodes if _touches_device(node)]
+        if not on_device:
+            regions.append(Region(index, "host", "launch"))
+            continue
+        first = on_device[0]
+        regions.append(Region(index, "eager", "launch", reasons[first], first.meta.get("source")))
+        fallbacks += [Fallback(_name(node), reasons[node], node.meta.get("source")) for node in on_device]
+    return program.replace(
+        module=module,
+        stage="regions",
+        regions=tuple(regions),
+        fallbacks=tuple(dict.fromkeys(fallbacks)),
+        history=(*program.history, "graphify"),
+    )
+
+
+def _name(node: fx.Node) -> str:
+    return target_text(node.target)
+
+
+def _is_work(node: fx.Node) -> bool:
+    return node.op == "call_function" and not is_view(node) and not is_load(node) and not is_store(node)
+
+
+def _reason(node: fx.Node) -> str | None:
+    if is_selection(node):
+        return None  # goes where its source goes
+    if is_host_number(node) and not _touches_device(node):
+        return "host arithmetic"
+    return host_reason(node)
+
+
+def _touches_device(node: fx.Node) -> bool:
+    """Whether a node reads or makes tensors on an accelerator."""
+    if is_selection(node):
+        return False
+    devices = [device_of(argument) for argument in node.all_input_nodes] + [device_of(node)]
+    unknown = node.meta.get("spec") is None and not is_store(node)
+    return unknown or any(device is not None and device.type not in ("cpu", "meta") for device in devices)
+
+
+def _schedule(graph: fx.Graph, reasons: dict[fx.Node, str]) -> list[tuple[bool, list[fx.Node]]]:
+    """Order the work nodes in alternating runs of recordable and other nodes, starting with the others."""
+    work = [node for node in graph.nodes if _is_work(node)]
+    needs = _dependencies(graph, work)
+    waiting = dict.fromkeys(work)
+    done: set[fx.Node] = set()
+    runs: list[tuple[bool, list[fx.Node]]] = []
+    recordable = False
+    while waiting:
+        run: list[fx.Node] = []
+        for node in list(waiting):
+            if (_leader(node) not in reasons) == recordable and needs[node] <= done:
+                run.append(node)
+                done.add(node)
+                del waiting[node]
+        if run:
+            runs.append((recordable, run))
+        recordable = not recordable
+    return runs
+
+
+def _leader(node: fx.Node) -> fx.Node:
+    """The node that decides where this one runs: a selection follows its source."""
+    while is_selection(node):
+        node = node.args[0]  # pyright: ignore[reportAssignmentType]
+    return node
+
+
+def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
+    """What must have run before each work node: its data, random draws in order, and writes in order."""
+    needs: dict[fx.Node, set[fx.Node]] = {node: set() for node in work}
+    last_random: fx.Node | None = None
+    readers: dict[fx.Node, list[fx.Node]] = {}
+    writer: dict[fx.Node, fx.Node] = {}
+    for node in work:
+        memory = [root(argument) for argument in node.all_input_nodes]
+        for origin in memory:
+            if origin in needs:
+                needs[node].add(origin)
+            if origin in writer:
+                needs[node].add(writer[origin])
+        for written in written_arguments(node):
+            origin = root(written)
+            needs[node].update(reader for reader in readers.get(origin, ()) if reader is not node)
+            writer[origin] = node
+            readers[origin] = []
+        for origin in memory:
+            readers.setdefault(origin, []).append(node)
+        if is_random(node):
+            if last_random is not None:
+                needs[node].add(last_random)
+            last_random = node
+        needs[node].discard(node)
+    return needs
+
+
+def _rebuild(graph: fx.Graph, schedule: list[tuple[bool, list[fx.Node]]]) -> None:
+    """Put the graph's nodes in the order of the schedule, with the views that each region needs inside it."""
+    stores = [node for node in graph.nodes if is_store(node)]
+    output = graph.output_node()
+    home: dict[fx.Node, int] = {}
+    for index, (_, nodes) in enumerate(schedule):
+        home.update(dict.fromkeys(nodes, index))
+    for node in graph.nodes:
+        if is_load(node) or node.op == "get_attr":
+            node.meta["region"] = 0
+    for index, (_, nodes) in enumerate(schedule):
+        views: dict[fx.Node, fx.Node] = {}
+        for node in nodes:
+            output.prepend(node)
+            node.meta["region"] = index
+            _take_views(graph, node, index, views)
+        for node in [store for store in stores if home.get(root(store.args[2]), 0) == index]:  # pyright: ignore
+            output.prepend(node)
+            node.meta["region"] = index
+            _take_views(graph, node, index, views)
+    last = max(len(schedule) - 1, 0)
+    for node in [store for store in stores if "region" not in store.meta]:
+        output.prepend(node)
+        node.meta["region"] = last
+        _take_views(graph, node, last, {})
+    for value in output.all_input_nodes:
+        if is_view(value) and "region" not in value.meta:
+            _take_views(graph, output, home.get(root(value), last), {})
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and is_view(node) and not node.users:
+            graph.erase_node(node)
+
+
+def _take_views(graph: fx.Graph, node: fx.Node, region: int, views: dict[fx.Node, fx.Node]) -> None:
+    """Give ``node`` the copies, made in its region, of the views that it uses."""
+
+    def local(argument: fx.Node) -> fx.Node:
+        if not is_view(argument):
+            return argument
+        if argument not in views:
+            source = local(argument.args[0])  # pyright: ignore[reportArgumentType]
+            with graph.inserting_before(node):
+                copy = graph.node_copy(argument, lambda old: source if old is argument.args[0] else old)
+            copy.meta = {**argument.meta, "region": region}
+            views[argument] = copy
+            views[copy] = copy
+        return views[argument]
+
+    node.args = fx.node.map_arg(node.args, local)  # pyright: ignore
+    node.kwargs = fx.node.map_arg(node.kwargs, local)  # pyright: ignore
+
+
+def refuse(program: Program, nodes: Iterable[fx.Node], reason: str) -> Program:
+    """Cut a Program again, without recording ``nodes``, which the device refused for ``reason``."""
+    unwilling = {node.name for node in nodes}
+    module = program.copy_graph()
+    for old, new in zip(program.nodes, module.graph.nodes, strict=True):
+        if old.name in unwilling:
+            new.meta["refused"] = reason
+        new.meta.pop("region", None)
+    uncut = program.replace(
+        module=module,
+        stage="kernels" if program.table is None else "pointers",
+        regions=(),
+        history=tuple(name for name in program.history if name != "graphify"),
+    )
+    return graphify_program(uncut)
+
+
+def kernels(nodes: Iterable[fx.Node]) -> int:
+    """How many of the nodes are device work."""
+    return sum(_is_work(node) and _touches_device(node) for node in nodes)
+
+
+def with_ways(program: Program, ways: dict[int, tuple[Way, tuple[tuple[str, float], ...]]]) -> Program:
+    """A Program whose regions run in other ways, with the times that decided it."""
+    regions = tuple(
+        dataclasses.replace(region, way=ways[region.index][0], times=ways[region.index][1])
+        if region.index in ways
+        else region
+        for region in program.regions
+    )
+    return program.replace(regions=regions)

@@ -1,0 +1,40 @@
+"""What all tests share: hypothesis profiles, the two devices, and which tests run where."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+try:
+    import hypothesis
+except ModuleNotFoundError:  # property tests need it and say so themselves
+    pass
+else:
+    hypothesis.settings.register_profile("dev", deadline=None)
+    hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+    hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+torch.set_num_threads(1)  # the workers of pytest-xdist share the cores
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the GPU tests to runs that ask for them: one process never uses both devices."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False"))
+    elif "gpu" not in config.option.markexpr:
+        items[:] = [item for item in items if item not in marked]
+        config.hook.pytest_deselected(items=marked)
+
+
+@pytest.fixture(params=["emu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The emulated device, and the first GPU in runs with ``-m gpu``."""
+    if request.param == "emu":
+        from pygraph.runtime import emulated
+
+        emulated.driver()  # registers the torch device
+    return torch.device(request.param, 0)

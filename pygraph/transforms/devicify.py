@@ -27,9 +27,44 @@ _TAKE_HOST_TENSORS = ("attention", "rnn", "lstm", "gru", "padded_sequence")
 # Operations of which a constant computed on the device has the same bits as one computed on the host.
 _FACTORIES = frozenset({"arange", "eye", "full", "ones", "scalar_tensor", "tril_indices", "triu_indices", "zeros"})
 _EXACT = frozenset(
-    "_to_copy abs add bitwise_and bitwise_not bitwise_or cat clone eq expand flip ge gt le logical_and logical_not "
-    "logical_or lt mul ne neg permute reshape select slice squeeze stack sub t transpose tril triu unsqueeze "
-    "_unsafe_view view where".split()
+    [
+        "_to_copy",
+        "abs",
+        "add",
+        "bitwise_and",
+        "bitwise_not",
+        "bitwise_or",
+        "cat",
+        "clone",
+        "eq",
+        "expand",
+        "flip",
+        "ge",
+        "gt",
+        "le",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "lt",
+        "mul",
+        "ne",
+        "neg",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "squeeze",
+        "stack",
+        "sub",
+        "t",
+        "transpose",
+        "tril",
+        "triu",
+        "unsqueeze",
+        "_unsafe_view",
+        "view",
+        "where",
+    ]
 )
 
 
@@ -300,7 +335,11 @@ class _Edit:
         value = value.detach().to(self.device)
         with self.graph.inserting_before(self._first()):
             node = self.graph.placeholder(f"device_constant_{len(self.inputs)}")
-        node.meta = {"spec": TensorSpec.of(value), "source": source.meta.get("source") if source else self._source, "from": "devicify"}
+        node.meta = {
+            "spec": TensorSpec.of(value),
+            "source": source.meta.get("source") if source else self._source,
+            "from": "devicify",
+        }
         self.inputs.append(Captured("constant", name, value))
         return node
 
@@ -362,9 +401,7 @@ class _Edit:
 
     # -- nodes
 
-    def _call(
-        self, op: Any, args: Any, kwargs: Any, spec: Any, before: fx.Node, of: fx.Node | None = None
-    ) -> fx.Node:
+    def _call(self, op: Any, args: Any, kwargs: Any, spec: Any, before: fx.Node, of: fx.Node | None = None) -> fx.Node:
         with self.graph.inserting_before(before):
             new = self.graph.call_function(op, args, kwargs)
         source = (of or before).meta.get("source") or self._source
@@ -461,7 +498,11 @@ def _reorder(graph: fx.Graph, device: torch.device) -> None:
     is_late, done = set(late), set[fx.Node]()
     at = {node: position for position, node in enumerate(nodes)}
     order = [node for node in nodes if node in early]
-    effects = {node: [other for other in late if _has_effect(other) and at[other] < at[node]] for node in nodes if _has_effect(node)}
+    effects = {
+        node: [other for other in late if _has_effect(other) and at[other] < at[node]]
+        for node in nodes
+        if _has_effect(node)
+    }
 
     def place(node: fx.Node) -> None:
         """Put ``node`` next, after the late nodes that it needs."""

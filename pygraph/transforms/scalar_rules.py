@@ -101,7 +101,9 @@ class Emitter:
 
     def operand(self, value: Any, dtype: torch.dtype) -> Any:
         """A tensor or host number in ``dtype``; a number known now stays a number."""
-        return self.tensor(value, dtype) if isinstance(value, (fx.Node, Host)) and not _is_known(value) else _known(value)
+        return (
+            self.tensor(value, dtype) if isinstance(value, (fx.Node, Host)) and not _is_known(value) else _known(value)
+        )
 
     def tensor(self, value: Any, dtype: torch.dtype) -> fx.Node:
         """A tensor in ``dtype``: the given one, or a 0-d one of the number."""
@@ -438,8 +440,12 @@ RULES: dict[Any, Rule] = {
     aten.addmv.default: matmul(aten.mv.default, "mat", "vec"),
     aten.addr.default: outer,
     # comparison and choice
-    **{getattr(aten, name).Scalar: compare(getattr(aten, name).Tensor) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    **{getattr(aten, name).Tensor: compare(getattr(aten, name).Tensor) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{
+        getattr(aten, name).Scalar: compare(getattr(aten, name).Tensor) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    },
+    **{
+        getattr(aten, name).Tensor: compare(getattr(aten, name).Tensor) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    },
     aten.clamp.default: clamp,
     aten.clamp.Tensor: clamp,
     aten.clamp_min.default: clamp,

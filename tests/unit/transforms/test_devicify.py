@@ -257,7 +257,9 @@ def test_sums_with_a_factor_are_within_tolerance(device: torch.device, dtype: to
         assert got is not None
         assert got.stride() == want.stride(), op
         scale = max(1.0, float(want.abs().max())) * 4
-        torch.testing.assert_close(got, want, rtol=0, atol=scale * torch.finfo(dtype).eps, msg=lambda m, op=op: f"{op}: {m}")
+        torch.testing.assert_close(
+            got, want, rtol=0, atol=scale * torch.finfo(dtype).eps, msg=lambda m, op=op: f"{op}: {m}"
+        )
 
 
 def test_beta_zero_ignores_nan(device: torch.device) -> None:
@@ -330,11 +332,17 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "clamp": (lambda x, k: x.clamp(0, k).clamp_min(-k), (1.5,)),
     "where": (lambda x, k: torch.where(x > k, x, k), (0.5,)),
     "alpha": (lambda x, k: torch.where(x > 0, x, torch.tensor(0.0)), (0.5,)),
-    "fill": (lambda x, k: (torch.full_like(x.t(), k), x.new_full((2, 3), k), torch.full((), k, device=x.device)), (2.0,)),
+    "fill": (
+        lambda x, k: (torch.full_like(x.t(), k), x.new_full((2, 3), k), torch.full((), k, device=x.device)),
+        (2.0,),
+    ),
     "setitem": (lambda x, k: x[1:].fill_(k), (3,)),
     "masked_fill": (lambda x, k: x.t().masked_fill(x.t() > k, k), (0.25,)),
     "tensor of a number": (lambda x, k: x * torch.tensor(k) + torch.tensor(k, device="cpu").to(x.device), (2.0,)),
-    "0-d float64": (lambda x, c: (x * c, x > c, c + x, torch.maximum(x, c.float())), (torch.tensor(0.1, dtype=torch.float64),)),
+    "0-d float64": (
+        lambda x, c: (x * c, x > c, c + x, torch.maximum(x, c.float())),
+        (torch.tensor(0.1, dtype=torch.float64),),
+    ),
     "0-d int": (lambda x, c: (x + c, x.index_select(0, c.to(x.device)[None])), (torch.tensor(1),)),
     "0-d computed": (lambda x, c: x * (c * 2).exp(), (torch.tensor(0.1),)),
     "0-d closed over": (lambda x: x * LIVE + LIVE, ()),
@@ -350,7 +358,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "live index": (lambda x, i: x[i] + x[:, i].sum(), (torch.tensor([2, 0]),)),
     "live copy": (lambda x, h: x + (h * 2).to(x.device), (torch.arange(4.0),)),
     "copy_": (lambda x, h: x.copy_(h).mul_(2), (torch.arange(4.0),)),
-    "index_put": (lambda x, c: x.index_put_((torch.tensor([0]), torch.tensor([1])), c.to(x.dtype)).mul_(2), (torch.tensor(7.0),)),
+    "index_put": (
+        lambda x, c: x.index_put_((torch.tensor([0]), torch.tensor([1])), c.to(x.dtype)).mul_(2),
+        (torch.tensor(7.0),),
+    ),
     "host random": (lambda x: x + torch.rand(4).to(x.device) + torch.randn(4).to(x.device), ()),
     "download": (lambda x, k: ((x * k).cpu() + 1, x.sum().cpu() * k), (2.0,)),
     "item": (lambda x: x * x.amax().item(), ()),

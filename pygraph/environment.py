@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,14 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "
 
 # A container with more entries than this (a vocabulary) is guarded by identity and length only.
 _LARGE = 2000
+
+
+# Functions, classes and modules are taken not to change: they are code, not state.
+_CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
+
+# Attributes that every nn.Module has: hooks that run in a call, and tables that a call does not look at.
+_HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
+_MACHINERY = frozenset(torch.nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"} - _HOOKS
 
 
 class Environment:
@@ -38,6 +46,7 @@ class Environment:
         self.kinds: dict[int, str] = {}
         self.tensors: list[torch.Tensor] = []
         self._containers: list[tuple[str, Any, Any]] = []
+        self._lengths: list[tuple[Any, int]] = []
         self._entries: list[tuple[Any, Any, Any]] = []
         self._cells: list[tuple[types.CellType, Any]] = []
         self._seen: set[int] = set()
@@ -46,27 +55,40 @@ class Environment:
         for name, root in (roots or {}).items():
             self._visit(name, root, 0)
         self._grads = [(tensor, tensor.grad) for tensor in self.tensors if tensor.is_leaf and tensor.requires_grad]
-        self._lengths = [(container, len(container)) for _, container, _ in self._containers]
+        self._check: Callable[[], bool] | None = None
 
     # -- guards ---------------------------------------------------------------------------------------------------
 
     def is_current(self) -> bool:
         """Whether everything that was reached still has the same value."""
-        for container, length in self._lengths:
-            if len(container) != length:
-                return False
+        if self._check is None:
+            self._check = self._compile_check()
         try:
-            for container, key, expected in self._entries:
-                value = container[key]
-                if value is not expected and not _same(value, expected):
-                    return False
-            for cell, expected in self._cells:
-                value = cell.cell_contents
-                if value is not expected and not _same(value, expected):
-                    return False
+            return self._check()
         except (KeyError, IndexError, ValueError):
             return False
-        return True
+
+    def _compile_check(self) -> Callable[[], bool]:
+        """One straight-line function over all guards: a loop would cost three times as much per call."""
+        scope: dict[str, Any] = {"same": _same}
+        lines = ["def check():"]
+
+        def bind(value: Any) -> str:
+            name = f"v{len(scope)}"
+            scope[name] = value
+            return name
+
+        for container, length in self._lengths:
+            name = bind(container)
+            lines.append(f"    if {name}: return False" if not length else f"    if len({name}) != {length}: return False")
+        for container, key, expected in self._entries:
+            place = f"{bind(container)}[{key!r}]" if isinstance(key, (str, int)) else f"{bind(container)}[{bind(key)}]"
+            lines += _comparison(place, expected, bind)
+        for cell, expected in self._cells:
+            lines += _comparison(f"{bind(cell)}.cell_contents", expected, bind)
+        lines.append("    return True")
+        exec("\n".join(lines), scope)  # the text is made of names and literals from above only
+        return scope["check"]
 
     # -- snapshot -------------------------------------------------------------------------------------------------
 
@@ -126,6 +148,7 @@ class Environment:
         """Guard and snapshot a dict or list, and walk its items."""
         self._keep.append(value)
         self._containers.append((name, value, value.copy()))
+        self._lengths.append((value, len(value)))
         if len(value) > _LARGE or depth >= 6:
             return
         items: Iterator[tuple[Any, Any]] = iter(value.items()) if isinstance(value, dict) else iter(enumerate(value))
@@ -155,7 +178,8 @@ class Environment:
         for variable in _global_names(fn.__code__):
             if variable in fn.__globals__:
                 value = fn.__globals__[variable]
-                self._entries.append((fn.__globals__, variable, value))
+                if not isinstance(value, _CODE):
+                    self._entries.append((fn.__globals__, variable, value))
                 if not isinstance(value, types.FunctionType) or depth < 4:
                     self._visit(_join(name, variable), value, depth + isinstance(value, types.FunctionType))
         for index, default in enumerate(fn.__defaults__ or ()):
@@ -166,25 +190,22 @@ class Environment:
     def _module(self, name: str, module: torch.nn.Module, depth: int) -> None:
         state = module.__dict__
         self._containers.append((name, state, state.copy()))
+        self._lengths.append((state, len(state)))
         for key, value in list(state.items()):
             if key in ("_parameters", "_buffers", "_modules"):
                 self._containers.append((_join(name, key), value, value.copy()))
+                if key == "_modules":
+                    self._lengths.append((value, len(value)))
                 for child_name, child in list(value.items()):
                     self._entries.append((value, child_name, child))
                     self._visit(_join(name, child_name), child, depth)
                     if key == "_buffers" and child is not None:
                         self.kinds[id(child)] = "buffer"
-            elif key.startswith("_") and isinstance(value, (dict, set)) and not value:
-                continue  # the empty tables of hooks; their lengths are in the snapshot of __dict__ by identity
-            elif key.startswith("_") and key.endswith("hooks") and isinstance(value, dict):
+            elif key in _HOOKS:
                 self._container(_join(name, key), value, depth)
-            else:
+            elif key not in _MACHINERY:
                 self._entries.append((state, key, value))
                 self._visit(_join(name, key), value, depth)
-        for key in ("_forward_hooks", "_forward_pre_hooks"):
-            hooks = state.get(key)
-            if hooks is not None and not hooks:
-                self._containers.append((_join(name, key), hooks, hooks.copy()))
         forward = type(module).forward
         if isinstance(forward, types.FunctionType):
             self._visit(name, forward, depth)
@@ -193,6 +214,7 @@ class Environment:
         state = getattr(value, "__dict__", None)
         if isinstance(state, dict):
             self._containers.append((name, state, state.copy()))
+            self._lengths.append((state, len(state)))
             for key, item in list(state.items()):
                 self._entries.append((state, key, item))
                 self._visit(_join(name, key), item, depth + 1)
@@ -205,8 +227,18 @@ class Environment:
         return _package(type(value).__module__) not in _LIBRARIES or isinstance(value, torch.optim.Optimizer)
 
 
+def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[str]:
+    """Lines that return False unless what is at ``place`` is still ``expected``."""
+    if expected is None or expected is True or expected is False:
+        return [f"    if {place} is not {expected}: return False"]
+    name = bind(expected)
+    if isinstance(expected, IMMUTABLE):
+        return [f"    if {place} is not {name} and not same({place}, {name}): return False"]
+    return [f"    if {place} is not {name}: return False"]
+
+
 def _same(value: Any, expected: Any) -> bool:
-    return type(value) is type(expected) and isinstance(value, IMMUTABLE) and bool(value == expected)
+    return type(value) is type(expected) and isinstance(value, IMMUTABLE) and repr(value) == repr(expected)
 
 
 def _shallow_equal(container: Any, before: Any) -> bool:

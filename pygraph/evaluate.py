@@ -171,15 +171,14 @@ def assemble(program: Program, inputs: Sequence[Any], outputs: Sequence[Any]) ->
             if isinstance(result, Result) and result.leaf >= 0:
                 leaves[result.leaf] = value
     for alias in program.aliases:
-        leaves[alias.leaf] = alias_view(alias, inputs if alias.of == "input" else values)
+        leaves[alias.leaf] = alias_view(alias, (inputs if alias.of == "input" else values)[alias.index])
     for static in program.statics:
         leaves[static.leaf] = static.value
     return pytree.tree_unflatten(leaves, program.out_tree)
 
 
-def alias_view(alias: Alias, values: Sequence[Any]) -> torch.Tensor:
-    """The view of an input or output that an alias describes."""
-    base = values[alias.index]
+def alias_view(alias: Alias, base: torch.Tensor) -> torch.Tensor:
+    """The view of ``base``, an input or output, that an alias describes."""
     if alias.identical:
         return base
     return base.as_strided(alias.spec.shape, alias.spec.stride, base.storage_offset() + alias.spec.offset)

@@ -20,7 +20,7 @@ from pygraph.check import check_program
 from pygraph.errors import ArgumentError, FallbackError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
-from pygraph.keys import UnhashableError, leaf_keys, mode_key, overlap_key, static_key
+from pygraph.keys import UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
 from pygraph.lowering.aten import written_inputs
 from pygraph.program import Captured, Fallback, Program
 from pygraph.report.explain import Explanation, explain
@@ -78,25 +78,22 @@ class Entry:
     calls: int = 0
     described: Program | None = None
 
+    def __post_init__(self) -> None:
+        program = self.program or self.described
+        self._captured = [] if program is None else [d.value for d in program.inputs if isinstance(d, Captured)]
+        self._specs = [_layout(value) for value in self._captured]
+
     def is_current(self) -> bool:
         """Whether nothing that was baked in has changed since."""
         if self.traced is not None and not self.traced.environment.is_current():
             return False
-        if self.executable is not None:
-            return self.executable.is_current() and _captured_specs(self.program) == self.captured_specs
-        return self.program is None or _captured_specs(self.program) == self.captured_specs
-
-    def __post_init__(self) -> None:
-        self.captured_specs = _captured_specs(self.program)
+        if self.executable is not None and not self.executable.is_current():
+            return False
+        return [_layout(value) for value in self._captured] == self._specs
 
 
-def _captured_specs(program: Program | None) -> list[tuple[Any, ...]]:
-    if program is None:
-        return []
-    return [
-        (value.shape, value.stride(), value.dtype, value.device)
-        for value in (d.value for d in program.inputs if isinstance(d, Captured))
-    ]
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.shape, tensor.stride(), tensor.dtype)
 
 
 class Transformed(Generic[P, R]):
@@ -116,7 +113,7 @@ class Transformed(Generic[P, R]):
         self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         self._needed: dict[Hashable, frozenset[int]] = {}
         self._retraces: collections.Counter[Hashable] = collections.Counter()
-        self._seen: collections.Counter[Hashable] = collections.Counter()
+        self._seen: set[Hashable] = set()
         self._streak = 0
         self._hits = self._misses = self._captures = self._evictions = 0
         self._pools: dict[torch.device, Pool] = {}
@@ -130,13 +127,13 @@ class Transformed(Generic[P, R]):
         reason = functorch.inline_reason()
         if reason is not None:
             return self._run_inline(Fallback("the call", reason), args, kwargs)
-        leaves, tree = pytree.tree_flatten((args, kwargs))
+        leaves, structure = flatten_call(args, kwargs)
         special = functorch.special_tensor(leaves)
         if special is not None:
             return self._run_inline(Fallback("the call", special), args, kwargs)
         with self._lock:
             try:
-                key = self._key(leaves, tree, args, kwargs)
+                key = self._key(leaves, structure, args, kwargs)
             except UnhashableError as error:
                 where = pytree.keystr(pytree.tree_flatten_with_path((args, kwargs))[0][error.leaf][0][1:])
                 kind = type(leaves[error.leaf]).__name__
@@ -145,10 +142,12 @@ class Transformed(Generic[P, R]):
             entry = self._entries.get(key)
             if entry is not None and entry.is_current():
                 self._hits += 1
-                self._streak = 0
+                if self._streak:
+                    self._streak = 0
+                    self._seen.clear()
                 self._entries.move_to_end(key)
             else:
-                entry = self._compile(key, entry, leaves, tree, args, kwargs)
+                entry = self._compile(key, entry, leaves, structure, args, kwargs)
             entry.calls += 1
             if entry.executable is not None:
                 return entry.executable(leaves)
@@ -179,16 +178,22 @@ class Transformed(Generic[P, R]):
 
     # -- the cache ------------------------------------------------------------------------------------------------
 
-    def _key(self, leaves: list[Any], tree: pytree.TreeSpec, args: Any, kwargs: Any) -> Hashable:
+    def _key(self, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any) -> Hashable:
         options = self.options
         static = static_leaves(args, kwargs, options.static_argnums, options.static_argnames)
-        device = next((leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)), "cpu")
-        base = (tree, static, leaf_keys(leaves, static), overlap_key(leaves), mode_key(device))
+        base = (structure, static, leaf_keys(leaves, static), overlap_key(leaves), mode_key(self._device_type(leaves)))
         needed = self._needed.get(base, frozenset())
         return (base, tuple((index, static_key(leaves[index], index)) for index in sorted(needed)))
 
+    def _device_type(self, leaves: list[Any]) -> str:
+        """The accelerator whose autocast setting matters: that of the first tensor, or of what is closed over."""
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+                return leaf.device.type
+        return next(iter(self._pools)).type if self._pools else default_accelerator()
+
     def _compile(
-        self, key: Hashable, old: Entry | None, leaves: list[Any], tree: pytree.TreeSpec, args: Any, kwargs: Any
+        self, key: Hashable, old: Entry | None, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any
     ) -> Entry:
         self._misses += 1
         base = key[0]  # pyright: ignore[reportIndexIssue]
@@ -198,8 +203,8 @@ class Transformed(Generic[P, R]):
         if self._retraces[base] > _MAX_RETRACES:
             note = Fallback("the call", "something that the function closes over changes at every call")
             return self._keep(key, Entry(None, None, None, [note]))
-        self._seen[key] += 1
-        if self._past_budget() and self._seen[key] < 2:
+        if self._past_budget() and key not in self._seen:
+            self._seen.add(key)
             note = Fallback("the call", f"past the budget of {self.options.max_graphs} graphs")
             return Entry(None, None, None, [note])
         static = static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)
@@ -217,7 +222,7 @@ class Transformed(Generic[P, R]):
         )
         if found - self._needed.get(base, frozenset()):
             self._needed[base] = self._needed.get(base, frozenset()) | found
-            key = self._key(leaves, tree, args, kwargs)
+            key = self._key(leaves, structure, args, kwargs)
         executable = self.make_executable(program, leaves)
         fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
         if self.options.strict and fallbacks and "graphify" in self.passes:
@@ -325,6 +330,11 @@ class Transformed(Generic[P, R]):
         for name in self.passes:
             inner = f"{name}({inner})"
         return f"<pygraph {inner}>"
+
+
+def default_accelerator() -> str:
+    """The type of the machine's accelerator, or of the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _leaves_of(program: Program, inputs: set[int]) -> frozenset[int]:

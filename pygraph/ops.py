@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -25,7 +25,7 @@ from pygraph.errors import ArgumentError, DeviceError, describe
 Number: TypeAlias = "int | float | bool | complex"
 MemoryView: TypeAlias = "Callable[[int, tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]"
 
-_LIBRARY = torch.library.Library("pygraph", "DEF")
+_LIBRARY: Any = torch.library.Library("pygraph", "DEF")
 _LIBRARY.define(
     "load(Tensor table, int slot, int[] size, int[] stride, ScalarType dtype, Device device) -> Tensor",
 )
@@ -223,13 +223,14 @@ def _scalar_fake(value: Number, *, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _register() -> None:
+    register_fake: Any = torch.library.register_fake  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     for name, real, fake in (
         ("load", _load, _load_fake),
         ("store", _store, _store_fake),
         ("scalar", _scalar, _scalar_fake),
     ):
         _LIBRARY.impl(name, real, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"pygraph::{name}", fake, lib=_LIBRARY)
+        register_fake(f"pygraph::{name}", fake, lib=_LIBRARY)
     fx.has_side_effect(torch.ops.pygraph.store.default)
 
 

@@ -220,7 +220,7 @@ def _output_text(descriptor: Output, program: Program) -> str:
 
 def _alias_text(alias: Alias, program: Program) -> str:
     if alias.of == "input":
-        of = _input_text(program.inputs[alias.index])
+        of = _referred_text(alias.index, program)
     else:
         of = f"output {alias.index}"
     return f"is {of}" if alias.identical else f"{alias.spec} view of {of} at {alias.spec.offset}"
@@ -228,3 +228,11 @@ def _alias_text(alias: Alias, program: Program) -> str:
 
 def _because(reason: str | None, source: str | None) -> str:
     return (f", because {reason}" if reason else "") + (f" ({source})" if source else "")
+
+
+def _referred_text(index: int, program: Program) -> str:
+    """An input by number, or past the inputs a slot of the pointer table."""
+    if index < len(program.inputs):
+        return _input_text(program.inputs[index])
+    assert program.table is not None
+    return program.table.slots[index - len(program.inputs)].of.path

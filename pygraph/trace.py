@@ -374,9 +374,10 @@ class _Sources(TorchDispatchMode):
         tracing = proxy_tensor.get_proxy_mode()
         if tracing is None:
             return func(*args, **(kwargs or {}))
-        if func is aten._local_scalar_dense.default and not isinstance(args[0], FakeTensor):
-            # torch reads the value of a closed-over tensor at once; its alias is traced, so it is read at every call.
-            args = (aten.alias.default(args[0]),)
+        if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
+            # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
+            # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _traceable, (args, kwargs or {}))
         if func is aten.as_strided.default and (len(args) > 3 and args[3] or (kwargs or {}).get("storage_offset")):
             # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
             raise TraceError("as_strided with a storage_offset")
@@ -390,6 +391,10 @@ class _Sources(TorchDispatchMode):
             source = source or user_frame(sys._getframe(1))
             node.meta["source"] = source
         return out
+
+
+def _traceable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if isinstance(tensor, FakeTensor) else aten.alias.default(tensor)
 
 
 class _NumbersStayLive(TorchFunctionMode):

@@ -44,9 +44,17 @@ class RefusedError(CaptureError):
 
 @dataclasses.dataclass(frozen=True)
 class FreshMemory:
-    """Memory that a replay allocates for one or more outputs: ``count`` elements, in the layout of ``spec``."""
+    """Memory that a replay allocates for one or more outputs.
+
+    Attributes:
+        spec: How it is allocated: as the output itself where one output is all of it, else as ``flat``.
+        flat: The whole memory as a flat tensor.
+        extent: Where it was when the graph was recorded, and which operation allocated it.
+        scratch: Bytes that this operation allocated besides.
+    """
 
     spec: TensorSpec
+    flat: TensorSpec
     extent: Extent
     scratch: int
 
@@ -165,9 +173,11 @@ class RegionGraph:
                 known[storage.data_ptr()] = len(self._memory)
                 op = body.producer(index)
                 scratch = max(totals[op + 1] - totals[op] - storage.nbytes(), 0)
-                count = storage.nbytes() // tensor.element_size()
-                spec = TensorSpec((count,), (1,), tensor.dtype, tensor.device)
-                self._memory.append(FreshMemory(spec, Extent(storage.data_ptr(), storage.nbytes(), op), scratch))
+                flat = TensorSpec((storage.nbytes() // tensor.element_size(),), (1,), tensor.dtype, tensor.device)
+                spec = TensorSpec.of(tensor)
+                whole = spec.offset == 0 and spec.nbytes == storage.nbytes()
+                extent = Extent(storage.data_ptr(), storage.nbytes(), op)
+                self._memory.append(FreshMemory(spec if whole else flat, flat, extent, scratch))
                 memory_again.append(Extent(again.untyped_storage().data_ptr(), storage.nbytes(), op))
             self._views.append((known[storage.data_ptr()], TensorSpec.of(tensor)))
 
@@ -258,6 +268,10 @@ class RegionGraph:
         self.patched = [position for slot, position in enumerate(self._slots) if slot in patched]
         self._copied = [position for slot, position in enumerate(self._slots) if slot not in patched]
         self.patched_outputs = [slot - count for slot in range(count, count + len(self._memory)) if slot in patched]
+        self._patched_memory = [self._memory[index] for index in self.patched_outputs]
+        self._whole = len(self._patched_memory) == len(self._views) and all(
+            self._memory[number].spec == spec and number == index for index, (number, spec) in enumerate(self._views)
+        )
         order = [slot for slot in range(count + len(self._memory)) if slot in patched]
         renumber = {slot: index for index, slot in enumerate(order)}
         words = [dataclasses.replace(w, slot=renumber[w.slot]) for w in self._words if w.slot in renumber]
@@ -321,7 +335,8 @@ class RegionGraph:
             size = -(-memory.extent.size // 16) * 16
             zone = torch.full((size + memory.scratch + _RED_ZONE,), 0x7F, dtype=torch.uint8, device=memory.spec.device)
             zones.append(zone[size:])
-            return zone[: memory.extent.size].view(memory.spec.dtype)
+            flat = zone[: memory.extent.size].view(memory.spec.dtype)
+            return flat.as_strided(memory.spec.shape, memory.spec.stride, 0)
 
         with _Undisturbed(self.driver, self.body):
             outputs = self(trial, numbers, allocate=guarded)
@@ -341,26 +356,34 @@ class RegionGraph:
     ) -> list[torch.Tensor]:
         """Replay on ``inputs`` and ``numbers``; the outputs are in memory of their own."""
         self.pool.order()
-        patched_outputs = self.patched_outputs
-        fresh: dict[int, torch.Tensor] = {}
-        for index in patched_outputs:
-            memory = self._memory[index]
-            fresh[index] = memory.spec.empty() if allocate is None else allocate(memory)
+        if allocate is None:
+            fresh = [memory.spec.empty() for memory in self._patched_memory]
+        else:
+            fresh = [allocate(memory) for memory in self._patched_memory]
         for position in self._copied:
             copy_span(inputs[position], self._stand_ins[position])  # pyright: ignore[reportArgumentType]
         addresses = [inputs[position].data_ptr() for position in self.patched]
-        addresses += [fresh[index].data_ptr() for index in patched_outputs]
+        addresses += [tensor.data_ptr() for tensor in fresh]
         self.patcher(addresses, numbers)
         self.graph.replay()
         for position in self._copied:
             if position in self.body.written:
                 copy_span(self._stand_ins[position], inputs[position])  # pyright: ignore[reportArgumentType]
+        if self._whole:
+            return fresh
+        return self._assemble_outputs(dict(zip(self.patched_outputs, fresh, strict=True)))
+
+    def _assemble_outputs(self, fresh: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs as views of fresh memory; what the graph wrote elsewhere is cloned first."""
         outputs: list[torch.Tensor] = []
-        for index, (memory, spec) in enumerate(self._views):
-            if memory not in fresh:
-                base = self._static_outputs[index]
-                fresh[memory] = base.as_strided(self._memory[memory].spec.shape, (1,), 0).clone()
-            outputs.append(fresh[memory].as_strided(spec.shape, spec.stride, spec.offset))
+        for index, (number, spec) in enumerate(self._views):
+            if number not in fresh:
+                memory = self._memory[number]
+                static = self._static_outputs[index]
+                assert static is not None
+                flat = static.as_strided(memory.flat.shape, (1,), 0).clone()
+                fresh[number] = flat.as_strided(memory.spec.shape, memory.spec.stride, 0)
+            outputs.append(fresh[number].as_strided(spec.shape, spec.stride, spec.offset))
         return outputs
 
     @property

@@ -9,6 +9,10 @@ argument buffers there is padding, and it holds what was left there: addresses o
 that of an operand. Only a word that moved with an operand between two recordings says anything.
 """
 
+# What keeps dispatch modes of the user's out of a replay is private in torch.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import collections
@@ -26,6 +30,7 @@ import torch
 from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
 from typing_extensions import override  # torch depends on it
 
+from pygraph import ops
 from pygraph.errors import ArgumentError, CaptureError, describe
 from pygraph.runtime import emulated_device as device
 from pygraph.runtime.driver import Counters, Driver, Pool, RecordedGraph, RecordedNode
@@ -402,6 +407,7 @@ class EmulatedDriver(Driver):
 
     def __init__(self) -> None:
         device.register()
+        ops.register_memory_view(device.NAME, self.tensor_at)
         self.device = torch.device(device.NAME, 0)
         self.counters: Counters = device.counters
         self._replayed = [0]  # nodes that replays have run

@@ -6,11 +6,18 @@ the CPU kernel runs on CPU views of the same memory. While a recorder is set, it
 Nothing is registered with torch before ``register`` is called.
 """
 
+# What a backend in Python is made of is private in torch, and has no types.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportUnknownMemberType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
+import atexit
 import ctypes
 import dataclasses
 import functools
+import threading
+import time
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
@@ -28,7 +35,7 @@ aten: Final = torch.ops.aten
 counters: Final = Counters()
 allocator: Final = Allocator()
 
-Op = torch._ops.OpOverload  # pyright: ignore[reportPrivateUsage]
+Op = torch._ops.OpOverload
 Kernel = Callable[..., Any]
 
 
@@ -131,6 +138,8 @@ def span_bytes(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) 
 def allocate(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, own: bool = True) -> torch.Tensor:
     """An uninitialised tensor of the device."""
     nbytes = span_bytes(shape, stride, dtype)
+    if not _helped.is_set() and threading.current_thread() is not threading.main_thread():
+        _helped.set()
     base = torch.from_numpy(allocator.allocate(nbytes, own=own)) if nbytes else torch.empty(0, dtype=torch.uint8)
     capsule = to_dlpack(base)
     described = _dl(capsule)
@@ -210,12 +219,12 @@ _HOST_SCALARS: Final = _INDEXING | {"fill", "masked_fill", "copy", "where", "ler
 
 def _base(op: Op) -> str:
     """The operation's name without namespace, overload and the mark of in-place variants."""
-    return op._opname.removesuffix("_")  # pyright: ignore[reportPrivateUsage]
+    return op._opname.removesuffix("_")
 
 
 @functools.cache
 def _traits(op: Op) -> _Traits:
-    schema = op._schema  # pyright: ignore[reportPrivateUsage]
+    schema = op._schema
     places = {argument.name: argument.name if argument.kwarg_only else i for i, argument in enumerate(schema.arguments)}
     writes = [argument for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
     returns: list[int | str | None] = []
@@ -227,7 +236,7 @@ def _traits(op: Op) -> _Traits:
             continue
         view |= not info.is_write
         for argument in writes:
-            if argument.alias_info.before_set & info.before_set:
+            if argument.alias_info and argument.alias_info.before_set & info.before_set:
                 returns[-1] = places[argument.name]
     base = _base(op)
     family = [op]
@@ -263,11 +272,6 @@ def _fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 
 def _launch(op: Op, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if traits.operands and any(isinstance(arg, bool) and i in traits.operands for i, arg in enumerate(args)):
-        # Numbers in place of tensors come as Python numbers; torch takes them back as such, except for bool.
-        args = tuple(
-            torch.tensor(arg) if isinstance(arg, bool) and i in traits.operands else arg for i, arg in enumerate(args)
-        )
     leaves, spec = pytree.tree_flatten((args, kwargs))
     _check_devices(op, traits, args, leaves)
     if traits.synchronizes or _reads_mask(op, args):
@@ -281,6 +285,8 @@ def _launch(op: Op, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, An
     if recorder is not None:
         recorder.before([leaf for leaf in leaves if is_emulated(leaf)])
     kernel = REPLACEMENTS.get(op.name(), op)
+    if any(isinstance(args[place], (int, float, complex)) for place in traits.operands if place < len(args)):
+        kernel = functools.partial(_call_with_numbers, kernel, traits.operands)
     host_args, host_kwargs = pytree.tree_unflatten(_to_host(leaves), spec)
     host_kwargs.update(unsized)
     with torch._C._AutoDispatchBelowAutograd():
@@ -309,6 +315,36 @@ def _launch(op: Op, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, An
         answer = None
     _count_launch(Launch(op.name(), kernel, tuple(leaves), spec, tuple(outputs)))
     return answer
+
+
+def _call_with_numbers(kernel: Kernel, operands: frozenset[int], *args: Any, **kwargs: Any) -> Any:
+    """Run a kernel with Python numbers in place of some tensors.
+
+    Torch turns its "wrapped numbers" (0-d tensors that do not promote the others) into Python numbers for a Python
+    kernel, but takes numbers in place of tensors back for a few operations only (add, mul, ...).
+    """
+    wrapped = [
+        _wrapped_number(arg) if place in operands and isinstance(arg, (int, float, complex)) else arg
+        for place, arg in enumerate(args)
+    ]
+    return kernel(*wrapped, **kwargs)
+
+
+def _wrapped_number(value: complex) -> torch.Tensor:
+    # .data copies the flag, which only C++ can set.
+    template = _wrapped_numbers()[type(value)]
+    return template.data.set_(torch.tensor(value, dtype=template.dtype, device="cpu"))  # pyright: ignore
+
+
+@functools.cache
+def _wrapped_numbers() -> dict[type[complex], torch.Tensor]:
+    """A wrapped number of each Python type, as multiplication saves it for its gradient (torch 2.11 to 2.13)."""
+    templates: dict[type[complex], torch.Tensor] = {}
+    with torch.enable_grad():
+        for value in (True, 1, 1.0, 1j):
+            product: Any = torch.ones((), requires_grad=True, device="cpu") * value
+            templates[type(value)] = product.grad_fn._saved_other
+    return templates
 
 
 def _count_launch(launch: Launch) -> None:
@@ -389,7 +425,7 @@ def _to_device(result: torch.Tensor) -> torch.Tensor:
     """A copy of a kernel's result in memory of the device, with its strides unless elements share memory."""
     dense = torch._debug_has_internal_overlap(result) == 0
     stride = result.stride() if dense else contiguous_strides(result.shape)
-    tensor = allocate(result.shape, stride, result.dtype)
+    tensor = allocate(tuple(result.shape), stride, result.dtype)
     host_view(tensor).copy_(result)
     return tensor
 
@@ -410,7 +446,7 @@ def _empty(
         raise RuntimeError(f"{NAME} tensors are strided; got {layout}")
     dtype = dtype or torch.get_default_dtype()
     if memory_format in (None, torch.contiguous_format):
-        stride = contiguous_strides(size)
+        stride = contiguous_strides(tuple(size))
     else:
         stride = torch.empty(size, memory_format=memory_format, device="meta").stride()
     return allocate(size, stride, dtype)
@@ -432,20 +468,20 @@ def _resize(
     if tuple(size) == tuple(tensor.shape) and memory_format is None:
         return tensor
     if memory_format in (None, torch.contiguous_format):
-        stride = contiguous_strides(size)
+        stride = contiguous_strides(tuple(size))
     else:
         stride = torch.empty(size, memory_format=memory_format, device="meta").stride()
     storage, offset = tensor.untyped_storage(), tensor.storage_offset()
     needed = offset * tensor.element_size() + span_bytes(size, stride, tensor.dtype)
     if needed > storage.nbytes():
-        grown = allocate((needed,), (1,), torch.uint8)
+        grown = allocate((int(needed),), (1,), torch.uint8)
         old = aten.set_.source_Storage_storage_offset(
             allocate((0,), (1,), torch.uint8), storage, 0, (storage.nbytes(),), (1,)
         )
         if recorder is None:
             host_view(grown)[: storage.nbytes()].copy_(host_view(old))
         storage = grown.untyped_storage()
-    return _set(tensor, storage, offset, size, stride)
+    return _set(tensor, storage, int(offset), size, stride)
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -559,7 +595,7 @@ def _autocast(op: Op, *args: Any, **kwargs: Any) -> Any:
         eligible = is_emulated(value) and value.is_floating_point() and value.dtype != torch.float64
         return value.to(dtype) if eligible else value
 
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):  # pyright: ignore
         args, kwargs = pytree.tree_map(cast, (args, kwargs))
         return op(*args, **kwargs)
 
@@ -573,6 +609,7 @@ def register() -> None:
     """Make the device known to torch; calling it again does nothing."""
     if _libraries:
         return
+    _wrapped_numbers()  # here, as below autograd nothing is saved
     from torch.utils.backend_registration import (
         _setup_privateuseone_for_python_backend,  # pyright: ignore  # torch 2.11 to 2.13
     )
@@ -602,7 +639,21 @@ def register() -> None:
     for op in _LOWER_PRECISION:
         some.impl(op, functools.partial(_autocast, op), "AutocastPrivateUse1")
     _libraries.extend((everything, some, autocast))
+    atexit.register(_let_autograd_finish)
     _patch_storage_clone()
+
+
+_helped = threading.Event()  # another thread than the main one has allocated, which is how autograd's shows itself
+
+
+def _let_autograd_finish() -> None:
+    """Let the autograd engine's thread drop its last tensors before the interpreter ends.
+
+    The engine reports a backward as done a little before that, and tensors over memory of Python objects need the
+    interpreter's lock to die: a thread that asks for it too late ends the process with an abort.
+    """
+    if _helped.is_set():
+        time.sleep(0.05)
 
 
 def _device_module() -> types.ModuleType:

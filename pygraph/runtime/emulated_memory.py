@@ -202,11 +202,7 @@ class Allocator:
         free = self.current.free[small]
         index = bisect.bisect_left(free, nbytes, key=_size)
         if index == len(free):
-            segment = Segment(_SEGMENT if small else -(-nbytes // _SEGMENT) * _SEGMENT, small, self.current)
-            at = bisect.bisect_left(self._bases, segment.base)
-            self._bases.insert(at, segment.base)
-            self._segments.insert(at, segment)
-            self.current.segments.append(segment)
+            segment = self._segment(_SEGMENT if small else -(-nbytes // _SEGMENT) * _SEGMENT, small)
             block = segment.first
         else:
             block = free.pop(index)[2]
@@ -219,6 +215,23 @@ class Allocator:
                 tail.after.before = tail
             self._put(tail)
         return block
+
+    def _segment(self, nbytes: int, small: bool) -> Segment:
+        """An empty segment for the current pool: one that a pool has left, or a new one."""
+        default = self.default
+        for segment in default.segments if self.current is not default else ():
+            if (segment.nbytes, segment.small) == (nbytes, small) and segment.first.free and not segment.first.after:
+                self._unlist(segment.first)
+                default.segments.remove(segment)
+                segment.pool = self.current
+                break
+        else:
+            segment = Segment(nbytes, small, self.current)
+            at = bisect.bisect_left(self._bases, segment.base)
+            self._bases.insert(at, segment.base)
+            self._segments.insert(at, segment)
+        self.current.segments.append(segment)
+        return segment
 
     def _put(self, block: Block) -> None:
         bisect.insort(self._free_list(block), (block.nbytes, block.address, block), key=_place)

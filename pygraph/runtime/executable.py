@@ -9,16 +9,30 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
-from pygraph.effects import root
-from pygraph.evaluate import assemble, bind_arguments, clone_strided
-from pygraph.program import Captured, Fallback, Program, Region, Stored, TensorSpec, Way
+from pygraph.effects import is_host_number, root
+from pygraph.evaluate import alias_view, clone_strided, input_value
+from pygraph.program import (
+    Argument,
+    Captured,
+    Fallback,
+    Input,
+    PointerTable,
+    Program,
+    Region,
+    Result,
+    ScalarArgument,
+    Stored,
+    TensorSpec,
+    Way,
+)
 from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
 from pygraph.runtime.capture import RefusedError, RegionGraph
 from pygraph.runtime.driver import Driver, Pool
-from pygraph.trace import overlap_groups
+from pygraph.trace import overlap_groups, to_number
 from pygraph.transforms.graphify import kernels, refuse, with_ways
-from pygraph.transforms.indirect import is_load
+from pygraph.transforms.indirect import is_load, is_store
 
 
 @dataclasses.dataclass
@@ -64,31 +78,33 @@ class Executable:
             except BaseException:
                 self.release()
                 raise
-        self._stored = self._stored_values()
         self._captured = [d.value for d in self.program.inputs if isinstance(d, Captured)]
+        self._single = self.program.out_tree == pytree.tree_structure(0)
         self.static_addresses = [tensor.data_ptr() for tensor in self._captured]
 
     # -- building -------------------------------------------------------------------------------------------------
 
     def _build(self, leaves: Sequence[Any]) -> None:
         """Run the Program region by region on copies of the arguments, recording each as its inputs are known."""
+        self._steps = [
+            _Step(region, RegionBody(self.program, region.index), None) for region in self.program.regions
+        ]
+        self._plan_call()
         with self._trial(leaves) as env:
-            for region in self.program.regions:
-                body = RegionBody(self.program, region.index)
-                self._refusing = body
-                graph = None
-                if region.way != "launch":
-                    inputs, numbers = _border(body, env)
-                    graph = RegionGraph(body, self.driver, self.pool, inputs, numbers, region.way)
-                self._steps.append(_Step(region, body, graph))
-                _launch(self._steps[-1], env)
+            for step in self._steps:
+                self._refusing = step.body
+                if step.region.way != "launch":
+                    inputs, numbers = _border(step.body, env)
+                    step.graph = RegionGraph(
+                        step.body, self.driver, self.pool, inputs, numbers, step.region.way
+                    )
+                _launch(step, env)
 
     @contextlib.contextmanager
     def _trial(self, leaves: Sequence[Any]) -> Iterator[dict[fx.Node, Any]]:
         """An environment on copies of the arguments; captured tensors and random generators are put back after."""
-        captured = [d.value.detach() for d in self.program.inputs if isinstance(d, Captured)]
-        used = {i for region in self.program.regions for i in self._written_statics(region.index)}
-        saved = [(captured[i], clone_strided(captured[i])) for i in sorted(used)]
+        written = [step.body.static_values[i].detach() for step in self._steps for i in step.body.written_statics]
+        saved = [(tensor, clone_strided(tensor)) for tensor in written]
         random = self.driver.random_state()
         host_random = torch.get_rng_state()
         try:
@@ -101,58 +117,71 @@ class Executable:
                 for tensor, contents in saved:
                     tensor.copy_(contents)
 
-    def _written_statics(self, region: int) -> list[int]:
-        body = RegionBody(self.program, region)
-        captured = [
-            node
-            for node, descriptor in zip(self.program.placeholders, self.program.inputs, strict=True)
-            if isinstance(descriptor, Captured)
+    # -- calling --------------------------------------------------------------------------------------------------
+
+    def _plan_call(self) -> None:
+        """Work out once where every value of a call comes from and where it goes."""
+        program = self.program
+        bodies = [step.body for step in self._steps]
+        used = {node for body in bodies for node in (*body.inputs, *body.numbers)}
+        self._tensors: list[tuple[fx.Node, int]] = []
+        self._numbers: list[tuple[fx.Node, int]] = []
+        self._others: list[tuple[fx.Node, Input]] = []
+        sources: dict[fx.Node, Input] = dict(zip(program.placeholders, program.inputs, strict=True))
+        slots = program.table.slots if program.table is not None else ()
+        for node in program.nodes:
+            if is_load(node):
+                sources[node] = slots[node.args[1]].of  # pyright: ignore
+        results = _returned(program)
+        used |= {node for _, node, _ in results}
+        for node, descriptor in sources.items():
+            if node not in used:
+                continue
+            if isinstance(descriptor, Argument):
+                self._tensors.append((node, descriptor.leaf))
+            elif isinstance(descriptor, ScalarArgument):
+                self._numbers.append((node, descriptor.leaf))
+            elif not isinstance(descriptor, PointerTable):
+                self._others.append((node, descriptor))
+        self._results = [(leaf, node, foreign) for leaf, node, foreign in results if leaf >= 0]
+        hidden = {index: node for index, node in enumerate(_output_nodes(program)) if node is not None}
+        referred: list[Input | None] = [*program.inputs, *(slot.of for slot in slots)]  # pyright: ignore
+        self._aliases = [
+            (alias, referred[alias.index] if alias.of == "input" else hidden[alias.index]) for alias in program.aliases
         ]
-        return [captured.index(body.statics[i]) for i in body.written_statics]
+        self._statics = [(static.leaf, static.value) for static in program.statics]
 
     def _environment(self, leaves: Sequence[Any]) -> dict[fx.Node, Any]:
-        values, slots = bind_arguments(self.program, leaves)
-        env: dict[fx.Node, Any] = dict(zip(self.program.placeholders, values, strict=True))
-        for node in self.program.nodes:
-            if is_load(node):
-                env[node] = slots[node.args[1]]  # pyright: ignore
-        self._slots = slots
+        env: dict[fx.Node, Any] = {node: leaves[leaf] for node, leaf in self._tensors}
+        for node, leaf in self._numbers:
+            env[node] = to_number(leaves[leaf])
+        for node, descriptor in self._others:
+            env[node] = input_value(descriptor, leaves)
         return env
-
-    def _stored_values(self) -> dict[int, tuple[fx.Node, bool]]:
-        """Per result slot, the node that is stored, and whether it is memory of an input and must be cloned."""
-        stored: dict[int, tuple[fx.Node, bool]] = {}
-        for node in self.program.nodes:
-            if node.target is torch.ops.pygraph.store.default:
-                value: fx.Node = node.args[2]  # pyright: ignore[reportAssignmentType]
-                origin = root(value)
-                stored[node.args[1]] = (value, is_load(origin) or origin.op == "placeholder")  # pyright: ignore
-        return stored
-
-    # -- calling --------------------------------------------------------------------------------------------------
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run on the leaves of ``(args, kwargs)``; they must fit the Program (see ``check_call``)."""
-        with torch.no_grad():
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # checked with torch 2.11 and 2.13; no_grad() costs a microsecond more
+        try:
             env = self._environment(leaves)
-            slots = self._slots
             for step in self._steps:
                 _run(step, env)
-            outputs: list[Any] = []
-            for value, descriptor in zip(self.program.results, self.program.outputs, strict=True):
-                if isinstance(descriptor, Stored):
-                    node, foreign = self._stored[descriptor.slot]
-                    outputs.append(clone_strided(env[node]) if foreign else env[node])
-                else:
-                    outputs.append(env[value] if isinstance(value, fx.Node) else value)
-            inputs = [env[node] for node in self.program.placeholders] + slots
-            return assemble(self.program, inputs, outputs)
+            out: list[Any] = [None] * self.program.out_tree.num_leaves
+            for leaf, node, foreign in self._results:
+                out[leaf] = clone_strided(env[node]) if foreign else env[node]
+            for alias, source in self._aliases:
+                base = env[source] if isinstance(source, fx.Node) else input_value(source, leaves)  # pyright: ignore
+                out[alias.leaf] = alias_view(alias, base)
+            for leaf, value in self._statics:
+                out[leaf] = value
+        finally:
+            torch._C._set_grad_enabled(grad)
+        return out[0] if self._single else pytree.tree_unflatten(out, self.program.out_tree)
 
     def is_current(self) -> bool:
         """Whether captured tensors are still where the graphs read them."""
-        return all(
-            tensor.data_ptr() == address for tensor, address in zip(self._captured, self.static_addresses, strict=True)
-        )
+        return [tensor.data_ptr() for tensor in self._captured] == self.static_addresses
 
     # -- choosing -------------------------------------------------------------------------------------------------
 
@@ -253,6 +282,30 @@ def _copies(leaves: Sequence[Any]) -> list[Any]:
             first = typed.storage_offset() + (member.data_ptr() - start) // member.element_size()
             result[index] = typed.as_strided(member.shape, member.stride(), first)
     return result
+
+
+def _output_nodes(program: Program) -> list[fx.Node | None]:
+    """Per output, the node whose value it is, also where it is stored through a pointer slot."""
+    stored: dict[int, fx.Node] = {
+        node.args[1]: node.args[2]  # pyright: ignore
+        for node in program.nodes
+        if is_store(node)
+    }
+    return [
+        stored[descriptor.slot] if isinstance(descriptor, Stored) else value if isinstance(value, fx.Node) else None
+        for value, descriptor in zip(program.results, program.outputs, strict=True)
+    ]
+
+
+def _returned(program: Program) -> list[tuple[int, fx.Node, bool]]:
+    """Results as (leaf, node, whether the node is memory of an input and must be cloned); hidden ones as leaf -1."""
+    found: list[tuple[int, fx.Node, bool]] = []
+    for node, descriptor in zip(_output_nodes(program), program.outputs, strict=True):
+        result = program.table.slots[descriptor.slot].of if isinstance(descriptor, Stored) else descriptor  # pyright: ignore
+        if node is not None and isinstance(result, Result):
+            origin = root(node)
+            found.append((result.leaf, node, is_load(origin) or (origin.op == "placeholder" and not is_host_number(origin))))
+    return found
 
 
 def _border(body: RegionBody, env: dict[fx.Node, Any]) -> tuple[list[torch.Tensor], list[Any]]:

@@ -13,13 +13,15 @@ from pygraph.program import Captured, Fallback, Input, Mutation, Program, Scalar
 from pygraph.trace import is_random
 from pygraph.transforms.scalar_rules import ITEM, RULES, SCALAR, Emitter, Host, aten, reaches_output
 
-_TO_COPY = aten._to_copy.default
+_Operation = torch._ops.OpOverload  # pyright: ignore[reportPrivateUsage]
+_HigherOrder = torch._ops.HigherOrderOperator  # pyright: ignore[reportPrivateUsage]
+_TO_COPY: Any = aten._to_copy.default
 
 # Host tensors of any shape that these read on the device are uploaded first; others take theirs as they are.
-_INDEXING = frozenset(
+_INDEXING: frozenset[Any] = frozenset(
     {aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten._unsafe_index_put.default}
 )
-_COPIES = frozenset({aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default})
+_COPIES: frozenset[Any] = frozenset({aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default})
 
 # Operations that want some of their tensors on the host.
 _TAKE_HOST_TENSORS = ("attention", "rnn", "lstm", "gru", "padded_sequence")
@@ -205,9 +207,7 @@ def _is_download(node: fx.Node) -> bool:
 
 
 def _is_device_operation(node: fx.Node) -> bool:
-    if node.op != "call_function" or not isinstance(
-        node.target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
-    ):
+    if node.op != "call_function" or not isinstance(node.target, (_Operation, _HigherOrder)):
         return False
     return (_on_device(node) or _reads_device(node)) and not _is_upload(node) and not _is_download(node)
 
@@ -315,7 +315,7 @@ class _Edit:
         """Whether a constant is made of nothing but operations that are exact everywhere."""
         if node.op != "call_function":
             return False
-        name = node.target._opname  # pyright: ignore
+        name = _opname(node)
         if _is_factory(node):
             return name != "arange" or not node.meta["spec"].dtype.is_floating_point
         return name in _EXACT and "alpha" not in node.kwargs and all(self._is_exact(s) for s in node.all_input_nodes)
@@ -350,7 +350,7 @@ class _Edit:
         if not any(_is_number(source) or _is_host_tensor(source) for source in node.all_input_nodes):
             return
         self._source = node.meta.get("source")
-        target = node.target
+        target: Any = node.target
         rule = RULES.get(target)
         if rule is not None and isinstance(node.meta.get("spec"), TensorSpec):
             args = self._operands(node)
@@ -360,7 +360,7 @@ class _Edit:
                 node.replace_all_uses_with(new)
                 self.graph.erase_node(node)
                 return
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(node.target, _Operation):
             self._upload_operands(node)
         for source in node.all_input_nodes:
             if _is_number(source):
@@ -369,19 +369,19 @@ class _Edit:
 
     def _operands(self, node: fx.Node) -> dict[str, Any] | None:
         """The arguments by name, host values as `Host`; None if one is where no tensor can be."""
-        schema = node.target._schema.arguments  # pyright: ignore
+        target: Any = node.target
         args: dict[str, Any] = {}
-        for position, argument in enumerate(schema):
+        for position, argument in enumerate(target._schema.arguments):
             given = position < len(node.args) and not argument.kwarg_only
-            value = node.args[position] if given else node.kwargs.get(argument.name, argument.default_value)
+            value: Any = node.args[position] if given else node.kwargs.get(argument.name, argument.default_value)
             scalar = str(argument.type) in ("number", "Tensor", "Optional[number]", "Optional[Tensor]")
             if _is_number(value) and scalar:
-                kind = value.meta["spec"]  # pyright: ignore
-                value = Host(value, kind(1))  # pyright: ignore
-            elif _is_host_tensor(value) and scalar and _is_real_scalar(value.meta["spec"]):  # pyright: ignore
-                dtype = value.meta["spec"].dtype  # pyright: ignore
-                number = self._values[value].item() if value in self._values else self.item(value)  # pyright: ignore
-                value = Host(number, torch.empty((), dtype=dtype, device="meta"))  # pyright: ignore
+                kind = value.meta["spec"]
+                value = Host(value, kind(1))
+            elif _is_host_tensor(value) and scalar and _is_real_scalar(value.meta["spec"]):
+                dtype = value.meta["spec"].dtype
+                number = self._values[value].item() if value in self._values else self.item(value)
+                value = Host(number, torch.empty((), dtype=dtype, device="meta"))
             elif any(_is_number(item) or _is_host_tensor(item) for item in _flat(value)):
                 return None
             args[argument.name] = value
@@ -416,11 +416,16 @@ class _Edit:
 
 
 def _is_factory(node: fx.Node) -> bool:
-    return getattr(node.target, "_opname", None) in _FACTORIES
+    return _opname(node) in _FACTORIES
+
+
+def _opname(node: fx.Node) -> str:
+    return getattr(node.target, "_opname", "")
 
 
 def _flat(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, (list, tuple)) else (value,)
+    items: Any = value
+    return items if isinstance(value, (list, tuple)) else (value,)
 
 
 def _copy_strides(spec: TensorSpec) -> tuple[int, ...]:
@@ -441,9 +446,10 @@ def _constants(graph: fx.Graph, program: Program) -> dict[fx.Node, torch.Tensor]
     values: dict[fx.Node, torch.Tensor] = {}
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for index, (node, descriptor) in enumerate(zip(placeholders, program.inputs, strict=True)):
-        if isinstance(descriptor, Captured) and descriptor.kind == "constant" and _is_host_tensor(node):
-            if index not in written:
-                values[node] = descriptor.value.detach()
+        if not isinstance(descriptor, Captured) or descriptor.kind != "constant" or index in written:
+            continue
+        if _is_host_tensor(node):
+            values[node] = descriptor.value.detach()
     wanted = _needed_constants(graph, set(values))
     with torch.no_grad():
         for node in graph.nodes:
@@ -457,17 +463,18 @@ def _needed_constants(graph: fx.Graph, known: set[fx.Node]) -> set[fx.Node]:
     """The nodes that compute constants, of those that end at the device."""
     constant = set(known)
     for node in graph.nodes:
-        target = node.target
-        if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or _has_effect(node):
+        target: Any = node.target
+        if node.op != "call_function" or not isinstance(target, _Operation) or _has_effect(node):
             continue
-        if target.namespace in ("aten", "prims") and "empty" not in target._opname and _is_host_tensor(node):
-            if all(source in constant for source in node.all_input_nodes):
-                constant.add(node)
+        known_operation = target.namespace in ("aten", "prims") and "empty" not in _opname(node)
+        if known_operation and _is_host_tensor(node) and constant.issuperset(node.all_input_nodes):
+            constant.add(node)
     needed: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if node in constant and node not in known:
-            if any(user in needed or _on_device(user) or _is_device_operation(user) for user in node.users):
-                needed.add(node)
+        if node not in constant or node in known:
+            continue
+        if any(user in needed or _on_device(user) or _is_device_operation(user) for user in node.users):
+            needed.add(node)
     return needed
 
 

@@ -23,12 +23,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from pygraph import ops as _ops  # noqa: F401  # registers pygraph::scalar
+import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.program import Spec, TensorSpec
 
-aten = torch.ops.aten
-SCALAR = torch.ops.pygraph.scalar.default
-ITEM = aten._local_scalar_dense.default
+aten: Any = torch.ops.aten
+SCALAR: Any = torch.ops.pygraph.scalar.default
+ITEM: Any = aten._local_scalar_dense.default
 
 Args: TypeAlias = "dict[str, Any]"
 Rule: TypeAlias = "Callable[[Emitter, Args], fx.Node | None]"
@@ -226,13 +226,14 @@ def add(left: str, right: str, sign: int) -> Rule:
 
     def rule(emit: Emitter, args: Args) -> fx.Node | None:
         a, b = _addend(emit, args[left]), _addend(emit, args[right])
-        alpha = _known(args["alpha"]) if not isinstance(args["alpha"], Host) or _is_known(args["alpha"]) else None
-        if alpha is not None:
-            return emit.finish(emit.call(op, a, b, **({} if alpha == 1 else {"alpha": alpha})))
+        alpha = emit.operand(args["alpha"], emit.wide)
+        if not isinstance(alpha, fx.Node):
+            named: Args = {} if alpha == 1 else {"alpha": alpha}
+            return emit.finish(emit.call(op, a, b, **named))
         if emit.wide is torch.bool:
             return None
-        factor = emit.tensor(args["alpha"], emit.wide)
-        return emit.finish(emit.call(aten.addcmul.default, a, b, factor, **({} if sign > 0 else {"value": -1})))
+        named = {} if sign > 0 else {"value": -1}
+        return emit.finish(emit.call(aten.addcmul.default, a, b, alpha, **named))
 
     return rule
 

@@ -369,7 +369,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.int64), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_eager(device: torch.device, name: str, dtype: torch.dtype) -> None:
     fn, args = PROGRAMS[name]

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -41,15 +42,30 @@ class CudaPool(Pool):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.handle = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)
+        self._keepers: list[tuple[Any, torch.cuda.CUDAGraph]] = []
+        self.renew()
         self._last: torch.cuda.Stream | None = None
         self._last_id = -1
 
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing():
+            for _, keeper in self._keepers:
+                keeper.reset()
+
+    def renew(self) -> None:
+        """Go on in fresh memory, after a capture that failed.
+
+        torch's allocator of pinned host memory counts such a capture as still running in its pool (torch 2.11), and
+        refuses another. Graphs in the old memory stay as they are.
+        """
+        self.handle = torch.cuda.graph_pool_handle()
+        self._keepers.append((self.handle, _tiny_graph(self.device, self.handle)))
+
     def nbytes(self) -> int:
         """Bytes of the segments that the pool holds."""
-        segments = torch.cuda.memory_snapshot(self.handle)
-        return sum(segment["total_size"] for segment in segments)
+        return sum(
+            segment["total_size"] for handle, _ in self._keepers for segment in torch.cuda.memory_snapshot(handle)
+        )
 
     def order(self) -> None:
         """Make the current stream wait for the last replay, if that was on another one."""
@@ -60,6 +76,21 @@ class CudaPool(Pool):
         if self._last is not None:
             stream.wait_stream(self._last)
         self._last, self._last_id = stream, current
+
+
+def _tiny_graph(device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
+    """A graph of one small kernel.
+
+    A pool cannot be used again once its last graph is gone (torch 2.11 and 2.13 assert on it), so every pool keeps
+    one; and a capture that succeeds ends the state in which a failed one leaves the random generator.
+    """
+    graph = torch.cuda.CUDAGraph()
+    stream = _capture_stream(device)
+    with torch.cuda.device(device), torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        torch.zeros(1, device=device)
+        graph.capture_end()
+    return graph
 
 
 class _Kernel:
@@ -298,10 +329,10 @@ class CudaDriver(Driver):
         progress: list[tuple[int, int]] = []
         with self._on(_capture_stream(self.device)):
             stream = torch.cuda.current_stream()
-            graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
             failure: BaseException | None = None
             result: Any = None
             try:
+                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
                 result = body(lambda op: progress.append((op, _captured_count(stream))))
                 progress.append((-1, _captured_count(stream)))
             except BaseException as error:
@@ -321,6 +352,7 @@ class CudaDriver(Driver):
             with contextlib.suppress(RuntimeError):  # a capture that was refused has no graph to reset
                 graph.reset()
             torch.cuda.synchronize(self.device)
+            pool.renew()
             if isinstance(failure, RuntimeError) and not isinstance(failure, CaptureError):
                 raise CaptureError(str(failure).splitlines()[0]) from failure
             raise failure

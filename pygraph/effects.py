@@ -4,9 +4,13 @@ Passes ask these questions of single nodes; the answers come from operator schem
 honest schemas are treated right.
 """
 
+# torch has no public names for operator overloads and their schemas. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -40,11 +44,12 @@ def is_view(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and is_view(source)
-    if not isinstance(node.target, torch._ops.OpOverload):
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
         return False
-    if node.target in _SILENT_VIEWS:
+    if target in _SILENT_VIEWS:
         return True
-    returns = node.target._schema.returns
+    returns = target._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
@@ -68,10 +73,11 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     if not is_written(node):
         return []
     found: list[fx.Node] = []
-    for position, argument in enumerate(node.target._schema.arguments):  # pyright: ignore
+    target: Any = node.target
+    for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            found += [value] if isinstance(value, fx.Node) else list(value or ())  # pyright: ignore
+            value: Any = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            found += [value] if isinstance(value, fx.Node) else list(value or ())
     return found
 
 
@@ -101,11 +107,13 @@ def host_reason(node: fx.Node) -> str | None:
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     name = target._schema.name
+    if name == "aten::_local_scalar_dense":
+        return "it needs a value on the host"
     if name in _SYNCHRONIZING:
-        return "it needs a value on the host" if name == "aten::_local_scalar_dense" else "it synchronises with the host"
-    if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
-        if not (name in ("aten::index", "aten::index_put") and node.meta.get("spec") is not None):
-            return "the shape of its result depends on data"
+        return "it synchronises with the host"
+    depends = torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags
+    if depends and not (name in ("aten::index", "aten::index_put") and node.meta.get("spec") is not None):
+        return "the shape of its result depends on data"
     if node.meta.get("spec") is None and target._schema.returns:
         return "the shape of its result depends on data"
     for argument in node.all_input_nodes:

@@ -80,7 +80,8 @@ class Environment:
 
         for container, length in self._lengths:
             name = bind(container)
-            lines.append(f"    if {name}: return False" if not length else f"    if len({name}) != {length}: return False")
+            changed = f"len({name}) != {length}" if length else name
+            lines.append(f"    if {changed}: return False")
         for container, key, expected in self._entries:
             place = f"{bind(container)}[{key!r}]" if isinstance(key, (str, int)) else f"{bind(container)}[{bind(key)}]"
             lines += _comparison(place, expected, bind)
@@ -116,7 +117,7 @@ class Environment:
     # -- the walk -------------------------------------------------------------------------------------------------
 
     def _visit(self, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, IMMUTABLE) or isinstance(value, (type, types.ModuleType)) or id(value) in self._seen:
+        if isinstance(value, (*IMMUTABLE, type, types.ModuleType)) or id(value) in self._seen:
             return
         self._seen.add(id(value))
         self._keep.append(value)

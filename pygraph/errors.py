@@ -3,7 +3,7 @@
 A message has five parts, in this order: the call, the argument by path, expected and got, the user's source
 line, and the remedy. `describe` builds it, so that all errors read alike:
 
->>> str(StageError(describe("indirect(p)", "stage 'regions'", expected="'aten' or 'kernels'", remedy="Apply it first.")))
+>>> describe("indirect(p)", "stage 'regions'", expected="'aten' or 'kernels'", remedy="Apply it first.")
 "indirect(p): stage 'regions'; expected 'aten' or 'kernels'. Apply it first."
 """
 

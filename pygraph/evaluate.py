@@ -156,9 +156,10 @@ def assemble(program: Program, inputs: Sequence[Any], outputs: Sequence[Any]) ->
     for position, descriptor in enumerate(program.outputs):
         # A functional operation may return its argument; a result must be memory of its own, as in eager.
         value = values[position]
-        if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() in owned:
-            if isinstance(descriptor, Result):
-                values[position] = clone_strided(value)
+        if not isinstance(descriptor, Result) or not isinstance(value, torch.Tensor) or not value.numel():
+            continue
+        if value.untyped_storage().data_ptr() in owned:
+            values[position] = clone_strided(value)
     for position, descriptor in enumerate(program.outputs):
         if isinstance(descriptor, Mutation):
             inputs[descriptor.input].copy_(values[position])

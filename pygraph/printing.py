@@ -4,6 +4,9 @@ Names are given here, at print time, from descriptors and operations; they mean 
 what the text needs to run.
 """
 
+# torch has no public names for operator overloads and their schemas. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import math
@@ -154,12 +157,16 @@ def _body(graph: fx.Graph, namer: _Namer, indent: str, program: Program | None) 
         args = [namer.text(arg) for arg in node.args]
         args += [f"{key}={namer.text(value)}" for key, value in node.kwargs.items()]
         target = target_text(node.target)
-        stem = node.target._schema.name.split("::")[1] if isinstance(node.target, torch._ops.OpOverload) else None
-        name = namer.give(node, stem or target.rpartition(".")[2])
+        name = namer.give(node, _stem(node.target, target))
         source = f"  # {node.meta['source']}" if node.meta.get("source") else ""
         annotation = spec_text(node.meta.get("spec"))
         lines.append(f'{indent}{name}: "{annotation}" = {target}({", ".join(args)}){source}')
     return lines
+
+
+def _stem(target: Any, text: str) -> str:
+    """What a node is named after: the operation without its overload."""
+    return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else text.rpartition(".")[2]
 
 
 def _submodules(module: fx.GraphModule, indent: str) -> list[str]:

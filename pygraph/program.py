@@ -40,7 +40,8 @@ class TensorSpec:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
         """Describe ``tensor``; the offset is the one in its storage."""
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, tensor.storage_offset())
+        offset: Any = tensor.storage_offset()
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, offset)
 
     @property
     def span(self) -> int:
@@ -128,6 +129,7 @@ class Captured:
 
     @property
     def spec(self) -> TensorSpec:
+        """What the tensor is now; the function's owner may have replaced its memory."""
         return TensorSpec.of(self.value)
 
 

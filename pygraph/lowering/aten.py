@@ -1,6 +1,11 @@
 """Lowering to one kernel per ATen operation: updates become writes, in place where nobody needs the old contents."""
 
+# torch has no public names for operator overloads and their schemas. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import fx
@@ -45,7 +50,7 @@ def lower(program: Program) -> Program:
     graph = module.graph
     output = graph.output_node()
     _drop_copies(graph, program)
-    values = list(output.args[0])  # pyright: ignore[reportArgumentType]
+    values: list[Any] = list(output.args[0])  # pyright: ignore[reportArgumentType]
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     updates = [
         (placeholders[descriptor.input], values[position])
@@ -100,7 +105,7 @@ def _write(graph: fx.Graph, updates: list[tuple[fx.Node, fx.Node]]) -> None:
     with graph.inserting_before(output):
         ready: list[tuple[fx.Node, fx.Node]] = []
         for target, value in pending:
-            if root(value) in targets and root(value) is not target or root(value) is target and value is not target:
+            if (root(value) in targets and root(value) is not target) or (root(value) is target and value is not target):
                 # Another write would change what this one reads.
                 value = _node_like(graph, aten.clone.default, (value,), value)
             ready.append((target, value))

@@ -64,7 +64,9 @@ class Explanation:
         for call in self.calls:
             for fallback in call.fallbacks:
                 counted[fallback] += call.calls
-        latest = self.calls[-1].to_dict() if self.calls else {"arguments": [], **_NO_COUNTS, "regions": [], "calls": 0}
+        latest: dict[str, Any] = {"arguments": [], **_NO_COUNTS, "regions": [], "calls": 0}
+        if self.calls:
+            latest = self.calls[-1].to_dict()
         return {
             "name": self.name,
             **latest,
@@ -77,7 +79,8 @@ class Explanation:
         from rich.table import Table
         from rich.text import Text
 
-        console = Console(file=io.StringIO(), width=120, color_system=None, legacy_windows=False)
+        text = io.StringIO()
+        console = Console(file=text, width=120, color_system=None, legacy_windows=False)
         table = Table(title=f"pygraph: {self.name}", title_justify="left")
         for column in ("call", "calls", "kernels", "in graphs", "nodes", "patched", "bytes copied", "regions"):
             table.add_column(column, overflow="fold")
@@ -100,7 +103,7 @@ class Explanation:
             console.print(Text(f"fallback ×{fallback['count']}: {fallback['what']}: {fallback['reason']}{where}"))
         if not self.to_dict()["fallbacks"]:
             console.print("no fallbacks")
-        return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+        return text.getvalue()
 
     __repr__ = __str__
 

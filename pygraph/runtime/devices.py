@@ -35,7 +35,7 @@ def default_device() -> torch.device:
                     remedy="Install a driver and a CUDA build of torch, or use PYGRAPH_DEVICE=emulated.",
                 )
             )  # fmt: skip
-        return torch.device(choice or "cuda", None if ":" in choice else torch.cuda.current_device())
+        return torch.device(choice) if ":" in choice else torch.device("cuda", torch.cuda.current_device())
     if choice not in ("", "emulated", "emu"):
         raise DeviceError(describe("default_device()", f"PYGRAPH_DEVICE={choice}", expected="'cuda' or 'emulated'"))
     from pygraph.runtime import emulated

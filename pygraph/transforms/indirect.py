@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph import ops as _ops  # noqa: F401  (registers pygraph::load and pygraph::store)
+import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::load and pygraph::store
 from pygraph.effects import is_view
 from pygraph.errors import StageError, describe
 from pygraph.lowering.aten import lower
@@ -95,7 +95,7 @@ def indirect_program(program: Program) -> Program:
             inputs.append(descriptor)
 
     outputs: list[Output] = []
-    values = list(graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+    values: list[Any] = list(graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
     for position, descriptor in enumerate(program.outputs):
         spec = values[position].meta.get("spec") if isinstance(values[position], fx.Node) else None
         if isinstance(descriptor, Result) and isinstance(spec, TensorSpec) and spec.device.type == device.type:

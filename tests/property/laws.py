@@ -15,7 +15,7 @@ from pygraph.evaluate import bind
 from pygraph.printing import NAMESPACE
 from pygraph.program import ScalarArgument, TensorSpec
 from pygraph.runtime.devices import driver_for
-from tests.property.strategies import Case
+from tests.property.strategies import Case, is_writable
 
 Pass = Callable[[pygraph.Program], pygraph.Program]
 
@@ -59,21 +59,15 @@ def _strides(tensor: torch.Tensor) -> list[int]:
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
-def sharing(leaves: list[Any]) -> list[Any]:
-    """How leaves share memory: for each tensor, which earlier one it is, and where it lies in whose memory."""
+def sharing(arguments: list[Any], others: list[Any]) -> list[Any]:
+    """How leaves share memory: which argument each is, and where it lies in whose memory."""
+    leaves = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in (*arguments, *others)]
+    storages = [leaf.untyped_storage().data_ptr() if leaf is not None and leaf.numel() else None for leaf in leaves]
     pattern: list[Any] = []
-    for index, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            pattern.append(None)
-            continue
-        same = next(i for i, other in enumerate(leaves[: index + 1]) if other is leaf)
-        place: Any = None
-        if leaf.numel():
-            storage = leaf.untyped_storage().data_ptr()
-            for first, other in enumerate(leaves[: index + 1]):
-                if isinstance(other, torch.Tensor) and other.numel() and other.untyped_storage().data_ptr() == storage:
-                    place = (first, leaf.data_ptr() - other.data_ptr())
-                    break
+    for leaf, storage in zip(leaves, storages, strict=True):
+        same = next((i for i, other in enumerate(arguments) if other is leaf), None) if leaf is not None else None
+        first = storages.index(storage)
+        place = (first, leaf.data_ptr() - leaves[first].data_ptr()) if storage else None  # type: ignore[union-attr]
         pattern.append((same, place))
     return pattern
 
@@ -96,8 +90,8 @@ class Outcome:
         device = next((leaf.device for leaf in [*pytree.tree_leaves(args), *state] if _is_device(leaf)), "cpu")
         self.random = torch.rand(2, device=device).cpu() if seed is not None else None
 
-    def leaves(self) -> list[Any]:
-        return [*pytree.tree_leaves(self.args), *self.state, *pytree.tree_leaves(self.result)]
+    def sharing(self) -> list[Any]:
+        return sharing(pytree.tree_leaves(self.args), [*self.state, *pytree.tree_leaves(self.result)])
 
     def check_same(self, other: Outcome) -> None:
         """This outcome is that of ``other``, the reference."""
@@ -114,8 +108,11 @@ class Outcome:
             assert_same_value(got, expected, "args" + pytree.keystr(path) + " afterwards")
         for index, (got, expected) in enumerate(zip(self.state, other.state, strict=True)):
             assert_same_value(got, expected, f"state {index} afterwards")
-        mine, theirs = sharing(self.leaves()), sharing(other.leaves())
-        assert mine == theirs, f"memory is shared in another way: {mine}, and in the reference {theirs}"
+        names = [f"argument {i}" for i in range(len(pytree.tree_leaves(self.args)))]
+        names += [f"state {i}" for i in range(len(self.state))]
+        for index, (place, wanted) in enumerate(zip(self.sharing(), other.sharing(), strict=True)):
+            name = names[index] if index < len(names) else f"result {index - len(names)}"
+            assert place == wanted, f"{name} shares memory in another way: {place}, expected {wanted} ({names})"
         if other.random is not None:
             assert torch.equal(self.random, other.random), "the random stream is at another place"
 
@@ -199,8 +196,11 @@ def check_composes(case: Case, stack: Callable[[Any], Any], device: torch.device
             torch.manual_seed(0)
             first, *rest = case.arguments(device)
             value = first
+            if not _is_device(first):  # the arguments are in one list
+                first, *rest = first
+                value = first
             for _ in range(3):
-                result = function(value, *rest)
+                result = function([value, *rest]) if case.argument_tree == "list" else function(value, *rest)
                 same = [r for r in pytree.tree_leaves(result) if _is_device(r) and _kind(r) == _kind(first)]
                 value = same[0].detach() if same else value
             outcomes.append(([result, value], state.all_tensors()))
@@ -284,7 +284,8 @@ def _is_numpy(leaf: Any) -> bool:
 def _restore(state: list[torch.Tensor], saved: list[torch.Tensor]) -> None:
     with torch.no_grad():
         for tensor, contents in zip(state, saved, strict=True):
-            tensor.copy_(contents)
+            if is_writable(tensor):
+                tensor.copy_(contents)
 
 
 @_without_grad

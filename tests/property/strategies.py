@@ -54,7 +54,7 @@ class TensorInput:
         memory.copy_(contents(count + self.offset, self.dtype, seed))
         tensor = memory[self.offset :].view(shape)
         if self.layout == "transposed":
-            return tensor.permute(*reversed(range(len(shape))))
+            return tensor.permute(tuple(reversed(range(len(shape)))))
         if self.layout == "expanded" and shape:
             return tensor.expand(self.shape)
         return tensor[index] if self.layout == "sliced" and shape else tensor
@@ -161,13 +161,15 @@ class Pool:
             other = other.to(torch.float32).sum() if other.dtype == torch.bool else other.sum()
         return other
 
-    def source(self, index: int, target: torch.Tensor) -> torch.Tensor:
+    def source(self, index: int, target: torch.Tensor, *, indexed: bool = False) -> torch.Tensor:
         """What may be written to ``target`` in place: its kind of dtype, and no partial overlap."""
         other = self.other(index, target, exact=True)
         if other.dtype.is_floating_point and not target.dtype.is_floating_point:
             other = other > 0
         if target.dtype == torch.bool:
             other = other != 0
+        elif indexed:
+            other = other.to(target.dtype)
         if other.untyped_storage()._cdata == target.untyped_storage()._cdata and other is not target:
             other = other.clone()
         return other
@@ -331,10 +333,10 @@ def _write_index(p: Pool, s: Step) -> Any:
             x[::2] = p.source(s.b, x[::2])
         case 2:
             rows = torch.arange(x.shape[0], device=p.device).flip(0)[:2]
-            x[rows] = p.source(s.b, x[:2])
+            x[rows] = p.source(s.b, x[:2], indexed=True)
         case _:
             rows = torch.arange(min(2, x.shape[0])).to(p.device)
-            x.index_put_((rows,), p.source(s.b, x[: len(rows)]), accumulate=x.dtype != torch.bool)
+            x.index_put_((rows,), p.source(s.b, x[: len(rows)], indexed=True), accumulate=x.dtype != torch.bool)
     return None
 
 

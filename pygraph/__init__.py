@@ -7,10 +7,10 @@ from pygraph.evaluate import evaluate as evaluate
 from pygraph.jit import jit as jit
 from pygraph.program import Program as Program
 from pygraph.runtime.devices import default_device as default_device
-from pygraph.trace import trace as trace
 from pygraph.stack import devicify as devicify
 from pygraph.stack import graphify as graphify
 from pygraph.stack import indirect as indirect
 from pygraph.stack import select as select
+from pygraph.trace import trace as trace
 
 __version__ = "0.1.0"

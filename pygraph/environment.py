@@ -5,6 +5,9 @@ since the trace; a *snapshot* puts back what tracing changed (a traced tensor mu
 *names* say where a closed-over tensor was found.
 """
 
+# Objects of any type are walked here, and isinstance leaves their items unknown.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import functools
@@ -219,7 +222,7 @@ class Environment:
             for key, item in list(state.items()):
                 self._entries.append((state, key, item))
                 self._visit(_join(name, key), item, depth + 1)
-        call = getattr(type(value), "__call__", None)
+        call = getattr(type(value), "__call__", None)  # noqa: B004  (its function is wanted, not whether it is there)
         if isinstance(call, types.FunctionType):
             self._visit(name, call, depth)
 

@@ -118,9 +118,7 @@ def bind_arguments(program: Program, leaves: Sequence[Any]) -> tuple[list[Any], 
     """Placeholder values with None for a pointer table, and the tensors behind the table's argument slots."""
     values = [None if isinstance(d, PointerTable) else input_value(d, leaves) for d in program.inputs]
     slots = program.table.slots if program.table is not None else ()
-    return values, [
-        input_value(slot.of, leaves) if isinstance(slot.of, (Argument, Base)) else None for slot in slots
-    ]
+    return values, [input_value(slot.of, leaves) if isinstance(slot.of, (Argument, Base)) else None for slot in slots]
 
 
 def input_value(descriptor: Input, leaves: Sequence[Any]) -> Any:
@@ -148,9 +146,7 @@ def assemble(program: Program, inputs: Sequence[Any], outputs: Sequence[Any]) ->
         outputs: One value per output descriptor.
     """
     owned = {
-        value.untyped_storage().data_ptr()
-        for value in inputs
-        if isinstance(value, torch.Tensor) and value.numel()
+        value.untyped_storage().data_ptr() for value in inputs if isinstance(value, torch.Tensor) and value.numel()
     }
     values = list(outputs)
     for position, descriptor in enumerate(program.outputs):

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import torch
 from torch.utils import _pytree as pytree
@@ -32,8 +32,13 @@ from pygraph.transforms.devicify import devicify_program, undevicified_scalars
 from pygraph.transforms.graphify import graphify_program
 from pygraph.transforms.indirect import indirect_program
 
+if TYPE_CHECKING:
+    from pygraph.module import TransformedModule
+
 P = ParamSpec("P")
 R = TypeVar("R")
+Key: TypeAlias = "tuple[Hashable, Hashable]"
+"""What is known of a call before its trace, and the values of the numbers that its trace turned out to need."""
 
 PASSES = ("devicify", "indirect", "graphify", "select")
 """The transforms in the order in which they are applied."""
@@ -108,14 +113,14 @@ class Transformed(Generic[P, R]):
     """
 
     def __init__(self, fn: Callable[P, R], passes: tuple[str, ...], options: Options) -> None:
-        self.fn = fn
+        self.fn: Callable[..., R] = fn
         self.passes = passes
         self.options = options
         self._lock = threading.RLock()
-        self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
+        self._entries: collections.OrderedDict[Key, Entry] = collections.OrderedDict()
         self._needed: dict[Hashable, frozenset[int]] = {}
         self._retraces: collections.Counter[Hashable] = collections.Counter()
-        self._seen: set[Hashable] = set()
+        self._seen: set[Key] = set()
         self._streak = 0
         self._hits = self._misses = self._captures = self._evictions = 0
         self._pools: dict[torch.device, Pool] = {}
@@ -173,7 +178,7 @@ class Transformed(Generic[P, R]):
             return False, None  # it was not this call's program that failed
         return entry.is_current(), result
 
-    def _count_hit(self, key: Hashable, entry: Entry) -> None:
+    def _count_hit(self, key: Key, entry: Entry) -> None:
         self._hits += 1
         entry.calls += 1
         if self._streak:
@@ -202,7 +207,7 @@ class Transformed(Generic[P, R]):
 
     # -- the cache ------------------------------------------------------------------------------------------------
 
-    def _key(self, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any) -> Hashable:
+    def _key(self, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any) -> Key:
         options = self.options
         static = static_leaves(args, kwargs, options.static_argnums, options.static_argnames)
         base = (structure, static, leaf_keys(leaves, static), overlap_key(leaves), mode_key(self._device_type(leaves)))
@@ -217,10 +222,10 @@ class Transformed(Generic[P, R]):
         return next(iter(self._pools)).type if self._pools else default_accelerator()
 
     def _compile(
-        self, key: Hashable, old: Entry | None, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any
+        self, key: Key, old: Entry | None, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any
     ) -> Entry:
         self._misses += 1
-        base = key[0]  # pyright: ignore[reportIndexIssue]
+        base = key[0]
         if old is not None:
             self._retraces[base] += 1
             self._drop(key)
@@ -270,8 +275,8 @@ class Transformed(Generic[P, R]):
             program = check_program(traced.program)
             if "devicify" in self.passes:
                 program = check_program(devicify_program(program))
-                stuck = _leaves_of(program, undevicified_scalars(program)) if "graphify" in self.passes else set()
-                if stuck:
+                stuck = _leaves_of(program, undevicified_scalars(program))
+                if stuck and "graphify" in self.passes:
                     static = traced.static_leaves | stuck
                     continue
             if "indirect" in self.passes:
@@ -281,6 +286,7 @@ class Transformed(Generic[P, R]):
             return traced, program
 
     def make_executable(self, program: Program, leaves: list[Any]) -> Executable | None:
+        """Record the graphs of a Program that `make_programs` made; None where nothing can be recorded."""
         if "graphify" not in self.passes or program.device.type == "cpu":
             return None
         driver = driver_for(program.device)
@@ -294,7 +300,7 @@ class Transformed(Generic[P, R]):
             executable.measure(leaves, self.options.timer)
         return executable
 
-    def _keep(self, key: Hashable, entry: Entry) -> Entry:
+    def _keep(self, key: Key, entry: Entry) -> Entry:
         self._entries[key] = entry
         entry.calls = 1
         while sum(e.executable is not None for e in self._entries.values()) > self.options.max_graphs:
@@ -310,7 +316,7 @@ class Transformed(Generic[P, R]):
         """Whether the cache only turns over: new kinds of calls push out others before they are used again."""
         return self._streak >= 2 * self.options.max_graphs
 
-    def _drop(self, key: Hashable) -> None:
+    def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key)
         if entry.executable is not None:
             entry.executable.release()
@@ -393,11 +399,39 @@ def _writes(program: Program) -> bool:
 
 
 @overload
-def jit(fn: Callable[P, R], /, **options: Any) -> Transformed[P, R]: ...
+def jit(
+    fn: torch.nn.Module,
+    /,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    max_graphs: int = 64,
+    strict: bool = False,
+) -> TransformedModule: ...
 
 
 @overload
-def jit(fn: None = None, /, **options: Any) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
+def jit(
+    fn: Callable[P, R],
+    /,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    max_graphs: int = 64,
+    strict: bool = False,
+) -> Transformed[P, R]: ...
+
+
+@overload
+def jit(
+    fn: None = None,
+    /,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    max_graphs: int = 64,
+    strict: bool = False,
+) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
 
 
 def jit(
@@ -437,7 +471,12 @@ def jit(
         >>> step.cache_info().misses
         1
     """
-    options = dict(static_argnums=static_argnums, static_argnames=static_argnames, max_graphs=max_graphs, strict=strict)
+    options: dict[str, Any] = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "max_graphs": max_graphs,
+        "strict": strict,
+    }
     if fn is None:
         return functools.partial(jit, **options)
     return transformed(fn, PASSES, make_options(**options))
@@ -454,13 +493,17 @@ def make_options(
     """Check options and put them in one form."""
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
-    if not all(isinstance(number, int) for number in numbers):
+    if not _all_are(int, numbers):
         raise ArgumentError(describe("jit(…)", f"static_argnums={static_argnums!r}", expected="integers"))
-    if not all(isinstance(name, str) for name in names):
+    if not _all_are(str, names):
         raise ArgumentError(describe("jit(…)", f"static_argnames={static_argnames!r}", expected="strings"))
-    if isinstance(max_graphs, bool) or not isinstance(max_graphs, int) or max_graphs < 1:
+    if not _all_are(int, [max_graphs]) or isinstance(max_graphs, bool) or max_graphs < 1:
         raise ArgumentError(describe("jit(…)", f"max_graphs={max_graphs!r}", expected="a positive integer"))
     return Options(numbers, names, max_graphs, strict, timer)
+
+
+def _all_are(kind: type, values: Sequence[object]) -> bool:
+    return all(isinstance(value, kind) for value in values)
 
 
 def transformed(fn: Any, passes: tuple[str, ...], options: Options) -> Any:
@@ -472,5 +515,3 @@ def transformed(fn: Any, passes: tuple[str, ...], options: Options) -> Any:
 
         return TransformedModule(fn, Transformed(fn, passes, options))
     return Transformed(fn, passes, options)
-
-

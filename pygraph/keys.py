@@ -1,5 +1,8 @@
 """The cache key of a call: everything that its trace and its kernels depend on, besides what is read live."""
 
+# Settings that choose kernels have public properties ten times as slow as the private getters, see `_SETTINGS`.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import functools
@@ -43,7 +46,7 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
             aligned = ALIGNMENT if address % ALIGNMENT == 0 else alignment(address)
             keys.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, aligned, grad and leaf.requires_grad))
         elif index not in static and is_live_number(leaf):
-            keys.append(type(leaf))
+            keys.append(leaf.__class__)
         else:
             keys.append(static_key(leaf, index))
     return tuple(keys)
@@ -51,13 +54,14 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
 
 def static_key(leaf: Any, index: int) -> Hashable:
     """A key that is equal for equal values only: 1, 1.0 and True differ, as do 0.0 and -0.0."""
+    kind: Hashable = leaf.__class__
     if isinstance(leaf, (float, complex)):
-        return (type(leaf), repr(leaf))
+        return (kind, repr(leaf))
     try:
         hash(leaf)
     except TypeError:
         raise UnhashableError(index) from None
-    return (type(leaf), leaf)
+    return (kind, leaf)
 
 
 def overlap_key(leaves: Sequence[Any]) -> Hashable:

@@ -18,6 +18,8 @@ class TransformedModule(torch.nn.Module):
     """
 
     __slots__ = ("_pygraph_module", "_pygraph_transformed")
+    _pygraph_module: torch.nn.Module
+    _pygraph_transformed: Transformed[..., Any]
 
     def __init__(self, module: torch.nn.Module, transformed: Transformed[..., Any]) -> None:
         object.__setattr__(self, "__dict__", module.__dict__)

@@ -4,8 +4,10 @@ Names are given here, at print time, from descriptors and operations; they mean 
 what the text needs to run.
 """
 
-# torch has no public names for operator overloads and their schemas. Checked with torch 2.11 and 2.13.
+# torch has no public names for operator overloads and their schemas (checked with torch 2.11 and 2.13), and
+# isinstance leaves the items of a node's nested arguments unknown.
 # pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ class Program:
     @property
     def results(self) -> tuple[Any, ...]:
         """What the output node returns, one element per entry of ``outputs``."""
-        return tuple(self.module.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+        return tuple(output_values(self.module.graph))
 
     @property
     def table(self) -> PointerTable | None:
@@ -324,6 +324,13 @@ class Program:
         return program_text(self)
 
     __repr__ = __str__
+
+
+def output_values(graph: fx.Graph) -> list[Any]:
+    """The elements of the tuple that a graph returns."""
+    (values,) = graph.output_node().args
+    assert isinstance(values, (tuple, list))
+    return list(values)
 
 
 def tensor_specs(spec: Spec) -> Iterator[TensorSpec]:

@@ -9,6 +9,9 @@ Numbers are traced as symbols. One whose value the function needs (an ``if``, a 
 repeated; the caller finds its leaf among `Traced.static_leaves`.
 """
 
+# The tracer works on torch's private parts (frames, storages' identities) and on values of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 import contextlib
@@ -17,7 +20,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -30,9 +33,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pygraph import ops as _ops  # noqa: F401  (registers pygraph::scalar, used by _NumbersStayLive)
-from pygraph.environment import Environment
+import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.effects import is_random, is_written
+from pygraph.environment import Environment
 from pygraph.errors import TraceError, describe
 from pygraph.program import (
     Alias,
@@ -48,6 +51,7 @@ from pygraph.program import (
     Spec,
     Static,
     TensorSpec,
+    output_values,
 )
 
 P = ParamSpec("P")
@@ -157,7 +161,7 @@ def trace_call(
     name: str | None = None,
 ) -> Traced:
     """Trace one call; numbers at the leaves in ``static`` are baked in from the start."""
-    name = name or getattr(fn, "__name__", type(fn).__name__)
+    name = str(name or getattr(fn, "__name__", type(fn).__name__))
     for _ in range(_MAX_SPECIALIZATIONS):
         environment = Environment(fn, {"args": args, "kwargs": kwargs})
         recording = _record(fn, args, kwargs, static, name, environment)
@@ -321,7 +325,7 @@ def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeT
     same: dict[int, int] = {}
     with mode, torch.inference_mode(False), torch.no_grad():
         for group in overlap_groups(leaves):
-            start = min((leaves[index].data_ptr() for index in group))
+            start = min(leaves[index].data_ptr() for index in group)
             size = max(leaves[i].data_ptr() - start + _relative_spec(leaves[i]).nbytes for i in group)
             flat = torch.empty(size, dtype=torch.uint8, device=leaves[group[0]].device)
             for index in group:
@@ -351,7 +355,7 @@ def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeT
 
 
 @contextlib.contextmanager
-def _tracing(mode: FakeTensorMode) -> Iterator[None]:
+def _tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     """Fake tensors on; torch's caches of real values off, which would bake them in or keep fakes."""
     limit = proxy_tensor.CONSTANT_NUMEL_LIMIT  # checked with torch 2.11 and 2.13
     autocast_cache = torch.is_autocast_cache_enabled()
@@ -370,6 +374,8 @@ def _tracing(mode: FakeTensorMode) -> Iterator[None]:
 class _Sources(TorchDispatchMode):
     """Write the user's source line on every node that an operation adds to the graph."""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tracing = proxy_tensor.get_proxy_mode()
         if tracing is None:
@@ -378,10 +384,10 @@ class _Sources(TorchDispatchMode):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
             args, kwargs = pytree.tree_map_only(torch.Tensor, _traceable, (args, kwargs or {}))
-        if func is aten.as_strided.default and (len(args) > 3 and args[3] or (kwargs or {}).get("storage_offset")):
+        if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or (kwargs or {}).get("storage_offset")):
             # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
             raise TraceError("as_strided with a storage_offset")
-        graph = tracing.tracer.graph
+        graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         out = func(*args, **(kwargs or {}))
         source: str | None = None
@@ -532,7 +538,7 @@ def _functionalize(recording: _Recording) -> Program:
             outputs.append(Mutation(placeholders.index(node.args[0])))
             out_values.append(node.args[1])
             graph.erase_node(node)
-    returned = list(graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+    returned = output_values(graph)
     for (_, leaf), value in zip(results, returned, strict=False):
         outputs.append(Result(recording.out_paths[leaf], leaf, _spec(recording.out_leaves[leaf])))
         out_values.append(value)
@@ -699,9 +705,7 @@ def _classify_outputs(
             continue
         itemsize = first.element_size()
         if any(recording.out_leaves[leaf].dtype != first.dtype for _, leaf in group):
-            raise TraceError(
-                describe(f"trace({recording.name})(…)", "results of different dtypes share memory")
-            )
+            raise TraceError(describe(f"trace({recording.name})(…)", "results of different dtypes share memory"))
         for _, leaf in group:
             spec = TensorSpec.of(recording.out_leaves[leaf])
             aliases.append(Alias(recording.out_paths[leaf], leaf, "output", len(hidden), spec))
@@ -728,7 +732,9 @@ def _input_alias(
 
 
 # Operations that update running statistics without saying so in their schemas; functionalization misses them.
-def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
     out, save_mean, save_invstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
         x, weight, bias, mean, var, training, momentum, eps
     )
@@ -737,7 +743,9 @@ def _batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: b
     return out, save_mean, save_invstd
 
 
-def _cudnn_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:
+def _cudnn_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
     out, save_mean, save_var, reserve, new_mean, new_var = aten._batch_norm_with_update_functional(
         x, weight, bias, mean, var, momentum, eps
     )
@@ -767,7 +775,7 @@ class _Replay(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         tracing = proxy_tensor.get_proxy_mode()
         assert tracing is not None
-        graph = tracing.tracer.graph
+        graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         out = super().run_node(n)
         for node in reversed(graph.nodes):
@@ -826,7 +834,8 @@ def _has_effect(node: fx.Node) -> bool:
 
 def _spec(value: Any) -> Spec:
     if isinstance(value, torch.Tensor):
-        known = all(isinstance(n, int) or n.node.is_constant() for n in (*value.shape, *value.stride()))
+        layout: tuple[Any, ...] = (*value.shape, *value.stride())
+        known = all(isinstance(n, int) or n.node.is_constant() for n in layout)
         if not known or not isinstance(value.storage_offset(), int):
             return None
         return TensorSpec.of(value)

@@ -22,8 +22,8 @@ def inline_reason() -> str | None:
     """Why a call now becomes part of an outer transformation; None if it stands for itself."""
     if torch.compiler.is_compiling() or get_proxy_mode() is not None:
         return INSIDE_TRACE
-    interpreter: object = peek_interpreter_stack()  # None outside, which torch's stubs leave out
-    if interpreter is not None:
+    interpreter: Any = peek_interpreter_stack()
+    if interpreter is not None:  # pyright: ignore[reportUnnecessaryComparison]  # torch's stubs leave out the None
         return INSIDE_TRANSFORM
     if torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return INSIDE_CAPTURE

@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
 from pygraph.effects import is_operation, root, written_arguments
 from pygraph.errors import StageError, describe
-from pygraph.program import Mutation, Program, TensorSpec
+from pygraph.program import Mutation, Program, TensorSpec, output_values
 
 aten = torch.ops.aten
 
@@ -50,7 +48,7 @@ def lower(program: Program) -> Program:
     graph = module.graph
     output = graph.output_node()
     _drop_copies(graph, program)
-    values: list[Any] = list(output.args[0])  # pyright: ignore[reportArgumentType]
+    values = output_values(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     updates = [
         (placeholders[descriptor.input], values[position])
@@ -80,7 +78,7 @@ def _drop_copies(graph: fx.Graph, program: Program) -> None:
     """Replace ``copy(old, new)`` by ``new`` where nobody can tell: not in results, which own their memory."""
     results = {
         root(value)
-        for value, descriptor in zip(graph.output_node().args[0], program.outputs, strict=True)  # pyright: ignore
+        for value, descriptor in zip(output_values(graph), program.outputs, strict=True)
         if isinstance(value, fx.Node) and not isinstance(descriptor, Mutation)
     }
     for node in list(graph.nodes):
@@ -105,8 +103,7 @@ def _write(graph: fx.Graph, updates: list[tuple[fx.Node, fx.Node]]) -> None:
     with graph.inserting_before(output):
         ready: list[tuple[fx.Node, fx.Node]] = []
         for target, value in pending:
-            if (root(value) in targets and root(value) is not target) or (root(value) is target and value is not target):
-                # Another write would change what this one reads.
+            if root(value) in targets:  # another write, or this one where it overlaps, would change what it reads
                 value = _node_like(graph, aten.clone.default, (value,), value)
             ready.append((target, value))
         for target, value in ready:

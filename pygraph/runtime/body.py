@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
-from pygraph.effects import is_host_number, is_view, root, written_arguments
+from pygraph.effects import is_host_number, is_selection, is_view, root, written_arguments
 from pygraph.evaluate import clone_strided
 from pygraph.program import Captured, Program, TensorSpec
 from pygraph.transforms.indirect import is_load, is_store
@@ -61,7 +62,7 @@ class RegionBody:
         writes = {root(argument) for node in self.nodes for argument in written_arguments(node)}
         self.written = [i for i, node in enumerate(self.inputs) if node in writes]
         self.written_statics = [i for i, node in enumerate(self.statics) if node in writes]
-        self._output_roots = {root(node) for node in self.outputs}
+        self._producers = {_producer(node) for node in self.outputs}
         self._module = program.module
         self._last_use = self._last_uses()
 
@@ -98,10 +99,11 @@ class RegionBody:
         for index, node in enumerate(self.nodes):
             if mark is not None:
                 mark(index)
-            args = fx.node.map_arg(node.args, value)
-            kwargs = fx.node.map_arg(node.kwargs, value)
-            result = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
-            if node in self._output_roots and not is_view(node):
+            args: Any = map_arg(node.args, value)
+            kwargs: Any = map_arg(node.kwargs, value)
+            target: Any = node.target
+            result: Any = target(*args, **kwargs)
+            if node in self._producers:
                 result = _own_memory(result, args)
             env[node] = result
             del args, kwargs, result
@@ -111,10 +113,7 @@ class RegionBody:
 
     def producer(self, output: int) -> int:
         """Position of the node that allocates the memory of output number ``output``."""
-        node = root(self.outputs[output])
-        while node.target is operator.getitem:
-            node = node.args[0]  # pyright: ignore[reportAssignmentType]
-        return self.nodes.index(node)  # pyright: ignore[reportArgumentType]
+        return self.nodes.index(_producer(self.outputs[output]))
 
     def scalar_nodes(self) -> list[tuple[int, int, torch.dtype]]:
         """Live numbers on the device: (position in ``nodes``, position in ``numbers``, dtype)."""
@@ -138,6 +137,14 @@ def _is_table(program: Program, node: fx.Node) -> bool:
     return program.table is not None and node is program.placeholders[0]
 
 
+def _producer(node: fx.Node) -> fx.Node:
+    """The node that allocates the memory of a value."""
+    node = root(node)
+    while is_selection(node):
+        node = node.args[0]  # pyright: ignore[reportAssignmentType]
+    return node
+
+
 def _is_tuple(node: fx.Node) -> bool:
     return isinstance(node.meta.get("spec"), tuple)
 
@@ -146,7 +153,7 @@ def _own_memory(result: Any, args: Any) -> Any:
     """Clone results that are memory of an argument although their operation is no view."""
     taken = {
         tensor.untyped_storage().data_ptr()
-        for tensor in torch.utils._pytree.tree_leaves(args)
+        for tensor in pytree.tree_leaves(args)
         if isinstance(tensor, torch.Tensor) and tensor.numel()
     }
 
@@ -155,7 +162,7 @@ def _own_memory(result: Any, args: Any) -> Any:
             return clone_strided(value)
         return value
 
-    return torch.utils._pytree.tree_map(own, result)
+    return pytree.tree_map(own, result)
 
 
 def copy_span(source: torch.Tensor, target: torch.Tensor) -> None:

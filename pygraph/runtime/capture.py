@@ -224,7 +224,9 @@ class RegionGraph:
                 if is_operation(node) and any(part in name for part in _SHAPE_ONLY):
                     continue
                 missing.add(slot)
-                self._note_copy(position, f"no pointer to it was found in the kernels of {name}", node.meta.get("source"))
+                self._note_copy(
+                    position, f"no pointer to it was found in the kernels of {name}", node.meta.get("source")
+                )
                 break
         return missing
 

@@ -3,6 +3,8 @@
 The only module that imports cuda-bindings.
 """
 
+# Parts of the allocator are reachable only through torch._C. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +14,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 import torch
@@ -20,8 +22,9 @@ import torch
 from pygraph.errors import CaptureError, DeviceError, describe
 from pygraph.runtime.driver import Counters, Driver, Pool, RecordedGraph, RecordedNode
 
+cu: Any  # the driver, whose bindings have no type stubs
 try:
-    from cuda.bindings import driver as cu
+    from cuda.bindings import driver as cu  # pyright: ignore
 except ImportError as error:  # the extra `cuda` is not installed
     raise DeviceError(
         describe("import cuda.bindings", "cuda-bindings is not installed", remedy="pip install 'pygraph[cuda]'.")
@@ -63,9 +66,8 @@ class CudaPool(Pool):
 
     def nbytes(self) -> int:
         """Bytes of the segments that the pool holds."""
-        return sum(
-            segment["total_size"] for handle, _ in self._keepers for segment in torch.cuda.memory_snapshot(handle)
-        )
+        snapshots: list[Any] = [torch.cuda.memory_snapshot(handle) for handle, _ in self._keepers]  # pyright: ignore
+        return sum(segment["total_size"] for snapshot in snapshots for segment in snapshot)
 
     def order(self) -> None:
         """Make the current stream wait for the last replay, if that was on another one."""
@@ -273,7 +275,7 @@ def _graph_nodes(graph: Any) -> list[Any]:
 
 
 def _node_kind(handle: Any) -> str:
-    name = _check(cu.cuGraphNodeGetType(handle)).name.removeprefix("CU_GRAPH_NODE_TYPE_")
+    name = str(_check(cu.cuGraphNodeGetType(handle)).name).removeprefix("CU_GRAPH_NODE_TYPE_")
     return _KINDS.get(name, name.lower())
 
 
@@ -294,7 +296,8 @@ class CudaDriver(Driver):
     """One CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        index: Any = device.index  # None for plain "cuda", which torch's stubs leave out
+        self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         self.counters = Counters()
 
     def new_pool(self) -> CudaPool:
@@ -302,7 +305,7 @@ class CudaDriver(Driver):
         return CudaPool(self.device)
 
     @contextlib.contextmanager
-    def _on(self, stream: torch.cuda.Stream) -> Iterator[None]:
+    def _on(self, stream: torch.cuda.Stream) -> Generator[None, None, None]:
         """Run on a stream of our own, ordered after and before the current one."""
         with torch.cuda.device(self.device):
             outer = torch.cuda.current_stream()

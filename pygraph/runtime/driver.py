@@ -102,7 +102,9 @@ class Driver(abc.ABC):
         run()
 
     @abc.abstractmethod
-    def tensor_at(self, address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def tensor_at(
+        self, address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
         """A tensor over memory that somebody else owns and keeps alive."""
 
     @abc.abstractmethod

@@ -570,7 +570,18 @@ def _lstm_cell_backward(
     return gates, d_cy * f, gates.sum(0) if has_bias else None
 
 
+def _reduced_loss(functional: Op) -> Kernel:
+    """A loss whose ``out`` kernel on the CPU resizes its result to the unreduced shape first."""
+
+    def kernel(*args: Any, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(functional(*args))
+
+    return kernel
+
+
 REPLACEMENTS: Final[dict[str, Kernel]] = {
+    "aten::mse_loss.out": _reduced_loss(aten.mse_loss.default),
+    "aten::smooth_l1_loss.out": _reduced_loss(aten.smooth_l1_loss.default),
     "aten::convolution_overrideable": aten.convolution.default,
     "aten::convolution_backward_overrideable": _convolution_backward,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -109,7 +110,7 @@ def value_words(
     encoded_second: bytes,
     dtype: str,
 ) -> list[ValueWord]:
-    """Where operation ``op`` holds a number that was ``encoded_first`` in one recording, ``encoded_second`` in the other."""
+    """Where operation ``op`` holds a number: ``encoded_first`` in one recording, ``encoded_second`` in the other."""
     width = len(encoded_first)
     found: list[ValueWord] = []
     for index, (a, b) in enumerate(zip(first, second, strict=True)):
@@ -122,7 +123,7 @@ def value_words(
     return found
 
 
-_CTYPES: dict[str, type[ctypes._SimpleCData[float]]] = {  # pyright: ignore[reportPrivateUsage]
+_CTYPES: dict[str, Any] = {
     "float32": ctypes.c_float,
     "float64": ctypes.c_double,
     "int64": ctypes.c_int64,
@@ -158,7 +159,7 @@ class Patcher:
         self._last_numbers: list[float | None] = [None] * numbers
         self._cells: list[list[tuple[ctypes.c_uint64, int]]] = [[] for _ in range(slots)]
         self._nodes: list[tuple[int, ...]] = [()] * slots
-        self._number_cells: list[list[ctypes._SimpleCData[float]]] = [[] for _ in range(numbers)]  # pyright: ignore
+        self._number_cells: list[list[Any]] = [[] for _ in range(numbers)]  # ctypes values, by number
         self._number_nodes: list[tuple[int, ...]] = [()] * numbers
         for word in words:
             address = graph.params_address(word.node) + word.offset

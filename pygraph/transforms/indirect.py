@@ -27,6 +27,7 @@ from pygraph.program import (
     Slot,
     Stored,
     TensorSpec,
+    output_values,
 )
 
 
@@ -95,7 +96,7 @@ def indirect_program(program: Program) -> Program:
             inputs.append(descriptor)
 
     outputs: list[Output] = []
-    values: list[Any] = list(graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
+    values = output_values(graph)
     for position, descriptor in enumerate(program.outputs):
         spec = values[position].meta.get("spec") if isinstance(values[position], fx.Node) else None
         if isinstance(descriptor, Result) and isinstance(spec, TensorSpec) and spec.device.type == device.type:

@@ -394,10 +394,10 @@ def _cat(p: Pool, s: Step) -> Any:
 
 
 def _module(p: Pool, s: Step) -> Any:
-    x = p.pick(s.a, lambda t: t.dtype == torch.float32 and 0 < t.dim() < 3 and t.shape[-1] == 3)
+    x = p.pick(s.a, lambda t: t.dtype == torch.float32 and t.numel() > 0)
     if x is None or p.state.module is None:
         return None
-    return p.state.module(x.reshape(-1, 3))
+    return p.state.module(x.reshape(-1)[:1].expand(2, 3) if x.numel() % 3 else x.reshape(-1, 3))
 
 
 def _item(p: Pool, s: Step) -> Any:
@@ -632,16 +632,17 @@ def cases(draw: st.DrawFn, *, data_dependent: bool = True, modules: bool = True,
         st.builds(ConstantInput, st.sampled_from((None, "text"))),
     )  # fmt: skip
     inputs = (draw(tensor_inputs()), *draw(st.lists(others, max_size=3)))
-    kinds = steps
+    module = draw(st.sampled_from((None, None, "eval", "train"))) if modules else None
+    kinds = steps if module is None else st.one_of(steps, st.builds(Step, st.just("module"), st.integers(0, 5)))
     if data_dependent and draw(st.integers(0, 5)) == 5:
-        kinds = st.one_of(steps, data_dependent_steps)
+        kinds = st.one_of(kinds, data_dependent_steps)
     return Case(
         inputs,
         tuple(draw(st.lists(kinds, min_size=1, max_size=7))),
         tuple(draw(st.lists(st.integers(0, 8), min_size=1, max_size=4))),
         draw(st.sampled_from(("tuple", "single", "dict", "nested", "list"))),
         tuple(draw(st.lists(tensor_inputs(), max_size=1))),
-        draw(st.sampled_from((None, None, "eval", "train"))) if modules else None,
+        module,
         draw(st.sampled_from(("flat", "dict", "list"))),
     )
 

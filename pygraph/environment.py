@@ -101,7 +101,7 @@ class Environment:
         changed: str | None = None
         for name, container, before in self._containers:
             if not _shallow_equal(container, before):
-                changed = changed or name or "its state"
+                changed = changed or _changed_entry(name, container, before)
                 if isinstance(container, dict):
                     container.clear()
                     container.update(before)
@@ -243,6 +243,16 @@ def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[s
 
 def _same(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and isinstance(value, IMMUTABLE) and repr(value) == repr(expected)
+
+
+def _changed_entry(name: str, container: Any, before: Any) -> str:
+    """The name of one entry that differs, as a user would write it."""
+    if isinstance(container, dict):
+        keys = [*before, *(key for key in container if key not in before)]
+        key = next(key for key in keys if key not in container or key not in before or container[key] is not before[key])
+        name = name.removesuffix("._buffers").removesuffix("._parameters").removesuffix("._modules")
+        return _join(name.removeprefix("_buffers").removeprefix("_parameters"), str(key))
+    return name or "a list"
 
 
 def _shallow_equal(container: Any, before: Any) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import os
 import sys
@@ -95,14 +96,14 @@ def trace(
 
     Example:
         >>> import torch, pygraph
-        >>> print(pygraph.trace(lambda x, k: x * k + 1)(torch.ones(3), 2.0))
+        >>> print(pygraph.trace(lambda x, k: x * k + 1)(torch.ones(3), 2.0), end="")  # doctest: +ELLIPSIS
         # <lambda> (aten): trace
         def program(
             args_0: "float32[3] cpu",  # args[0]
             args_1: "float",  # args[1], live
         ):
-            mul: "float32[3] cpu" = aten.mul.Tensor(args_0, args_1)
-            add: "float32[3] cpu" = aten.add.Tensor(mul, 1)
+            mul: "float32[3] cpu" = aten.mul.Tensor(args_0, args_1)  # ...:1
+            add: "float32[3] cpu" = aten.add.Tensor(mul, 1)  # ...:1
             return (
                 add,  # result
             )
@@ -277,7 +278,7 @@ def _record(
         raise TraceError(describe(call, "it seeds a random generator", remedy="Seed before the call."))
     _check_arguments_kept(call, traced_leaves, in_tree, fake_args, fake_kwargs, fakes, before, paths)
     for path, leaf in zip(box["paths"], box["leaves"], strict=True):
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+        if isinstance(leaf, FakeTensor) and leaf.requires_grad:
             raise TraceError(
                 describe(call, f"{path} requires grad", expected="no gradient outside the call",
                          remedy="Call it under torch.no_grad(), or take the gradient inside it.")
@@ -359,6 +360,10 @@ def _tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     """Fake tensors on; torch's caches of real values off, which would bake them in or keep fakes."""
     limit = proxy_tensor.CONSTANT_NUMEL_LIMIT  # checked with torch 2.11 and 2.13
     autocast_cache = torch.is_autocast_cache_enabled()
+    # It logs a traceback for every error of the function that is traced; that error is reported, or raised by eager.
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    logged = log.disabled
+    log.disabled = True
     # With a limit, make_fx executes in-place updates of small closed-over tensors for real.
     proxy_tensor.CONSTANT_NUMEL_LIMIT = -1
     torch.clear_autocast_cache()
@@ -367,6 +372,7 @@ def _tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
         with mode:
             yield
     finally:
+        log.disabled = logged
         proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
         torch.set_autocast_cache_enabled(autocast_cache)
 
@@ -547,6 +553,7 @@ def _functionalize(recording: _Recording) -> Program:
         outputs.append(Result("shared memory of results", -1, _spec(value.meta["val"])))
         out_values.append(value)
     graph.output_node().args = (tuple(out_values),)
+    _make_bases_relative(graph, recording.mode, inputs)
     _finish_graph(graph, inputs, specs)
     graph_module.recompile()
     aliases = [
@@ -670,13 +677,10 @@ def _classify_outputs(
     for index, value in enumerate(originals):
         if isinstance(value, torch.Tensor):
             by_storage.setdefault(value.untyped_storage()._cdata, index)
-    for node in recording.module.graph.nodes:  # closed-over tensors: their fakes are the get_attr values
-        value = node.meta.get("val")
-        if node.op == "get_attr" and isinstance(value, torch.Tensor):
-            target = _attribute(recording.module, node.target)
-            for index, descriptor in enumerate(inputs):
-                if isinstance(descriptor, Captured) and descriptor.value is target:
-                    by_storage.setdefault(value.untyped_storage()._cdata, -1 - index)
+    for index, descriptor in enumerate(inputs):
+        if isinstance(descriptor, Captured):  # returned itself, or as a view of the fake that stood for it
+            for value in (descriptor.value, recording.mode.from_tensor(descriptor.value)):
+                by_storage.setdefault(value.untyped_storage()._cdata, -1 - index)
 
     aliases: list[Alias] = []
     statics: list[Static] = []
@@ -689,7 +693,7 @@ def _classify_outputs(
         if isinstance(value, torch.Tensor):
             owner = by_storage.get(value.untyped_storage()._cdata) if value.numel() else None
             if owner is not None:
-                aliases.append(_input_alias(recording, rebuild, owner, value, path, leaf))
+                aliases.append(_input_alias(recording, inputs, rebuild, owner, value, path, leaf))
             else:
                 fresh.setdefault(value.untyped_storage()._cdata, []).append((position, leaf))
             position += 1
@@ -714,11 +718,22 @@ def _classify_outputs(
 
 
 def _input_alias(
-    recording: _Recording, rebuild: _Rebuild, owner: int, value: torch.Tensor, path: str, leaf: int
+    recording: _Recording,
+    inputs: list[Input],
+    rebuild: _Rebuild,
+    owner: int,
+    value: torch.Tensor,
+    path: str,
+    leaf: int,
 ) -> Alias:
     spec = TensorSpec.of(value)
     if owner < 0:
-        return Alias(path, leaf, "input", -1 - owner, spec)
+        captured = inputs[-1 - owner]
+        assert isinstance(captured, Captured)
+        if captured.value.dtype != value.dtype:
+            raise TraceError(describe(f"trace({recording.name})(…)", f"{path} is a view of another dtype"))
+        spec = dataclasses.replace(spec, offset=spec.offset - captured.value.storage_offset())
+        return Alias(path, leaf, "input", -1 - owner, spec, value is captured.value)
     source = recording.values[owner]
     identical = next((i for i, v in enumerate(recording.values) if v is value), None)
     owner = identical if identical is not None else owner
@@ -803,6 +818,29 @@ def _with_strides(value: Any, like: Any) -> Any:
     if value.stride() == like.stride() or not value.numel():
         return value
     return aten.copy(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device), value)
+
+
+def _make_bases_relative(graph: fx.Graph, mode: FakeTensorMode, inputs: list[Input]) -> None:
+    """Take views of a base relative to its first element: an absolute offset counts from the start of its storage."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for base, descriptor in zip(placeholders, inputs, strict=True):
+        if not isinstance(descriptor, Base):
+            continue
+        for user in list(base.users):
+            source, value = base, base.meta["val"]
+            if user.target is aten.as_strided.default:
+                size, stride, offset = user.args[1:4]
+                with mode, graph.inserting_before(user):
+                    if offset:
+                        source = graph.call_function(aten.slice.Tensor, (base, 0, offset))
+                        value = aten.slice.Tensor(value, 0, offset)
+                user.args = (source, size, stride)
+            elif user.target is aten.as_strided_scatter.default and user.args[0] is base:
+                with mode, graph.inserting_before(user):
+                    source, value = graph.call_function(aten.clone.default, (base,)), aten.clone.default(value)
+                user.args = (source, *user.args[1:])
+            if source is not base:
+                source.meta = {"val": value, "source": user.meta.get("source")}
 
 
 def _fresh(value: Any) -> Any:

@@ -25,7 +25,7 @@ def inline_reason() -> str | None:
     interpreter: Any = peek_interpreter_stack()
     if interpreter is not None:  # pyright: ignore[reportUnnecessaryComparison]  # torch's stubs leave out the None
         return INSIDE_TRANSFORM
-    if torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return INSIDE_CAPTURE
     return None
 

@@ -255,7 +255,7 @@ def _reduce(p: Pool, s: Step) -> Any:
         lambda: x.max(dim) if x.dim() else x.sum(),
         lambda: x.cumsum(dim),
         lambda: x.var(dim, correction=0),
-        lambda: torch.sort(x, dim, stable=True),
+        lambda: torch.sort(x, dim=dim, stable=True),
         lambda: x.cumprod(dim),  # on the emulated device it hides its pointers
     )[s.c % 9]()
 

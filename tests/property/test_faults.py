@@ -228,7 +228,7 @@ def test_a_key_that_forgets_overlap_breaks_the_law(device: torch.device) -> None
 
     def check() -> None:
         stacked = stack(fn)
-        for shared in (False, True):
+        for shared in (True, False):
             x = torch.ones(3, device=device)
             y = x if shared else torch.ones(3, device=device)
             assert stacked(x, y).tolist() == ([4.0] * 3 if shared else [2.0] * 3)

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch.utils import _pytree as pytree
 
 import pygraph
-from pygraph.errors import TraceError
 from tests.property.strategies import (
     DATA_DEPENDENT,
     NUMBER_KINDS,
@@ -40,7 +39,7 @@ EXPECTED = {
     "overlapping arguments": 20,
     "the same tensor twice": 10,
     "an argument is written": 30,
-    "a view of an argument is written": 10,
+    "a view of an argument is written": 3,
     "overlapping arguments, one written": 5,
     "a closed-over tensor is written": 10,
     "module state is written": 5,
@@ -143,7 +142,7 @@ def features(case: Case, device: torch.device) -> set[str]:
     try:
         with torch.no_grad():
             pygraph.trace(case.function(device))(*case.arguments(device))
-    except TraceError:
+    except Exception:  # with what exceptions is the laws' business
         found.add("cannot be traced")
     return found
 

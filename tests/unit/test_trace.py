@@ -1,0 +1,530 @@
+"""trace: what each kind of input and output becomes, what is refused and how, and that nothing real is touched."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pygraph
+from pygraph.effects import is_random
+from pygraph.errors import TraceError
+from pygraph.program import (
+    Alias,
+    Argument,
+    Base,
+    Captured,
+    Mutation,
+    Program,
+    Result,
+    ScalarArgument,
+    Static,
+    TensorSpec,
+)
+from pygraph.trace import is_live_number, static_leaves, to_number, trace_call
+
+X = torch.arange(6.0).view(2, 3)
+
+
+def targets(program: Program) -> list[Any]:
+    return [node.target for node in program.nodes if node.op == "call_function"]
+
+
+def static_of(fn: Callable[..., Any], *args: Any) -> frozenset[int]:
+    return trace_call(fn, args, {}).static_leaves
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------
+
+
+def test_tensors_are_arguments_by_path() -> None:
+    program = pygraph.trace(lambda p, *, x: p["w"][0] + x)({"w": [X]}, x=X + 1)
+    assert program.inputs == (
+        Argument("args[0]['w'][0]", 0, TensorSpec.of(X)),
+        Argument("kwargs['x']", 1, TensorSpec.of(X)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(2, int), (2.5, float), (np.int64(3), int), (np.float32(0.5), float), (np.float64(0.5), float), (-(2**63), int)],
+)
+def test_numbers_are_live(number: Any, kind: type) -> None:
+    program = pygraph.trace(lambda x, k: x * k)(X, number)
+    assert program.inputs[1] == ScalarArgument("args[1]", 1, kind)
+    assert torch.equal(pygraph.evaluate(program, X, to_number(number) + 1), X * (to_number(number) + 1))
+
+
+@pytest.mark.parametrize("leaf", [True, np.bool_(True), math.inf, math.nan, 2**63, "text", None, 1j, torch.float32])
+def test_other_leaves_are_not_live(leaf: Any) -> None:
+    assert not is_live_number(leaf)
+
+
+def test_non_numbers_are_baked_in() -> None:
+    program = pygraph.trace(lambda x, flag, name: x + 1 if flag and name == "add" else x)(X, True, "add")
+    assert [type(d) for d in program.inputs] == [Argument]
+    assert targets(program) == [torch.ops.aten.add.Tensor]
+
+
+def test_captured_tensors_say_what_they_are() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.register_buffer("mean", torch.zeros(3))
+            self.plain = torch.ones(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight + self.mean + self.plain + torch.tensor([1.0, 2.0, 3.0])
+
+    model = Model()
+    with torch.no_grad():
+        program = pygraph.trace(model)(X)
+    captured = [d for d in program.inputs if isinstance(d, Captured)]
+    assert [(d.kind, d.name) for d in captured] == [
+        ("parameter", "weight"),
+        ("buffer", "mean"),
+        ("closed-over", "plain"),
+        ("constant", "constant_3"),
+    ]
+    assert captured[0].value is model.weight
+
+
+def test_a_closed_over_tensor_is_one_input_however_often_it_is_used() -> None:
+    weight = torch.ones(3)
+    program = pygraph.trace(lambda x: x * weight + weight.sum())(X)
+    assert [d.name for d in program.inputs if isinstance(d, Captured)] == ["weight"]
+
+
+def test_overlapping_arguments_of_which_one_is_written_become_one_base() -> None:
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return b * 2
+
+    memory = torch.arange(6.0)
+    a, b = memory[1:5], memory[2:6].view(2, 2)  # the base is not at the start of its storage
+    program = pygraph.trace(fn)(a, b)
+    (base,) = program.inputs
+    assert isinstance(base, Base)
+    assert (base.leaves, base.start, base.spec.shape) == ((0, 1), 0, (5,))
+    other = memory.clone()
+    expected = fn(other[1:5], other[2:6].view(2, 2))
+    assert torch.equal(pygraph.evaluate(program, a, b), expected)
+    assert torch.equal(memory, other)
+
+
+def test_overlapping_arguments_that_are_only_read_stay_apart() -> None:
+    memory = torch.arange(6.0)
+    program = pygraph.trace(lambda a, b: a + b)(memory[1:5], memory[2:])
+    assert [type(d) for d in program.inputs] == [Argument, Argument]
+
+
+def test_the_same_tensor_twice_is_written_once() -> None:
+    x = torch.zeros(3)
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        b.add_(1)
+        return a + b
+
+    program = pygraph.trace(fn)(x, x)
+    assert pygraph.evaluate(program, x, x).tolist() == [4.0, 4.0, 4.0]
+    assert x.tolist() == [2.0, 2.0, 2.0]
+
+
+# ---- outputs ---------------------------------------------------------------------------------------------------
+
+
+def test_results_by_path() -> None:
+    program = pygraph.trace(lambda x: {"a": x + 1, "b": (x * 2, None)})(X)
+    assert [(d.path, d.leaf) for d in program.outputs if isinstance(d, Result)] == [
+        ("result['a']", 0),
+        ("result['b'][0]", 1),
+    ]
+    assert program.statics == (Static("result['b'][1]", 2, None),)
+
+
+def test_live_numbers_can_be_returned() -> None:
+    program = pygraph.trace(lambda x, k: (x * k, k * 2 + 1))(X, 3)
+    assert pygraph.evaluate(program, X, 5)[1] == 11
+    assert [d.spec for d in program.outputs if isinstance(d, Result)][1] is int
+
+
+def test_mutation_of_an_argument_a_buffer_and_a_closed_over_tensor() -> None:
+    closed = torch.zeros(3)
+    norm = nn.BatchNorm1d(3)
+
+    def fn(x: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        state["n"].add_(1)
+        closed.copy_(x[0])
+        return norm(x)
+
+    with torch.no_grad():
+        program = pygraph.trace(fn)(X, {"n": torch.zeros(())})
+    names = [
+        getattr(program.inputs[d.input], "name", None) or getattr(program.inputs[d.input], "path", None)
+        for d in program.outputs
+        if isinstance(d, Mutation)
+    ]
+    assert sorted(str(name) for name in names) == [
+        "args[1]['n']",
+        "closed",
+        "norm.num_batches_tracked",
+        "norm.running_mean",
+        "norm.running_var",
+    ]
+    assert torch.equal(closed, torch.zeros(3))
+    assert norm.num_batches_tracked == 0
+
+
+def test_a_returned_argument_is_the_very_object() -> None:
+    program = pygraph.trace(lambda x: x.add_(1))(torch.zeros(2))
+    assert program.aliases[0].identical
+    x = torch.zeros(2)
+    assert pygraph.evaluate(program, x) is x
+
+
+def test_a_returned_view_shows_the_argument() -> None:
+    program = pygraph.trace(lambda x: x[1:].t())(X)
+    assert program.aliases == (Alias("result", 0, "input", 0, TensorSpec((3, 1), (1, 3), X.dtype, X.device, 3)),)
+    out = pygraph.evaluate(program, x := X.clone())
+    x.zero_()
+    assert out.abs().sum() == 0
+
+
+def test_a_view_of_an_offset_argument_is_relative_to_it() -> None:
+    memory = torch.arange(8.0)
+    program = pygraph.trace(lambda x: x[1:])(memory[3:])
+    assert pygraph.evaluate(program, memory[3:]).data_ptr() == memory[4:].data_ptr()
+
+
+def test_results_that_share_memory_still_do() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x + 1
+        return y, y[0]
+
+    program = pygraph.trace(fn)(X)
+    assert [alias.of for alias in program.aliases] == ["output", "output"]
+    y, row = pygraph.evaluate(program, X)
+    row.zero_()
+    assert y[0].abs().sum() == 0
+
+
+def test_a_view_of_a_closed_over_tensor_shows_it() -> None:
+    closed = torch.zeros(3)
+    program = pygraph.trace(lambda x: (x + 1, closed[1:]))(X)
+    pygraph.evaluate(program, X)[1].fill_(7)
+    assert closed.tolist() == [0.0, 7.0, 7.0]
+
+
+def test_a_returned_captured_tensor_is_the_very_object() -> None:
+    module = nn.Linear(3, 3)
+    program = pygraph.trace(lambda x: (x + 1, module.weight))(X)
+    assert pygraph.evaluate(program, X)[1] is module.weight
+
+
+def test_strides_are_those_of_eager() -> None:
+    program = pygraph.trace(lambda x: (x.t() + 1, torch.empty(2, 3).t().add(x.t())))(X)
+    assert [d.spec.stride for d in program.outputs if isinstance(d, Result)] == [(1, 3), (1, 3)]
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------
+
+
+def test_an_if_bakes_its_number_in() -> None:
+    def fn(x: torch.Tensor, k: int, s: float) -> torch.Tensor:
+        return x * s if k > 1 else x + s
+
+    assert static_of(fn, X, 3, 0.5) == {1}
+    program = pygraph.trace(fn)(X, 3, 0.5)
+    assert torch.equal(pygraph.evaluate(program, X, 3, 2.0), X * 2)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, k: x.new_ones(k),
+        lambda x, k: x[:k],
+        lambda x, k: x.expand(k, 2, 3),
+        lambda x, k: torch.arange(k),
+        lambda x, k: sum((x for _ in range(k)), x),
+        lambda x, k: [x, x + 1, x + 2][k],
+    ],
+)
+def test_sizes_and_counts_are_baked_in(fn: Callable[..., Any]) -> None:
+    assert static_of(fn, X, 2) == {1}
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, k: x * k + k * k,
+        lambda x, k: torch.full_like(x, k),
+        lambda x, k: x.clamp(min=k),
+        lambda x, k: torch.tensor(k) + x,
+        lambda x, k: torch.where(x > k, x, 0.0),
+        lambda x, k: x + (k * 3 - 1) / 2,
+        lambda x, k: torch.add(x, x, alpha=k),
+    ],
+)
+def test_values_stay_live(fn: Callable[..., Any]) -> None:
+    for first, second in ((2.5, -4.0), (3, 7)):
+        assert static_of(fn, X, first) == frozenset()
+        program = pygraph.trace(fn)(X, first)
+        torch.testing.assert_close(pygraph.evaluate(program, X, second), fn(X, second))
+
+
+def test_math_of_a_number_bakes_it_in() -> None:
+    assert static_of(lambda x, k: x * math.sqrt(k), X, 4.0) == {1}
+
+
+def test_static_arguments_are_baked_in() -> None:
+    fn = pygraph.trace(lambda x, k, *, s: x * k + s, static_argnums=(1,), static_argnames=("s",))
+    program = fn(X, 2, s=3)
+    assert [type(d) for d in program.inputs] == [Argument]
+
+
+def test_static_leaves_counts_leaves() -> None:
+    args, kwargs = ([1, 2], 3, (4, {"a": 5})), {"x": [6, 7], "y": 8}
+    assert static_leaves(args, kwargs, (1,), ()) == {2}
+    assert static_leaves(args, kwargs, (0, -1), ("x",)) == {0, 1, 3, 4, 5, 6}
+    assert static_leaves((), {}, (0,), ("x",)) == frozenset()
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------
+
+
+def _grow(state: list[torch.Tensor]) -> None:
+    state.append(state[0])
+
+
+def _set_grad(x: torch.Tensor) -> None:
+    x.grad = torch.ones_like(x)
+
+
+def _seed(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.rand(3)
+
+
+def _branch(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]] = [
+    ("NumPy array", lambda x: torch.ones(2), lambda: (np.ones(2),), "is a NumPy array; expected a tensor"),
+    ("container", _grow, lambda: ([torch.ones(2)],), "it changes a container among its arguments"),
+    ("shape", lambda x: x.unsqueeze_(0), lambda: (torch.ones(2),), r"it changes the shape or strides of args\[0\]"),
+    ("resize", lambda x: x.t_(), lambda: (torch.ones(2, 3),), r"it changes the shape or strides of args\[0\]"),
+    ("seed", _seed, lambda: (torch.ones(2),), "it seeds a random generator"),
+    ("grad", _set_grad, lambda: (torch.ones(2),), r"it sets args\[0\]\.grad"),
+    ("branch", _branch, lambda: (torch.ones(2),), "From test_trace.py:"),
+    ("item in if", lambda x: x if x.item() > 0 else -x, lambda: (torch.ones(()),), "From test_trace.py:"),
+    ("raises", lambda x: {}[3], lambda: (torch.ones(2),), "KeyError: 3"),
+    ("requires grad", lambda x: x * 2, lambda: (torch.ones(2, requires_grad=True),), "result requires grad"),
+    ("sparse", lambda x: x, lambda: (torch.eye(2).to_sparse(),), "is not a plain strided tensor"),
+    ("conjugate", lambda x: x, lambda: (torch.ones(2, dtype=torch.complex64).conj(),), "not a plain strided tensor"),
+]
+
+
+@pytest.mark.parametrize(("fn", "make", "text"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_refused(fn: Callable[..., Any], make: Callable[[], tuple[Any, ...]], text: str) -> None:
+    args = make()
+    before = [leaf.clone() for leaf in torch.utils._pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    random = torch.get_rng_state()
+    with pytest.raises(TraceError, match=text) as caught:
+        pygraph.trace(fn)(*args)
+    assert re.match(r"trace\(.*\)\(…\): ", str(caught.value))
+    leaves = torch.utils._pytree.tree_leaves(args)
+    after = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    assert len(after) == len(before)
+    for a, b in zip(after, before, strict=True):
+        assert a.shape == b.shape
+        assert a.stride() == b.stride()
+        assert a.grad is None
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_setting_an_attribute_of_a_module_is_refused_and_undone() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+            self.last: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.last = x
+            return x + 1
+
+    model = Counter()
+    with pytest.raises(TraceError, match="it changes .*; expected no lasting change"):
+        pygraph.trace(model)(X)
+    assert model.calls == 0
+    assert model.last is None
+
+
+def test_changing_a_closed_over_container_is_refused_and_undone() -> None:
+    log: list[torch.Tensor] = []
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        log.append(x)
+        return x + 1
+
+    with pytest.raises(TraceError, match="it changes log"):
+        pygraph.trace(fn)(X)
+    assert log == []
+
+
+def test_a_nonlocal_variable_is_put_back() -> None:
+    count = 0
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return x + 1
+
+    with pytest.raises(TraceError, match="it changes count"):
+        pygraph.trace(fn)(X)
+    assert count == 0
+
+
+def test_a_tensor_cannot_be_static() -> None:
+    with pytest.raises(TraceError, match=r"args\[0\] is a tensor marked static.* Unmark it"):
+        pygraph.trace(lambda x: x, static_argnums=(0,))(X)
+
+
+def test_the_cause_is_kept() -> None:
+    with pytest.raises(TraceError) as caught:
+        pygraph.trace(lambda x: {}[3])(X)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+# ---- nothing real is touched -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (3,)])
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda t, x: t.add_(1),
+        lambda t, x: t.mul_(2.0),
+        lambda t, x: t.copy_(torch.full_like(t, 9)),
+        lambda t, x: t.fill_(4),
+        lambda t, x: t.zero_(),
+        lambda t, x: t.add_(x.sum()),
+        lambda t, x: t.__iadd__(1),
+        lambda t, x: torch.add(t, 1, out=t),
+        lambda t, x: torch._foreach_add_([t], 1),
+        lambda t, x: t.data.add_(1),
+        lambda t, x: t.uniform_(),
+    ],
+)
+def test_real_tensors_never_change(shape: tuple[int, ...], update: Callable[..., Any]) -> None:
+    closed = torch.full(shape, 5.0)
+    module = nn.Module()
+    module.register_buffer("buffer", torch.full(shape, 5.0))
+    argument = torch.full(shape, 5.0)
+
+    def fn(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        update(closed, x)
+        update(module.buffer, x)
+        update(t, x)
+        return t + closed
+
+    random = torch.get_rng_state()
+    pygraph.trace(fn)(argument, X)
+    for tensor in (closed, module.buffer, argument):
+        assert torch.equal(tensor, torch.full(shape, 5.0))
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_random_operations_are_nodes_and_draw_at_every_evaluation() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        torch.rand(5)  # unused, but the generator moves
+        return nn.functional.dropout(x, 0.5) + torch.randn(3)
+
+    random = torch.get_rng_state()
+    program = pygraph.trace(fn)(X)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert sum(is_random(node) for node in program.nodes) == 3
+    for _ in range(2):
+        state = torch.get_rng_state()
+        got = pygraph.evaluate(program, X)
+        torch.set_rng_state(state)
+        assert torch.equal(got, fn(X))
+
+
+# ---- transforms inside -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # in torch's own jvp
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.func.vmap(lambda row: row @ row),
+        torch.func.grad(lambda x: (x**3).sum()),
+        lambda x: torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),)),
+        lambda x: torch.func.jacrev(lambda row: row**2)(x[0]),
+        lambda x: torch.func.vmap(torch.func.grad(lambda row: (row**2).sum()))(x),
+    ],
+)
+def test_torch_func_inside(fn: Callable[..., Any]) -> None:
+    program = pygraph.trace(fn)(X)
+    torch.testing.assert_close(pygraph.evaluate(program, X + 1), fn(X + 1))
+
+
+def test_autograd_inside() -> None:
+    weight = nn.Parameter(torch.ones(3))
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        loss = ((x * weight) ** 2).sum()
+        (gradient,) = torch.autograd.grad(loss, weight)
+        return gradient
+
+    program = pygraph.trace(fn)(X)
+    torch.testing.assert_close(pygraph.evaluate(program, X), fn(X))
+    assert weight.grad is None
+
+
+def test_an_optimizer_step_inside() -> None:
+    def make() -> tuple[nn.Linear, torch.optim.Optimizer, Callable[[torch.Tensor], torch.Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).pow(2).sum()
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    parameter.sub_(gradient, alpha=0.1)
+            return loss.detach()
+
+        return model, optimizer, step
+
+    model, _, step = make()
+    other, _, eager = make()
+    program = pygraph.trace(step)(X)
+    for _ in range(3):
+        torch.testing.assert_close(pygraph.evaluate(program, X), eager(X))
+    torch.testing.assert_close(model.weight, other.weight)
+
+
+def test_the_traced_function_keeps_its_name_and_doc() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        """Add one."""
+        return x + 1
+
+    traced = pygraph.trace(step)
+    assert traced.__name__ == "step"
+    assert traced.__doc__ == "Add one."
+    assert traced(X).name == "step"

@@ -60,7 +60,14 @@ def is_selection(node: fx.Node) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Whether the node draws from a random generator."""
-    return is_operation(node) and torch.Tag.nondeterministic_seeded in node.target.tags  # pyright: ignore
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":  # attention draws only to drop
+            value = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+            return value != 0.0
+    return True
 
 
 def is_written(node: fx.Node) -> bool:

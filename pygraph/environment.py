@@ -10,6 +10,7 @@ since the trace; a *snapshot* puts back what tracing changed (a traced tensor mu
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
 import types
@@ -228,7 +229,9 @@ class Environment:
 
     @staticmethod
     def _is_user_object(value: Any) -> bool:
-        return _package(type(value).__module__) not in _LIBRARIES or isinstance(value, torch.optim.Optimizer)
+        if isinstance(value, (torch.optim.Optimizer, types.SimpleNamespace, argparse.Namespace)):
+            return True
+        return _package(type(value).__module__) not in _LIBRARIES
 
 
 def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[str]:
@@ -249,7 +252,9 @@ def _changed_entry(name: str, container: Any, before: Any) -> str:
     """The name of one entry that differs, as a user would write it."""
     if isinstance(container, dict):
         keys = [*before, *(key for key in container if key not in before)]
-        key = next(key for key in keys if key not in container or key not in before or container[key] is not before[key])
+        key = next(
+            key for key in keys if key not in container or key not in before or container[key] is not before[key]
+        )
         name = name.removesuffix("._buffers").removesuffix("._parameters").removesuffix("._modules")
         return _join(name.removeprefix("_buffers").removeprefix("_parameters"), str(key))
     return name or "a list"

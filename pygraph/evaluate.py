@@ -81,6 +81,14 @@ def check_call(program: Program, leaves: Sequence[Any], tree: pytree.TreeSpec) -
         got = TensorSpec(tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
         if got != descriptor.spec:
             raise ArgumentError(describe(call, f"{descriptor.path} is {got}", expected=str(descriptor.spec)))
+    for baked in program.baked:
+        if not baked.admits(leaves[baked.leaf]):
+            raise ArgumentError(
+                describe(
+                    call, f"{baked.path} is {leaves[baked.leaf]!r}", expected=f"{baked.value!r}, which was baked in",
+                    remedy="Trace again; a jitted function does so by itself.",
+                )
+            )  # fmt: skip
 
 
 def argument_descriptors(program: Program) -> list[Argument | ScalarArgument]:

@@ -42,7 +42,7 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
     keys: list[Hashable] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            address = leaf.data_ptr()
+            address = 0 if leaf.is_cpu else leaf.data_ptr()  # graphs read host memory through copies only
             aligned = ALIGNMENT if address % ALIGNMENT == 0 else alignment(address)
             keys.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, aligned, grad and leaf.requires_grad))
         elif index not in static and is_live_number(leaf):

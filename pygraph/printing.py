@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph.environment import IMMUTABLE
 from pygraph.program import (
     Alias,
     Argument,
@@ -81,7 +82,9 @@ def program_text(program: Program) -> str:
     for alias in program.aliases:
         lines.append(f"    # {alias.path}: {_alias_text(alias, program)}")
     for static in program.statics:
-        lines.append(f"    # {static.path}: {static.value!r}")
+        lines.append(f"    # {static.path}: {_value_text(static.value)}")
+    for baked in program.baked:
+        lines.append(f"    # {baked.path} was {_value_text(baked.value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -233,6 +236,11 @@ def _alias_text(alias: Alias, program: Program) -> str:
     else:
         of = f"output {alias.index}"
     return f"is {of}" if alias.identical else f"{alias.spec} view of {of} at {alias.spec.offset}"
+
+
+def _value_text(value: Any) -> str:
+    """A value that is no tensor, without its address."""
+    return repr(value) if isinstance(value, IMMUTABLE) else f"a {type(value).__name__}"
 
 
 def _because(reason: str | None, source: str | None) -> str:

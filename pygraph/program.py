@@ -209,6 +209,28 @@ class Static:
     value: Any
 
 
+@dataclasses.dataclass(frozen=True)
+class Baked:
+    """A leaf of the arguments that is no input: the trace depends on its value, which a call must repeat."""
+
+    path: str
+    leaf: int
+    value: Any
+
+    def admits(self, value: Any) -> bool:
+        """Whether ``value`` is the one that was baked in: of the same type, and with the same text if a float."""
+        if value is self.value:
+            return True
+        if type(value) is not type(self.value):
+            return False
+        if isinstance(value, (float, complex)):
+            return repr(value) == repr(self.value)
+        try:
+            return bool(value == self.value)
+        except Exception:  # what cannot be compared is not known to be the same
+            return False
+
+
 # ---- regions and notes -----------------------------------------------------------------------------------------
 
 
@@ -250,6 +272,7 @@ class Program:
         outputs: One descriptor per element of the returned tuple.
         aliases: Returned leaves that are views of inputs or of other outputs.
         statics: Returned leaves that are constants of the trace.
+        baked: Leaves of the arguments whose values the trace depends on.
         in_tree: The pytree of ``(args, kwargs)``.
         out_tree: The pytree of the result.
         stage: How far the Program has come.
@@ -268,6 +291,7 @@ class Program:
     out_tree: pytree.TreeSpec
     stage: Stage
     history: tuple[str, ...]
+    baked: tuple[Baked, ...] = ()
     regions: tuple[Region, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
 

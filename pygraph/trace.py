@@ -41,6 +41,7 @@ from pygraph.errors import TraceError, describe
 from pygraph.program import (
     Alias,
     Argument,
+    Baked,
     Base,
     Captured,
     Input,
@@ -190,6 +191,7 @@ class _Recording:
     out_tree: pytree.TreeSpec
     environment: Environment
     specialize: frozenset[int]
+    baked: tuple[Baked, ...]
 
 
 def _record(
@@ -285,8 +287,14 @@ def _record(
             )  # fmt: skip
     return _Recording(
         name, mode, module, inputs, values, box["leaves"], box["paths"], in_tree, box["tree"], environment,
-        _needed_values(shape_env, module, symbols),
+        _needed_values(shape_env, module, symbols), _baked(inputs, paths, leaves),
     )  # fmt: skip
+
+
+def _baked(inputs: list[Input], paths: list[str], leaves: list[Any]) -> tuple[Baked, ...]:
+    """The leaves that are no inputs."""
+    live = {descriptor.leaf for descriptor in inputs if isinstance(descriptor, (Argument, ScalarArgument))}
+    return tuple(Baked(paths[i], i, leaf) for i, leaf in enumerate(leaves) if i not in live)
 
 
 def _check_plain(leaf: torch.Tensor, path: str, call: str) -> None:
@@ -571,6 +579,7 @@ def _functionalize(recording: _Recording) -> Program:
         out_tree=recording.out_tree,
         stage="aten",
         history=("trace",),
+        baked=recording.baked,
     )
 
 

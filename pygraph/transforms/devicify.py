@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph.errors import StageError, describe
 from pygraph.program import Captured, Fallback, Input, Mutation, Program, ScalarArgument, TensorSpec, tensor_specs
 from pygraph.trace import is_random
 from pygraph.transforms.scalar_rules import ITEM, RULES, SCALAR, Emitter, Host, aten, reaches_output
@@ -115,12 +116,18 @@ def devicify_program(program: Program) -> Program:
         with only its history changed.
 
     Raises:
+        StageError: A later pass has been applied already.
         DeviceError: if a constant has to be uploaded and the device is not there.
 
     >>> import torch, pygraph
     >>> devicify_program(pygraph.trace(lambda x, k: x * k)(torch.ones(2), 3.0)).history
     ('trace', 'devicify')
     """
+    if program.stage != "aten":
+        raise StageError(
+            describe(f"devicify({program.name})", f"stage {program.stage!r}", expected="'aten'",
+                     remedy="Apply devicify first: graphify(indirect(devicify(f))).")
+        )  # fmt: skip
     history = (*program.history, "devicify")
     if program.device.type == "cpu":
         return program.replace(history=history)

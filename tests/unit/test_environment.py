@@ -178,7 +178,7 @@ def test_restore_names_the_change_and_is_none_without_one() -> None:
     environment = Environment(model)
     assert environment.restore() is None
     model.options["b"] = 1
-    assert environment.restore() == "options"
+    assert str(environment.restore()).startswith("options")
     assert model.options == {"a": 1}
 
 

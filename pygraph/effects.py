@@ -10,6 +10,7 @@ honest schemas are treated right.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -86,6 +87,11 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
             value: Any = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             found += [value] if isinstance(value, fx.Node) else list(value or ())
     return found
+
+
+def writes_memory(nodes: Iterable[fx.Node]) -> bool:
+    """Whether any of the nodes updates memory that is not its own; storing a result through a slot does not count."""
+    return any(is_written(node) and node.target is not torch.ops.pygraph.store.default for node in nodes)
 
 
 def root(node: fx.Node) -> fx.Node:

@@ -252,9 +252,8 @@ def _changed_entry(name: str, container: Any, before: Any) -> str:
     """The name of one entry that differs, as a user would write it."""
     if isinstance(container, dict):
         keys = [*before, *(key for key in container if key not in before)]
-        key = next(
-            key for key in keys if key not in container or key not in before or container[key] is not before[key]
-        )
+        missing = object()
+        key = next(key for key in keys if container.get(key, missing) is not before.get(key, missing))
         name = name.removesuffix("._buffers").removesuffix("._parameters").removesuffix("._modules")
         return _join(name.removeprefix("_buffers").removeprefix("_parameters"), str(key))
     return name or "a list"

@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.check import check_program
+from pygraph.effects import writes_memory
 from pygraph.errors import ArgumentError, FallbackError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
@@ -87,10 +88,18 @@ class Entry:
         program = self.program or self.described
         self._captured = [] if program is None else [d.value for d in program.inputs if isinstance(d, Captured)]
         self._specs = [_layout(value) for value in self._captured]
+        written = program is not None and writes_memory(program.nodes)
+        self._owned = {v.untyped_storage().data_ptr() for v in self._captured if v.numel()} if written else set[int]()
 
     def points_to_live_memory(self) -> bool:
         """Whether captured tensors are still where the graphs read them: without this a replay is not safe."""
         return self.executable is None or self.executable.is_current()
+
+    def shares_memory(self, leaves: list[Any]) -> bool:
+        """Whether an argument lies in a captured tensor's memory and one of them is written: not this Program."""
+        if not self._owned:
+            return False
+        return any(isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() in self._owned for x in leaves)
 
     def is_current(self) -> bool:
         """Whether everything else that was baked in is unchanged."""
@@ -155,6 +164,11 @@ class Transformed(Generic[P, R]):
                         self._count_hit(key, entry)
                         return result
                 elif entry.is_current():
+                    if entry.shares_memory(leaves):
+                        note = Fallback(
+                            "the call", "an argument shares memory with a captured tensor, and one is written"
+                        )
+                        return self._run_inline(note, args, kwargs)
                     self._count_hit(key, entry)
                     return self._run(entry, leaves, args, kwargs)
             entry = self._compile(key, entry, leaves, structure, args, kwargs)
@@ -378,7 +392,7 @@ def _leaves_of(program: Program, inputs: set[int]) -> frozenset[int]:
 def _check_disjoint(program: Program, leaves: Sequence[Any], name: str) -> None:
     """Refuse a Program that writes where a captured tensor shares memory with an argument or another one."""
     captured = [(d.name, d.value) for d in program.inputs if isinstance(d, Captured) and d.value.numel()]
-    if not captured or not _writes(program):
+    if not captured or not (written_inputs(program) or writes_memory(program.nodes)):
         return
     owners: dict[int, str] = {}
     for owner, value in captured:
@@ -390,12 +404,6 @@ def _check_disjoint(program: Program, leaves: Sequence[Any], name: str) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in owners:
             owner = owners[leaf.untyped_storage().data_ptr()]
             raise TraceError(describe(f"{name}(…)", f"an argument shares memory with {owner}, and one is written"))
-
-
-def _writes(program: Program) -> bool:
-    from pygraph.effects import is_written
-
-    return bool(written_inputs(program)) or any(is_written(node) for node in program.nodes)
 
 
 @overload

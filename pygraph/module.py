@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 
-from pygraph.jit import CacheInfo, Transformed
+from pygraph.jit import CacheInfo, Transformed, transformed
 from pygraph.report.explain import Explanation
 
 
@@ -64,5 +65,22 @@ class TransformedModule(torch.nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self._pygraph_module, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        function = self._pygraph_transformed
+        return transformed, (self._pygraph_module, function.passes, function.options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TransformedModule:
+        function = self._pygraph_transformed
+        return transformed(copy.deepcopy(self._pygraph_module, memo), function.passes, function.options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For copies and pickles: the module goes along, what was compiled for it does not.
+        transformed = self._pygraph_transformed
+        return _rebuilt, (self._pygraph_module, transformed.passes, transformed.options)
+
     def __repr__(self) -> str:
         return f"pygraph {self._pygraph_module!r}"
+
+
+def _rebuilt(module: torch.nn.Module, passes: tuple[str, ...], options: Options) -> TransformedModule:
+    return TransformedModule(module, Transformed(module, passes, options))

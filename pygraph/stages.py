@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.errors import ArgumentError, describe
 from pygraph.evaluate import check_call, evaluate
 from pygraph.jit import Entry, Transformed
+from pygraph.keys import overlap_key
 from pygraph.program import Program
 from pygraph.report.explain import Explanation, explain
+from pygraph.runtime.body import alignment
 from pygraph.trace import Traced, static_leaves
 
 
@@ -35,30 +39,40 @@ class Lowered:
         executable = self._function.make_executable(self.program, self._leaves)
         program = self.program if executable is None else executable.program
         fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
-        return Compiled(self._function.__name__, Entry(self._traced, program, executable, fallbacks))
+        return Compiled(program.name, Entry(self._traced, program, executable, fallbacks), self._leaves)
 
 
 class Compiled:
-    """An executable for one kind of call: other shapes, dtypes or static values raise ArgumentError.
+    """An executable for one kind of call: other layouts, alignments or static values raise ArgumentError.
 
     Attributes:
         program: The Program as it runs.
     """
 
-    def __init__(self, name: str, entry: Entry) -> None:
+    def __init__(self, name: str, entry: Entry, leaves: list[Any]) -> None:
         assert entry.program is not None
         self._name = name
         self._entry = entry
         self.program = entry.program
+        self._alignments = [(index, _alignment(leaf)) for index, leaf in enumerate(leaves) if _alignment(leaf) > 1]
+        self._overlap = overlap_key(leaves)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on arguments like those it was compiled for.
 
         Raises:
-            ArgumentError: They differ in structure, shape, strides, dtype or device; nothing has been changed.
+            ArgumentError: They differ in structure, shape, strides, dtype, device, static values, or in how they lie
+                in memory: less aligned, or sharing memory otherwise. Nothing has been changed.
         """
         leaves, tree = pytree.tree_flatten((args, kwargs))
         check_call(self.program, leaves, tree)
+        for index, needed in self._alignments:
+            if leaves[index].data_ptr() % needed:
+                problem = f"tensor number {index} is not aligned as when it was compiled"
+                wanted = f"an address that is a multiple of {needed}"
+                raise ArgumentError(describe(f"{self._name}(…)", problem, expected=wanted, remedy="Clone it."))
+        if overlap_key(leaves) != self._overlap:
+            raise ArgumentError(describe(f"{self._name}(…)", "the arguments share memory otherwise than when compiled"))
         self._entry.calls += 1
         if self._entry.executable is None:
             return evaluate(self.program, *args, **kwargs)
@@ -67,6 +81,11 @@ class Compiled:
     def explain(self) -> Explanation:
         """What runs how, and why."""
         return explain(self._name, [self._entry], {})
+
+
+def _alignment(leaf: Any) -> int:
+    """How a tensor's address must be aligned, in bytes; 1 for what graphs do not read there."""
+    return alignment(leaf.data_ptr()) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu and leaf.numel() else 1
 
 
 def lower(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:

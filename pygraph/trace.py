@@ -20,6 +20,7 @@ import functools
 import logging
 import math
 import os
+import random
 import sys
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -254,7 +255,7 @@ def _record(
         box["leaves"] = [leaf for _, leaf in keyed_out]
         return [leaf for leaf in box["leaves"] if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))]
 
-    random = _random_states()
+    random_states = _random_states()
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     failure: BaseException | None = None
     module: fx.GraphModule | None = None
@@ -265,7 +266,7 @@ def _record(
         failure = error
     finally:
         changed = environment.restore()
-        seeded = _restore_random(random)
+        seeded = _restore_random(random_states)
     if failure is not None:
         raise TraceError(
             describe(call, f"{type(failure).__name__}: {_first_line(failure)}", source=_user_line(failure))
@@ -276,8 +277,11 @@ def _record(
             describe(call, f"it changes {changed}", expected="no lasting change but to tensors in place",
                      remedy="Return the new value instead.")
         )  # fmt: skip
-    if seeded:
-        raise TraceError(describe(call, "it seeds a random generator", remedy="Seed before the call."))
+    if seeded is not None:
+        raise TraceError(
+            describe(call, f"it seeds or draws from {seeded}, whose numbers would be baked in",
+                     remedy="Draw with torch on the device, and seed before the call.")
+        )  # fmt: skip
     _check_arguments_kept(call, traced_leaves, in_tree, fake_args, fake_kwargs, fakes, before, paths)
     for path, leaf in zip(box["paths"], box["leaves"], strict=True):
         if isinstance(leaf, FakeTensor) and leaf.requires_grad:
@@ -465,23 +469,32 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else "no message").rstrip(".")
 
 
-def _random_states() -> Any:
-    states: list[Any] = [torch.get_rng_state()]
+def _random_states() -> list[Any]:
+    """The states of every generator that a function could draw from or seed behind the trace's back."""
+    states: list[Any] = [torch.get_rng_state(), random.getstate(), np.random.get_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())
     return states
 
 
-def _restore_random(states: Any) -> bool:
-    """Put generators back; whether anything had moved."""
-    now = _random_states()
-    moved = not torch.equal(now[0], states[0])
-    if moved:
-        torch.set_rng_state(states[0])
-    if len(states) > 1 and not torch.equal(now[1], states[1]):
-        torch.cuda.set_rng_state(states[1])
-        moved = True
+def _restore_random(before: list[Any]) -> str | None:
+    """Put generators back; which had moved, if one had."""
+    moved: str | None = None
+    restore = (torch.set_rng_state, random.setstate, np.random.set_state, torch.cuda.set_rng_state)
+    names = ("torch's generator", "the generator of Python's random", "NumPy's generator", "torch.cuda's generator")
+    for name, put_back, now, then in zip(names, restore, _random_states(), before, strict=False):
+        if not _same_state(now, then):
+            put_back(then)
+            moved = moved or name
     return moved
+
+
+def _same_state(now: Any, then: Any) -> bool:
+    if isinstance(now, torch.Tensor):
+        return torch.equal(now, then)
+    if isinstance(now, tuple):
+        return all(np.array_equal(a, b) for a, b in zip(now, then, strict=True))
+    return bool(now == then)
 
 
 def _check_arguments_kept(

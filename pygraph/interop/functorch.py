@@ -42,4 +42,6 @@ def special_tensor(leaves: Sequence[Any]) -> str | None:
                 return INSIDE_TRANSFORM
             if leaf.layout != torch.strided:
                 return f"an argument has layout {leaf.layout}"
+            if leaf.is_conj() or leaf.is_neg():
+                return "an argument is lazily conjugated or negated; resolve_conj() or resolve_neg() gives a plain one"
     return None

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pygraph.effects import is_host_number, is_random, is_written, root
+from pygraph.effects import is_host_number, is_random, root, writes_memory
 from pygraph.evaluate import alias_view, clone_strided, input_value
 from pygraph.program import (
     Argument,
@@ -82,7 +82,7 @@ class Executable:
                 self.release()
                 raise
         #: Whether a call changes nothing but by what it returns: no writes, no random draws.
-        self.is_pure = not any(is_random(n) or (is_written(n) and not is_store(n)) for n in self.program.nodes)
+        self.is_pure = not (writes_memory(self.program.nodes) or any(map(is_random, self.program.nodes)))
         self._captured = [d.value for d in self.program.inputs if isinstance(d, Captured)]
         self._single = self.program.out_tree == pytree.tree_structure(0)
         self.static_addresses = [tensor.data_ptr() for tensor in self._captured]

@@ -1,0 +1,82 @@
+"""explain(): counts, fallbacks with reasons and lines, as text and as data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import pygraph
+
+
+@pytest.fixture
+def x(device: torch.device) -> torch.Tensor:
+    return torch.arange(6.0, device=device).view(2, 3)
+
+
+def test_before_any_call(x: torch.Tensor) -> None:
+    report = pygraph.jit(torch.sin).explain()
+    assert report.to_dict()["entries"] == []
+    assert "no fallbacks" in str(report)
+
+
+def test_counts(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x, k: torch.relu(x * k) + 1)
+    for k in (1.0, 2.0, 3.0):
+        fn(x, k)
+    report = fn.explain().to_dict()
+    assert report["name"] == "<lambda>"
+    assert report["calls"] == 3
+    assert report["kernels"] == report["kernels_in_graphs"] == 4  # the number, the product, relu, the sum
+    assert report["bytes_copied_per_replay"] == 0
+    assert report["patched_nodes"] > 0
+    assert [region["kind"] for region in report["regions"]] == ["graph"]
+    assert set(report["regions"][0]["times_us"]) == {"launch", "patch", "copy"}
+    assert report["arguments"] == [f"args[0]: float32[2, 3] {x.device.type}", "args[1]: float"]
+    assert report["fallbacks"] == []
+    json.dumps(report)
+
+
+def test_every_kind_of_call_has_a_row(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: x + 1)
+    fn(x)
+    fn(x[:1])
+    text = str(fn.explain())
+    assert len(fn.explain().to_dict()["entries"]) == 2
+    assert "float32[2, 3]" in text
+    assert "float32[1, 3]" in text
+
+
+def test_fallbacks_have_reason_source_and_count(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: torch.sin(x)[x > 0])
+    for _ in range(3):
+        fn(x)
+    (fallback,) = fn.explain().to_dict()["fallbacks"]
+    assert fallback["what"] == "aten.index.Tensor"
+    assert "host" in fallback["reason"] or "depends on data" in fallback["reason"]
+    assert fallback["source"].startswith("test_explain.py:")
+    assert fallback["count"] == 3
+    assert "fallback ×3: " in str(fn.explain())
+
+
+def test_copied_bytes_are_reported_with_the_input(x: torch.Tensor) -> None:
+    fn = pygraph.graphify(lambda x: torch.sin(x) + 1)
+    fn(x)
+    report = fn.explain().to_dict()
+    assert report["bytes_copied_per_replay"] >= x.nbytes
+
+
+def test_what_cannot_be_traced_says_why(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: x if x.sum() > 0 else -x)
+    assert torch.equal(fn(x), x)
+    text = str(fn.explain())
+    assert "as it is" in text
+    assert "test_explain.py:" in text
+
+
+def test_calls_inside_others_are_counted(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: (x * x).sum())
+    torch.func.grad(fn)(x)
+    (fallback,) = fn.explain().to_dict()["fallbacks"]
+    assert "torch.func transform" in fallback["reason"]

@@ -1,0 +1,301 @@
+"""jit: the cache and its numbers, options, decorators, methods, threads, memory."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.errors import ArgumentError, FallbackError
+from pygraph.jit import CacheInfo
+from pygraph.runtime.devices import driver_for
+
+
+@pytest.fixture
+def x(device: torch.device) -> torch.Tensor:
+    return torch.arange(6.0, device=device).view(2, 3)
+
+
+def live_bytes(device: torch.device) -> int:
+    driver = driver_for(device)
+    assert driver is not None
+    gc.collect()
+    driver.synchronize()
+    return driver.live_bytes()
+
+
+# ---- the cache -------------------------------------------------------------------------------------------------
+
+
+def test_cache_info_counts(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x, k: x * k)
+    assert fn.cache_info() == CacheInfo(hits=0, misses=0, captures=0, evictions=0, size=0)
+    fn(x, 1.0)
+    assert fn.cache_info() == CacheInfo(hits=0, misses=1, captures=1, evictions=0, size=1)
+    for k in (2.0, 3.0):
+        fn(x, k)
+    fn(x.clone(), 4.0)
+    assert fn.cache_info() == CacheInfo(hits=3, misses=1, captures=1, evictions=0, size=1)
+    fn(x[:1], 1.0)
+    fn(x, 1)
+    assert fn.cache_info() == CacheInfo(hits=3, misses=3, captures=3, evictions=0, size=3)
+    fn.cache_clear()
+    assert fn.cache_info() == CacheInfo(hits=0, misses=0, captures=0, evictions=0, size=0)
+    assert torch.equal(fn(x, 2.0), x * 2)
+
+
+def test_what_is_new_traces_and_what_is_not_does_not(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x, *rest: x * 2)
+    fn(x)
+    for call in ((x.t(),), (x.double(),), (x, True), (x, False), (x, "a"), (x, "b"), (x, None), (x, [x])):
+        before = fn.cache_info().misses
+        fn(*call)
+        assert fn.cache_info().misses == before + 1, call
+        fn(*call)
+        assert fn.cache_info().misses == before + 1, call
+
+
+def test_a_number_that_decides_is_part_of_the_key(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x, k: x * 2 if k > 1 else x + 1)
+    for k in (0, 1, 2, 0, 1, 2):
+        assert torch.equal(fn(x, k), fn.fn(x, k))
+    assert fn.cache_info().misses == 3
+    assert fn.cache_info().hits == 3
+
+
+def test_the_least_recently_used_graph_makes_room(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: x + 1, max_graphs=2)
+    shapes = [x, x[:1], x[:, :2].contiguous()]
+    fn(shapes[0])
+    fn(shapes[1])
+    fn(shapes[0])
+    fn(shapes[2])
+    assert fn.cache_info()[3:] == (1, 2)
+    fn(shapes[0])
+    assert fn.cache_info().misses == 3
+    fn(shapes[1])
+    assert fn.cache_info().misses == 4
+
+
+def test_past_the_budget_calls_run_as_ordinary_launches(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: x + 1, max_graphs=1)
+    results = [(n, fn(torch.zeros(n, device=x.device))) for n in range(1, 20)]
+    assert all(torch.equal(result, torch.ones(n, device=x.device)) for n, result in results)
+    info = fn.cache_info()
+    assert info.captures < 10
+    assert info.size == 1
+    for _ in range(3):  # a kind that comes again gets its graph after all
+        fn(torch.zeros(50, device=x.device))
+    assert fn.cache_info().hits >= 1
+
+
+def test_cache_clear_and_the_last_reference_free_everything(device: torch.device) -> None:
+    before = live_bytes(device)
+    weight = torch.ones(64, 64, device=device)
+    fn = pygraph.jit(lambda x: torch.relu(x @ weight) + weight.sum())
+    for n in (1, 2, 3):
+        fn(torch.ones(n, 64, device=device))
+    fn.cache_clear()
+    assert live_bytes(device) == before + weight.nbytes
+    fn(torch.ones(4, 64, device=device))
+    del fn, weight
+    assert live_bytes(device) == before
+
+
+# ---- options ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"static_argnums": "a"}, "static_argnums='a'; expected integers"),
+        ({"static_argnums": (1.5,)}, "expected integers"),
+        ({"static_argnames": (1,)}, "expected strings"),
+        ({"max_graphs": 0}, "max_graphs=0; expected a positive integer"),
+        ({"max_graphs": True}, "expected a positive integer"),
+        ({"max_graphs": 1.0}, "expected a positive integer"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        pygraph.jit(lambda x: x, **options)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        pygraph.jit(lambda x: x, colour="red")  # pyright: ignore
+
+
+@pytest.mark.parametrize("options", [{"static_argnums": 1}, {"static_argnums": (1,)}, {"static_argnums": -1}])
+def test_static_argnums(x: torch.Tensor, options: dict[str, Any]) -> None:
+    fn = pygraph.jit(lambda x, k: x * k, **options)
+    for k in (2.0, 3.0, 2.0):
+        assert torch.equal(fn(x, k), x * k)
+    assert fn.cache_info()[:2] == (1, 2)
+
+
+@pytest.mark.parametrize("names", ["k", ("k",)])
+def test_static_argnames(x: torch.Tensor, names: Any) -> None:
+    fn = pygraph.jit(lambda x, *, k: x * k, static_argnames=names)
+    for k in (2.0, 3.0, 2.0):
+        assert torch.equal(fn(x, k=k), x * k)
+    assert fn.cache_info()[:2] == (1, 2)
+
+
+def test_an_unhashable_static_argument_runs_as_it_is(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x, s: x * len(s))
+    assert torch.equal(fn(x, {1, 2}), x * 2)
+    (fallback,) = fn.explain().to_dict()["fallbacks"]
+    assert "is a set, which cannot be part of a cache key" in fallback["reason"]
+
+
+def test_strict_raises_what_falls_back(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: x[x > 0] * 2, strict=True)
+    with pytest.raises(FallbackError, match=r"synchronises with the host.*From test_jit\.py:\d+"):
+        fn(x)
+    with pytest.raises(FallbackError):
+        fn(x)
+    good = pygraph.jit(lambda x: x * x.sum(), strict=True)
+    assert torch.equal(good(x), x * x.sum())
+
+
+def test_strict_changes_no_state(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: x.add_(1)[x > 0], strict=True)
+    before = x.clone()
+    with pytest.raises(FallbackError):
+        fn(x)
+    assert torch.equal(x, before)
+
+
+# ---- what it looks like ----------------------------------------------------------------------------------------
+
+
+def test_decorator_with_and_without_options(x: torch.Tensor) -> None:
+    @pygraph.jit
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        """Add one."""
+        return x + 1
+
+    @pygraph.jit(max_graphs=3)
+    def optioned(x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        """Scale."""
+        return x * scale
+
+    assert torch.equal(plain(x), x + 1)
+    assert torch.equal(optioned(x, scale=3.0), x * 3)
+    assert (plain.__name__, plain.__doc__) == ("plain", "Add one.")
+    assert str(inspect.signature(optioned)).startswith("(x: ")
+    assert repr(optioned) == "<pygraph select(graphify(indirect(devicify(optioned))))>"
+
+
+def test_methods(x: torch.Tensor) -> None:
+    class Scaler:
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+
+        @pygraph.jit
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+        @pygraph.jit
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale * 2
+
+    two, three = Scaler(2.0), Scaler(3.0)
+    assert torch.equal(two(x), x * 2)
+    assert torch.equal(three(x), x * 3)
+    assert torch.equal(two.twice(x), x * 4)
+    two.scale = 5.0
+    assert torch.equal(two(x), x * 5)
+    assert torch.equal(two.twice(x), x * 10)
+
+
+def test_exceptions_of_the_function_reach_the_caller(x: torch.Tensor) -> None:
+    @pygraph.jit
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match="mine"):
+            fn(x)
+
+
+def test_a_wrong_call_gets_the_error_of_python(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x, y: x + y)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
+        fn(x)
+
+
+# ---- behaviour -------------------------------------------------------------------------------------------------
+
+
+def test_outputs_are_fresh(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: x * 2 + 1)
+    held = [fn(x + n) for n in range(5)]
+    for n, result in enumerate(held):
+        assert torch.equal(result, (x + n) * 2 + 1)
+    assert torch.equal(fn(fn(fn(x))), x * 8 + 7)
+
+
+def test_cpu_programs_run_as_they_are_and_say_so() -> None:
+    fn = pygraph.jit(lambda x: x + 1)
+    assert fn(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert "on the cpu" in str(fn.explain())
+
+
+def test_modes_are_part_of_the_key(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: x @ x.t())
+    fn(x)
+    with torch.no_grad():
+        fn(x)
+    assert fn.cache_info().misses == 2
+
+
+def test_gradients_outside_fall_back(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: (x * x).sum())
+    leaf = x.clone().requires_grad_()
+    fn(leaf).backward()
+    assert torch.equal(leaf.grad, 2 * x)  # pyright: ignore
+    assert "requires grad" in str(fn.explain())
+
+
+def test_threads_call_at_once(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x, k: torch.relu(x * k) + 1)
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        try:
+            for step in range(20):
+                k = float(seed * 100 + step)
+                mine = torch.full((2, 3 + seed % 2), k, device=x.device)
+                if not torch.equal(fn(mine, k), torch.full_like(mine, k * k + 1)):
+                    wrong.append(k)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert fn.cache_info().misses == 2
+
+
+def test_what_changes_at_every_call_runs_as_it_is(x: torch.Tensor) -> None:
+    state = {"n": "0"}
+
+    @pygraph.jit
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * int(state["n"])
+
+    for n in range(50):
+        state["n"] = str(n)
+        assert torch.equal(fn(x), x * n)
+    assert fn.cache_info().captures < 40
+    assert "changes at every call" in str(fn.explain())

@@ -121,7 +121,10 @@ class Environment:
     # -- the walk -------------------------------------------------------------------------------------------------
 
     def _visit(self, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, (*IMMUTABLE, type, types.ModuleType)) or id(value) in self._seen:
+        if isinstance(value, (*IMMUTABLE, types.ModuleType)) or id(value) in self._seen:
+            return
+        if isinstance(value, type):
+            self._class(name, value)
             return
         self._seen.add(id(value))
         self._keep.append(value)
@@ -211,9 +214,22 @@ class Environment:
             elif key not in _MACHINERY:
                 self._entries.append((state, key, value))
                 self._visit(_join(name, key), value, depth)
+        self._class(name, type(module))
         forward = type(module).forward
         if isinstance(forward, types.FunctionType):
             self._visit(name, forward, depth)
+
+    def _class(self, name: str, cls: type) -> None:
+        """Guard the plain values among the attributes of a user's class and its bases; code is taken not to change."""
+        for base in cls.__mro__:
+            if id(base) in self._seen or _package(base.__module__) in _LIBRARIES:
+                continue
+            self._seen.add(id(base))
+            self._keep.append(base)
+            for key, value in list(vars(base).items()):
+                if not key.startswith("__") and isinstance(value, (*IMMUTABLE, torch.Tensor)):
+                    self._entries.append((vars(base), key, value))
+                    self._visit(_join(name, key), value, 0)
 
     def _object(self, name: str, value: Any, depth: int) -> None:
         state = getattr(value, "__dict__", None)

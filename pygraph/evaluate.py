@@ -60,7 +60,7 @@ def evaluate(program: Program, *args: Any, **kwargs: Any) -> Any:
             if isinstance(descriptor, Stored):
                 outputs[position] = stored[descriptor.slot]
         _, slots = bind_arguments(program, leaves)
-        return assemble(program, [*inputs, *slots], outputs)
+        return assemble(program, leaves, [*inputs, *slots], outputs)
 
 
 def check_call(program: Program, leaves: Sequence[Any], tree: pytree.TreeSpec) -> None:
@@ -145,11 +145,12 @@ def input_value(descriptor: Input, leaves: Sequence[Any]) -> Any:
             raise TypeError("a pointer table is not a value of the caller")
 
 
-def assemble(program: Program, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+def assemble(program: Program, leaves: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
     """Apply mutations and put results, aliases and static leaves into the output tree.
 
     Args:
         program: The Program.
+        leaves: The leaves of the caller's ``(args, kwargs)``.
         inputs: Placeholder values, followed by the tensors behind the slots of a pointer table.
         outputs: One value per output descriptor.
     """
@@ -167,24 +168,25 @@ def assemble(program: Program, inputs: Sequence[Any], outputs: Sequence[Any]) ->
     for position, descriptor in enumerate(program.outputs):
         if isinstance(descriptor, Mutation):
             inputs[descriptor.input].copy_(values[position])
-    leaves: list[Any] = [None] * program.out_tree.num_leaves
+    out: list[Any] = [None] * program.out_tree.num_leaves
     for descriptor, value in zip(program.outputs, values, strict=True):
         if isinstance(descriptor, Result) and descriptor.leaf >= 0:
-            leaves[descriptor.leaf] = value
+            out[descriptor.leaf] = value
         elif isinstance(descriptor, Stored):
             result = program.table.slots[descriptor.slot].of  # pyright: ignore[reportOptionalMemberAccess]
             if isinstance(result, Result) and result.leaf >= 0:
-                leaves[result.leaf] = value
-    for alias in program.aliases:
-        leaves[alias.leaf] = alias_view(alias, (inputs if alias.of == "input" else values)[alias.index])
+                out[result.leaf] = value
     for static in program.statics:
-        leaves[static.leaf] = static.value
-    return pytree.tree_unflatten(leaves, program.out_tree)
+        out[static.leaf] = static.value
+    sources = {"input": inputs, "output": values, "argument": leaves, "result": out}
+    for alias in program.aliases:  # those of results come last
+        out[alias.leaf] = alias_view(alias, sources[alias.of][alias.index])
+    return pytree.tree_unflatten(out, program.out_tree)
 
 
 def alias_view(alias: Alias, base: torch.Tensor) -> torch.Tensor:
-    """The view of ``base``, an input or output, that an alias describes."""
-    if alias.identical:
+    """The view of ``base`` that an alias describes, or ``base`` itself."""
+    if alias.identical or alias.of in ("argument", "result"):
         return base
     return base.as_strided(alias.spec.shape, alias.spec.stride, base.storage_offset() + alias.spec.offset)
 

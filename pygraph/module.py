@@ -66,6 +66,7 @@ class TransformedModule(torch.nn.Module):
         delattr(self._pygraph_module, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # For pickles: the module goes along, what was compiled for it does not.
         function = self._pygraph_transformed
         return transformed, (self._pygraph_module, function.passes, function.options)
 
@@ -73,14 +74,5 @@ class TransformedModule(torch.nn.Module):
         function = self._pygraph_transformed
         return transformed(copy.deepcopy(self._pygraph_module, memo), function.passes, function.options)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # For copies and pickles: the module goes along, what was compiled for it does not.
-        transformed = self._pygraph_transformed
-        return _rebuilt, (self._pygraph_module, transformed.passes, transformed.options)
-
     def __repr__(self) -> str:
         return f"pygraph {self._pygraph_module!r}"
-
-
-def _rebuilt(module: torch.nn.Module, passes: tuple[str, ...], options: Options) -> TransformedModule:
-    return TransformedModule(module, Transformed(module, passes, options))

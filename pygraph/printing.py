@@ -231,6 +231,8 @@ def _output_text(descriptor: Output, program: Program) -> str:
 
 
 def _alias_text(alias: Alias, program: Program) -> str:
+    if alias.of in ("argument", "result"):
+        return f"is leaf {alias.index} of the {alias.of}s"
     if alias.of == "input":
         of = _referred_text(alias.index, program)
     else:

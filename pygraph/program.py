@@ -186,15 +186,16 @@ Output: TypeAlias = Result | Mutation | Stored
 
 @dataclasses.dataclass(frozen=True)
 class Alias:
-    """A returned leaf that is memory of something else: no computation, only a view.
+    """A returned leaf that is memory of something else: no computation, only a view or the same object.
 
-    ``of`` says what is viewed: input number ``index``, or output number ``index``; ``identical`` when the very
-    object that the caller passed is returned. ``spec.offset`` is relative to the viewed tensor's first element.
+    ``of`` says of what. ``input`` and ``output``: a view of input or output number ``index``, or that captured tensor
+    itself if ``identical``; ``spec.offset`` is relative to its first element. ``argument``: the very object at leaf
+    ``index`` of the caller's arguments. ``result``: the very object returned at leaf ``index``.
     """
 
     path: str
     leaf: int
-    of: Literal["input", "output"]
+    of: Literal["input", "output", "argument", "result"]
     index: int
     spec: TensorSpec
     identical: bool = False

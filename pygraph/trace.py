@@ -22,6 +22,7 @@ import math
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -63,6 +64,8 @@ aten = torch.ops.aten
 
 # Each round bakes in at least one more number, so this is only reached by calls with many that matter in turn.
 _MAX_SPECIALIZATIONS = 16
+
+_LOCK = threading.RLock()  # make_fx patches nn.Module for all threads while it traces
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,13 +168,25 @@ def trace_call(
 ) -> Traced:
     """Trace one call; numbers at the leaves in ``static`` are baked in from the start."""
     name = str(name or getattr(fn, "__name__", type(fn).__name__))
-    for _ in range(_MAX_SPECIALIZATIONS):
-        environment = Environment(fn, {"args": args, "kwargs": kwargs})
-        recording = _record(fn, args, kwargs, static, name, environment)
-        if recording.specialize <= static:
-            return Traced(_functionalize(recording), static, environment)
-        static |= recording.specialize
+    with _LOCK:
+        for _ in range(_MAX_SPECIALIZATIONS):
+            environment = Environment(fn, {"args": args, "kwargs": kwargs})
+            recording = _record(fn, args, kwargs, static, name, environment)
+            if recording.specialize <= static:
+                return Traced(_functional(recording), static, environment)
+            static |= recording.specialize
     raise TraceError(describe(f"trace({name})", "its arguments' values decide its operations without end"))
+
+
+def _functional(recording: _Recording) -> Program:
+    """The second run, with torch's errors as TraceErrors."""
+    try:
+        return _functionalize(recording)
+    except TraceError:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {_first_line(error)}"
+        raise TraceError(describe(f"trace({recording.name})(…)", problem, source=_user_line(error))) from error
 
 
 # ---- first run: what the function does --------------------------------------------------------------------------
@@ -548,7 +563,7 @@ def _functionalize(recording: _Recording) -> Program:
         originals = rebuild.unpack(placeholders)
         outs = _Replay(module, attributes, originals).run()
         kept = [_with_strides(outs[position], recording.out_leaves[leaf]) for position, leaf in results]
-        shared = [outs[position].as_strided((size,), (1,), 0) for position, size in hidden]
+        shared = [_whole_memory(outs[position], size, recording, position) for position, size in hidden]
         return kept + shared
 
     with _tracing(recording.mode), torch.inference_mode(False), torch.no_grad():
@@ -575,6 +590,8 @@ def _functionalize(recording: _Recording) -> Program:
         out_values.append(value)
     graph.output_node().args = (tuple(out_values),)
     _make_bases_relative(graph, recording.mode, inputs)
+    with _tracing(recording.mode):
+        _relative_views(graph, placeholders, inputs)
     _finish_graph(graph, inputs, specs)
     graph_module.recompile()
     aliases = [
@@ -682,6 +699,12 @@ def _merge_overlapping(
     return new_inputs, new_values, rebuild
 
 
+def _is_empty(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is known to have no elements; asking a data-dependent shape would be an error."""
+    sizes: tuple[Any, ...] = tuple(tensor.shape)
+    return any(isinstance(size, int) and size == 0 for size in sizes)
+
+
 def _has_writes(module: fx.GraphModule) -> bool:
     return any(is_written(node) or node.target in _HIDDEN_WRITES for node in module.graph.nodes)
 
@@ -710,10 +733,24 @@ def _classify_outputs(
     results: list[tuple[int, int]] = []
     hidden: list[tuple[int, int]] = []
     position = 0
+    arguments = {
+        id(recording.values[index]): descriptor.leaf
+        for index, descriptor in enumerate(recording.inputs)
+        if isinstance(descriptor, Argument)
+    }
+    returned: dict[int, int] = {}
+    repeats: list[Alias] = []
     for leaf, value in enumerate(recording.out_leaves):
         path = recording.out_paths[leaf]
-        if isinstance(value, torch.Tensor):
-            owner = by_storage.get(value.untyped_storage()._cdata) if value.numel() else None
+        if id(value) in arguments:
+            aliases.append(Alias(path, leaf, "argument", arguments[id(value)], TensorSpec.of(value)))
+            position += 1
+        elif isinstance(value, torch.Tensor) and id(value) in returned:
+            repeats.append(Alias(path, leaf, "result", returned[id(value)], _fixed_spec(value)))
+            position += 1
+        elif isinstance(value, torch.Tensor):
+            returned[id(value)] = leaf
+            owner = None if _is_empty(value) else by_storage.get(value.untyped_storage()._cdata)
             if owner is not None:
                 aliases.append(_input_alias(recording, inputs, rebuild, owner, value, path, leaf))
             else:
@@ -726,7 +763,7 @@ def _classify_outputs(
             statics.append(Static(path, leaf, value))
     for group in fresh.values():
         first = recording.out_leaves[group[0][1]]
-        if len(group) == 1 or any(not isinstance(n, int) for n in first.shape):
+        if len(group) == 1 or _is_empty(first) or any(not isinstance(n, int) for n in first.shape):
             results.extend(group)
             continue
         itemsize = first.element_size()
@@ -736,7 +773,14 @@ def _classify_outputs(
             spec = TensorSpec.of(recording.out_leaves[leaf])
             aliases.append(Alias(recording.out_paths[leaf], leaf, "output", len(hidden), spec))
         hidden.append((group[0][0], first.untyped_storage().nbytes() // itemsize))
-    return aliases, statics, sorted(results), hidden
+    return aliases + repeats, statics, sorted(results), hidden
+
+
+def _fixed_spec(value: torch.Tensor) -> TensorSpec:
+    """The spec of a tensor, without sizes that only a run will tell."""
+    if all(isinstance(n, int) for n in (*value.shape, *value.stride())):
+        return TensorSpec.of(value)
+    return TensorSpec((), (), value.dtype, value.device)
 
 
 def _input_alias(
@@ -757,15 +801,12 @@ def _input_alias(
         spec = dataclasses.replace(spec, offset=spec.offset - captured.value.storage_offset())
         return Alias(path, leaf, "input", -1 - owner, spec, value is captured.value)
     source = recording.values[owner]
-    identical = next((i for i, v in enumerate(recording.values) if v is value), None)
-    owner = identical if identical is not None else owner
-    source = recording.values[owner]
     index, view, _ = rebuild.sources[owner]
     if source.dtype != value.dtype:
         raise TraceError(describe(f"trace({recording.name})(…)", f"{path} is a view of another dtype"))
     start = source.storage_offset() - (view.offset if view is not None else 0)
     spec = dataclasses.replace(spec, offset=spec.offset - start)
-    return Alias(path, leaf, "input", index, spec, identical is not None and view is None)
+    return Alias(path, leaf, "input", index, spec)
 
 
 # Operations that update running statistics without saying so in their schemas; functionalization misses them.
@@ -837,7 +878,7 @@ def _with_strides(value: Any, like: Any) -> Any:
     """``value`` with the strides that the first run, and so eager, gave it."""
     if not isinstance(value, torch.Tensor) or any(not isinstance(n, int) for n in like.shape):
         return value
-    if value.stride() == like.stride() or not value.numel():
+    if value.stride() == like.stride() or _is_empty(value):
         return value
     return aten.copy(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device), value)
 
@@ -863,6 +904,43 @@ def _make_bases_relative(graph: fx.Graph, mode: FakeTensorMode, inputs: list[Inp
                 user.args = (source, *user.args[1:])
             if source is not base:
                 source.meta = {"val": value, "source": user.meta.get("source")}
+
+
+def _whole_memory(value: torch.Tensor, size: int, recording: _Recording, position: int) -> torch.Tensor:
+    """The memory that several results share, as a flat tensor laid out as in the first run."""
+    tensors = [leaf for leaf in recording.out_leaves if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))]
+    like = tensors[position]
+    if like.untyped_storage().nbytes() == TensorSpec.of(like).nbytes:
+        value = _with_strides(value, like)
+    same = value.stride() == like.stride() and value.storage_offset() == like.storage_offset()
+    if not same or value.untyped_storage().nbytes() != size * value.element_size():
+        raise TraceError(describe(f"trace({recording.name})(…)", "results share memory in a way that cannot be kept"))
+    return value.as_strided((size,), (1,), 0)
+
+
+def _relative_views(graph: fx.Graph, placeholders: list[fx.Node], inputs: list[Input]) -> None:
+    """Say where views of a base lie in it, not in its storage: at a call the base lies anywhere in its own."""
+    bases = {node for node, descriptor in zip(placeholders, inputs, strict=True) if isinstance(descriptor, Base)}
+    for node in list(graph.nodes):
+        scatter = node.target is aten.as_strided_scatter.default
+        if not (scatter or node.target is aten.as_strided.default) or node.args[0] not in bases:
+            continue
+        if len(node.args) < (5 if scatter else 4):
+            continue  # without an offset it is relative already
+        base, *middle, size, stride, offset = node.args
+        span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        part_value = base.meta["val"].new_empty(span)
+        with graph.inserting_before(node):
+            part = graph.call_function(aten.slice.Tensor, (base, 0, offset, offset + span))
+        part.meta = {**node.meta, "val": part_value}
+        node.args = (part, *middle, size, stride)
+        if scatter:
+            with graph.inserting_after(node):
+                whole = graph.call_function(aten.slice_scatter.default, (base, node, 0, offset, offset + span))
+            node.replace_all_uses_with(whole, delete_user_cb=lambda user, whole=whole: user is not whole)
+            whole.meta = {**node.meta}
+            node.meta["val"] = part_value
+            bases.add(whole)
 
 
 def _fresh(value: Any) -> Any:

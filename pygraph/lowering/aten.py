@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import fx
 
@@ -58,11 +60,12 @@ def lower(program: Program) -> Program:
     kept = [position for position, descriptor in enumerate(program.outputs) if not isinstance(descriptor, Mutation)]
     output.args = (tuple(values[position] for position in kept),)
     _write(graph, updates)
+    _own_results(graph)
     graph.eliminate_dead_code()
     module.recompile()
     moved = {old: new for new, old in enumerate(kept)}
     aliases = tuple(
-        alias if alias.of == "input" else type(alias)(alias.path, alias.leaf, "output", moved[alias.index], alias.spec)
+        dataclasses.replace(alias, index=moved[alias.index]) if alias.of == "output" else alias
         for alias in program.aliases
     )
     return program.replace(
@@ -108,6 +111,17 @@ def _write(graph: fx.Graph, updates: list[tuple[fx.Node, fx.Node]]) -> None:
             ready.append((target, value))
         for target, value in ready:
             _node_like(graph, aten.copy_.default, (target, value), target, source=value.meta.get("source"))
+
+
+def _own_results(graph: fx.Graph) -> None:
+    """Copy results that are views of inputs but no aliases of them in eager (empty ones)."""
+    output = graph.output_node()
+    values = list(output.args[0])  # pyright: ignore[reportArgumentType]
+    for position, value in enumerate(values):
+        if isinstance(value, fx.Node) and isinstance(value.meta["spec"], TensorSpec) and root(value).op == "placeholder":
+            with graph.inserting_before(output):
+                values[position] = _node_like(graph, aten.clone.default, (value,), value)
+    output.args = (tuple(values),)
 
 
 def _node_like(

@@ -13,6 +13,7 @@ import gc
 import itertools
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
@@ -318,13 +319,17 @@ class CudaDriver(Driver):
 
     def warm_up(self, run: Callable[[], object]) -> None:
         """Run on the stream that captures, so that cuBLAS has its workspace there before a capture begins."""
-        with self._on(_capture_stream(self.device)):
+        with _capture_lock, self._on(_capture_stream(self.device)):
             run()
         torch.cuda.synchronize(self.device)
 
     def record(self, body: Callable[[Callable[[int], None]], T], pool: Pool) -> tuple[RecordedGraph, T]:
         """Capture ``body`` into a graph."""
         assert isinstance(pool, CudaPool)
+        with _capture_lock:
+            return self._record(body, pool)
+
+    def _record(self, body: Callable[[Callable[[int], None]], T], pool: CudaPool) -> tuple[RecordedGraph, T]:
         torch.cuda.synchronize(self.device)
         gc_was_on = gc.isenabled()
         gc.disable()  # a collection may free tensors, and with them call into CUDA, in the middle of a capture
@@ -412,6 +417,7 @@ class CudaDriver(Driver):
 
 
 _streams: dict[int, torch.cuda.Stream] = {}
+_capture_lock = threading.RLock()  # one capture at a time, and no warm-up on its stream meanwhile
 
 
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:

@@ -375,6 +375,10 @@ class EmulatedGraph(RecordedGraph):
     @override
     def replay(self) -> None:
         steps = self._check_held("replay")
+        with device.lock:
+            self._replay(steps)
+
+    def _replay(self, steps: list[_Step]) -> None:
         if device.recorder is not None:
             raise device.recorder.refuse("graph launch")
         device.counters.launches += 1
@@ -421,13 +425,19 @@ class EmulatedDriver(Driver):
         """Run ``body(mark)`` with its device work recorded; see `Driver.record`.
 
         Everything is executed, to know the shapes, and then undone: memory from the pool is poisoned, other memory
-        and the random state are as before. Work of other threads on the device is recorded with it.
+        and the random state are as before. Work of other threads on the device waits until the recording is over.
         """
         call = "driver.record(body, pool)"
         if not isinstance(pool, EmulatedPool):
             raise ArgumentError(
                 describe(call, f"pool is a {type(pool).__name__}", expected="a pool of driver.new_pool()")
             )
+        with device.lock:
+            return self._record(call, body, pool)
+
+    def _record(
+        self, call: str, body: Callable[[Callable[[int], None]], T], pool: EmulatedPool
+    ) -> tuple[RecordedGraph, T]:
         if device.recorder is not None:
             raise CaptureError(describe(call, "the device is recording already", remedy="End that recording first."))
         recorder = _Recorder()

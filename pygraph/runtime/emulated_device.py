@@ -13,6 +13,7 @@ Nothing is registered with torch before ``register`` is called.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -74,6 +75,16 @@ class Launch:
 
 
 recorder: Recorder | None = None
+
+lock = threading.RLock()
+"""Held by every operation, and by a recording from its begin to its end: other threads wait until it is over."""
+
+_no_lock = contextlib.nullcontext()
+
+
+def _turn() -> contextlib.AbstractContextManager[object]:
+    """The lock, but for autograd's own threads: they work for a thread that may hold it, and waits for them."""
+    return lock if threading.get_ident() in threading._active else _no_lock  # pyright: ignore
 
 
 def set_recorder(value: Recorder | None) -> None:
@@ -261,7 +272,7 @@ def _traits(op: Op) -> _Traits:
 
 def _fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
     # No function mode of the user's (a default device, say) may see what the device does inside.
-    with torch._C.DisableTorchFunction():
+    with _turn(), torch._C.DisableTorchFunction():
         special = _SPECIAL.get(op)
         if special is not None:
             return special(*args, **kwargs)
@@ -292,7 +303,9 @@ def _launch(op: Op, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, An
     with torch._C._AutoDispatchBelowAutograd():
         result = kernel(*host_args, **host_kwargs)
     for name, found in unsized.items():
-        _resize(kwargs[name], found.shape)
+        grown = _resize(kwargs[name], found.shape)
+        if grown.stride() != found.stride():
+            _set(grown, grown.untyped_storage(), grown.storage_offset(), found.shape, found.stride())
         host_view(kwargs[name]).copy_(found)
 
     outputs: list[torch.Tensor | None] = []

@@ -148,8 +148,12 @@ class Executable:
         hidden = {index: node for index, node in enumerate(_output_nodes(program)) if node is not None}
         referred: list[Input | None] = [*program.inputs, *(slot.of for slot in slots)]  # pyright: ignore
         self._aliases = [
-            (alias, referred[alias.index] if alias.of == "input" else hidden[alias.index]) for alias in program.aliases
+            (alias, referred[alias.index] if alias.of == "input" else hidden[alias.index])
+            for alias in program.aliases
+            if alias.of in ("input", "output")
         ]
+        self._arguments = [(alias.leaf, alias.index) for alias in program.aliases if alias.of == "argument"]
+        self._repeats = [(alias.leaf, alias.index) for alias in program.aliases if alias.of == "result"]
         self._statics = [(static.leaf, static.value) for static in program.statics]
 
     def _environment(self, leaves: Sequence[Any]) -> dict[fx.Node, Any]:
@@ -176,6 +180,10 @@ class Executable:
                 out[alias.leaf] = alias_view(alias, base)
             for leaf, value in self._statics:
                 out[leaf] = value
+            for leaf, argument in self._arguments:
+                out[leaf] = leaves[argument]
+            for leaf, earlier in self._repeats:
+                out[leaf] = out[earlier]
         finally:
             torch._C._set_grad_enabled(grad)
         return out[0] if self._single else pytree.tree_unflatten(out, self.program.out_tree)

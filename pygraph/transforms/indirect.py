@@ -116,7 +116,7 @@ def indirect_program(program: Program) -> Program:
     module.recompile()
 
     def moved(alias: Alias) -> Alias:
-        if alias.of == "output":
+        if alias.of != "input":
             return alias
         index = kept[alias.index] if alias.index in kept else 1 + len(inputs) + slot_of[alias.index]
         return dataclasses.replace(alias, index=index)

@@ -34,7 +34,9 @@ def in_graphs(fn: Any) -> bool:
     return report["kernels_in_graphs"] == report["kernels"] > 0
 
 
-def agree(fast: Callable[..., Any], fn: Callable[..., Any], make: Callable[[], tuple[Any, ...]], calls: int = 3) -> None:
+def agree(
+    fast: Callable[..., Any], fn: Callable[..., Any], make: Callable[[], tuple[Any, ...]], calls: int = 3
+) -> None:
     """The same results as eager, and the same arguments afterwards."""
     for _ in range(calls):
         mine, theirs = make(), make()
@@ -459,7 +461,9 @@ def test_dropout_follows_manual_seed(device: torch.device) -> None:
     streams = []
     for function in (fn, fast, fast):
         torch.manual_seed(0)
-        streams.append([function(ones(device, 32)).tolist() for _ in range(3)] + [torch.rand(2, device=device).tolist()])
+        streams.append(
+            [function(ones(device, 32)).tolist() for _ in range(3)] + [torch.rand(2, device=device).tolist()]
+        )
     assert streams[0] == streams[1] == streams[2]
 
 

@@ -94,7 +94,7 @@ class Outcome:
         return sharing(pytree.tree_leaves(self.args), [*self.state, *pytree.tree_leaves(self.result)])
 
     def check_same(self, other: Outcome) -> None:
-        """This outcome is that of ``other``, the reference."""
+        """Check that the outcome is that of ``other``, the reference."""
         assert type(self.error) is type(other.error), (self.error, other.error)
         if other.error is not None:
             assert _first_line(self.error) == _first_line(other.error), (self.error, other.error)
@@ -145,7 +145,8 @@ def check_stack_equals_eager(
     case: Case, stack: Callable[[Any], Any], device: torch.device, calls: int = 3, *, numbers: bool = True
 ) -> Any:
     """A stack gives what eager gives, over several calls with fresh arguments at other addresses, other contents and
-    other numbers; what earlier calls returned stays as it was; arguments are freed (and overwritten) in between."""
+    other numbers; what earlier calls returned stays as it was; arguments are freed (and overwritten) in between.
+    """
     eager, mine = case.function(device), case.function(device)
     stacked = stack(mine)
     held: list[tuple[Any, Any]] = []
@@ -168,7 +169,9 @@ def _is_disposable(leaf: Any, outcome: Outcome) -> bool:
         return False
     storage = leaf.untyped_storage().data_ptr()
     others = [*outcome.state, *pytree.tree_leaves(outcome.result)]
-    return all(not isinstance(o, torch.Tensor) or not o.numel() or o.untyped_storage().data_ptr() != storage for o in others)
+    return all(
+        not isinstance(o, torch.Tensor) or not o.numel() or o.untyped_storage().data_ptr() != storage for o in others
+    )
 
 
 def scramble(tensor: torch.Tensor) -> None:
@@ -218,7 +221,7 @@ def check_no_leak(case: Case, stack: Callable[[Any], Any], device: torch.device,
     """When the function, its arguments and its results are gone, so is all their memory."""
     driver = driver_for(device)
     assert driver is not None
-    for round in range(rounds):
+    for _ in range(rounds):
         gc.collect()
         before = driver.live_bytes()
         fn = case.function(device)
@@ -261,7 +264,7 @@ def check_pass(transform: Pass, program: pygraph.Program, case: Case, device: to
 def check_evaluates(program: pygraph.Program, case: Case, device: torch.device, eager: Any) -> None:
     """``evaluate(program)`` does what the traced function does, also with other contents and other live numbers."""
     live = sum(isinstance(d, ScalarArgument) for d in program.inputs)
-    numbers = sum(isinstance(leaf, (int, float)) and not isinstance(leaf, bool) or _is_numpy(leaf)
+    numbers = sum((isinstance(leaf, (int, float)) and not isinstance(leaf, bool)) or _is_numpy(leaf)
                   for leaf in pytree.tree_leaves(case.arguments(torch.device("cpu"))))  # fmt: skip
     for seed in (0, 1):
         seeds = {"seed": seed, "number_seed": seed if live == numbers else 0}

@@ -193,7 +193,7 @@ def is_number_like(t: torch.Tensor) -> bool:
 
 def is_writable(t: torch.Tensor) -> bool:
     """Whether no element of ``t`` is in memory twice, as in expanded tensors."""
-    return all(stride or size < 2 for size, stride in zip(t.shape, t.stride(), strict=True))
+    return not t.numel() or all(stride or size < 2 for size, stride in zip(t.shape, t.stride(), strict=True))
 
 
 def _writable_float(t: torch.Tensor) -> bool:
@@ -212,7 +212,10 @@ def _unary(p: Pool, s: Step) -> Any:
 
 def _binary(p: Pool, s: Step) -> Any:
     x = p.pick(s.a, is_number_like)
-    return None if x is None else _BINARY[s.c % len(_BINARY)](x, p.other(s.b, x))
+    if x is None:
+        return None
+    other = p.other(s.b, x)  # torch.sub refuses masks
+    return _BINARY[s.c % len(_BINARY)](x, other.to(x.dtype) if other.dtype == torch.bool else other)
 
 
 def _number(p: Pool, s: Step) -> Any:
@@ -363,7 +366,7 @@ def _random_write(p: Pool, s: Step) -> Any:
 
 def _host(p: Pool, s: Step) -> Any:
     """Constants and factories of the host on their way to the device."""
-    x = p.pick(s.a, lambda t: is_float(t) and 0 < t.dim() and t.shape[-1] <= 5)
+    x = p.pick(s.a, lambda t: is_float(t) and t.dim() > 0 and t.shape[-1] <= 5)
     if x is None:
         return None
     n = x.shape[-1]
@@ -424,7 +427,7 @@ def _branch(p: Pool, s: Step) -> Any:
         return None
     if p.numbers and s.c % 3:
         return x + 1 if p.numbers[s.b % len(p.numbers)] > 0 else x - 1
-    return x * 2 if bool((x.sum() > 0)) else x * 3
+    return x * 2 if bool(x.sum() > 0) else x * 3
 
 
 def _functorch(p: Pool, s: Step) -> Any:

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 
 import pygraph
 from pygraph.errors import StageError, TraceError
@@ -30,6 +30,7 @@ def examples(number: int, **options: object) -> settings:
     return settings(
         max_examples=number if CI else 10 * number,
         deadline=None,
+        phases=set(Phase) - {Phase.explain},  # which takes minutes after a failure
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
         **options,  # type: ignore[arg-type]
     )
@@ -73,8 +74,8 @@ def test_passes_keep_the_meaning_and_their_input(device: torch.device, case: Cas
         try:
             program = check_pass(PASSES[name], program, case, device, fn)
         except StageError as error:
-            assert name == "select"
-            assert "overlap" in str(error)
+            if name != "select" or "overlap" not in str(error):  # a Program with a base has no made-up arguments
+                raise
 
 
 @given(cases(data_dependent=False), stacks)

@@ -83,7 +83,9 @@ def features(case: Case, device: torch.device) -> set[str]:
 
     fn = case.function(device, spy)
     args = case.arguments(device)
-    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"]
+    tensors = [
+        leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
+    ]
     contents = [_bits(tensor) for tensor in tensors]
     count = fn.state.module.count.clone() if fn.state.module is not None else None
     versions = [tensor._version for tensor in fn.state.tensors]

@@ -55,7 +55,9 @@ def test_outputs_and_results_agree(program: Program) -> None:
 
 def test_an_output_is_legal_in_the_stage(program: Program) -> None:
     check_fails(program.replace(outputs=(Stored(0),)), "a Stored output is not legal in stage aten")
-    check_fails(program.replace(outputs=(Mutation(0),), stage="kernels"), "a Mutation output is not legal in stage kern")
+    check_fails(
+        program.replace(outputs=(Mutation(0),), stage="kernels"), "a Mutation output is not legal in stage kern"
+    )
 
 
 def test_every_leaf_is_there_once(program: Program) -> None:
@@ -96,7 +98,9 @@ def test_pointer_operations_need_a_table(program: Program) -> None:
 
 
 def test_nodes_have_spec_and_source(program: Program) -> None:
-    check_fails(edited(program, lambda graph: node_of(graph, aten.sin.default).meta.clear()), "it has no spec or source")
+    check_fails(
+        edited(program, lambda graph: node_of(graph, aten.sin.default).meta.clear()), "it has no spec or source"
+    )
 
 
 def test_only_operations_and_host_arithmetic(program: Program) -> None:

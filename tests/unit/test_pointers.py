@@ -186,7 +186,9 @@ def test_neighbours_are_told_apart() -> None:
     """One slot ends where the next starts; their order differs between the recordings."""
     first = [node(words(0x1000, 0x103F, 0x1040))]
     second = [node(words(0x2040, 0x207F, 0x2000))]
-    found = pointer_words(first, second, [Extent(0x1000, 64), Extent(0x1040, 64)], [Extent(0x2040, 64), Extent(0x2000, 64)])
+    found = pointer_words(
+        first, second, [Extent(0x1000, 64), Extent(0x1040, 64)], [Extent(0x2040, 64), Extent(0x2000, 64)]
+    )
     assert found == [Word(0, 0, 0, 0), Word(0, 8, 0, 63), Word(0, 16, 1, 0)]
 
 

@@ -100,7 +100,7 @@ def test_aliases_mutations_and_statics_are_comments() -> None:
 def test_regions_and_fallbacks_are_printed(device: torch.device) -> None:
     program = pygraph.graphify(pygraph.trace(lambda x: x * x.sum().item())(torch.ones(2, device=device)))
     text = str(program)
-    assert re.search(r"# fallback: aten\._local_scalar_dense\.default: it needs a value on the host, test_printing", text)
+    assert re.search(r"# fallback: aten\._local_scalar_dense\.default: it needs a value on the host, test_pr", text)
     assert "# region 1: eager, launch, because it needs a value on the host (test_printing.py:" in text
     assert "    # region 1\n" in text
 

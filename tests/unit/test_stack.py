@@ -148,5 +148,5 @@ def test_inside_torch_func(transform: Any, device: torch.device) -> None:
 
 
 def test_what_is_not_callable_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="not callable; expected a function or an nn.Module"):
+    with pytest.raises(ArgumentError, match=r"not callable; expected a function or an nn\.Module"):
         pygraph.graphify(3)

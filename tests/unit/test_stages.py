@@ -94,7 +94,7 @@ def test_another_alignment_or_overlap_does_not_fit(x: torch.Tensor) -> None:
 
 
 def test_what_cannot_be_traced_raises(x: torch.Tensor) -> None:
-    with pytest.raises(TraceError, match="From test_stages.py"):
+    with pytest.raises(TraceError, match=r"From test_stages\.py"):
         pygraph.jit(lambda x: x if x.sum() > 0 else -x).lower(x)
 
 

@@ -1,0 +1,194 @@
+"""What only a GPU can show: node order, failed captures, streams, pools, memory, a real model."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pygraph
+from pygraph.runtime.devices import driver_for
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def driver() -> Iterator[Any]:
+    driver: Any = driver_for(torch.device("cuda", torch.cuda.current_device()))
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    yield driver
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def test_nodes_are_listed_in_the_order_of_capture(driver: Any) -> None:
+    x = randn(64, 64)
+    operations = [torch.sin, torch.exp, lambda t: t @ t, torch.relu, lambda t: t.sum(0, keepdim=True) + t, torch.tanh]
+
+    def body(mark: Any) -> torch.Tensor:
+        value = x
+        for index, operation in enumerate(operations):
+            mark(index)
+            value = operation(value)
+        return value
+
+    driver.warm_up(lambda: body(lambda _: None))
+    graph, _ = driver.record(body, driver.new_pool())
+    ops = [node.op for node in graph.nodes]
+    assert ops == sorted(ops)
+    assert set(ops) == set(range(len(operations)))
+    names = [node.name for node in graph.nodes]
+    for part, op in (("sin", 0), ("exp", 1), ("tanh", 5)):
+        assert any(part in name and node_op == op for name, node_op in zip(names, ops, strict=True))
+    graph.release()
+
+
+@pytest.mark.parametrize("kind", ["synchronise", "exception", "item"])
+def test_a_failed_capture_leaves_everything_intact(driver: Any, kind: str) -> None:
+    x = randn(32)
+    torch.cuda.manual_seed(0)
+    expected = [torch.rand(4, device="cuda") for _ in range(2)]
+    pool = driver.new_pool()
+
+    def body(mark: Any) -> torch.Tensor:
+        mark(0)
+        y = torch.sin(x) + torch.rand(32, device="cuda")
+        mark(1)
+        match kind:
+            case "synchronise":
+                torch.cuda.synchronize()
+            case "item":
+                y.sum().item()
+            case _:
+                raise KeyError("mine")
+        return y
+
+    torch.cuda.manual_seed(0)
+    state = driver.random_state()
+    with pytest.raises(Exception):  # noqa: B017, PT011  (CaptureError, or the body's own)
+        driver.record(body, pool)
+    driver.set_random_state(state)
+    for values in expected:
+        assert torch.equal(torch.rand(4, device="cuda"), values)
+    for _ in range(2):
+        graph, out = driver.record(lambda mark: (mark(0), torch.sin(x))[1], pool)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, torch.sin(x))
+        del out
+        graph.release()
+
+
+def test_replay_on_another_stream(driver: Any) -> None:
+    fn = pygraph.jit(lambda x: torch.sin(x) * 2 + 1)
+    fn(randn(1 << 20))
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    results = []
+    for n in range(12):
+        stream = streams[n % 3]
+        with torch.cuda.stream(stream):
+            x = torch.full((1 << 20,), float(n), device="cuda")
+            results.append((n, fn(x)))
+    torch.cuda.synchronize()
+    for n, result in results:
+        torch.testing.assert_close(result, torch.sin(torch.full_like(result, float(n))) * 2 + 1)
+
+
+def test_inside_a_users_capture_it_becomes_part_of_it(driver: Any) -> None:
+    fn = pygraph.jit(lambda x: torch.sin(x) + 1)
+    x = randn(16)
+    fn(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        out = fn(x)
+    x.fill_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(out, torch.sin(x) + 1)
+    del out, graph
+
+
+def test_a_pool_says_how_much_it_holds(driver: Any) -> None:
+    pool = driver.new_pool()
+    before = pool.nbytes()
+    x = randn(1 << 20)
+    graph, out = driver.record(lambda mark: (mark(0), torch.sin(x))[1], pool)
+    assert pool.nbytes() >= before + x.nbytes
+    del out
+    graph.release()
+
+
+def test_inputs_freed_right_after_the_call(driver: Any) -> None:
+    fn = pygraph.jit(lambda x: (torch.sin(x) @ x).relu())
+    expected, results = [], []
+    for n in range(20):
+        x = randn(256, 256) + n
+        expected.append((torch.sin(x) @ x).relu())
+        results.append(fn(x))
+        del x
+        junk = torch.full((256, 256), float("nan"), device="cuda")  # takes the memory that was just freed
+        del junk
+    for got, want in zip(results, expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_a_transformer_copies_nothing(driver: Any) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, dtype=torch.bfloat16)
+    model = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False).cuda().eval()
+    fast = pygraph.jit(model)
+    with torch.no_grad():
+        held = []
+        for _ in range(3):
+            x = randn(1, 128, 768, dtype=torch.bfloat16)
+            held.append((fast(x), model(x)))
+        for got, want in held:
+            torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        report = fast.explain().to_dict()
+    assert report["bytes_copied_per_replay"] == 0
+    assert report["fallbacks"] == []
+    assert fast.cache_info().captures == 1
+    fast.cache_clear()
+
+
+def test_memory_is_back_at_its_baseline_after_cache_clear(driver: Any) -> None:
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    weight = randn(1024, 1024)
+    fn = pygraph.jit(lambda x: torch.relu(x @ weight).softmax(-1))
+    for n in (1, 2, 4):
+        fn(randn(n, 1024))
+    fn.cache_clear()
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= before + weight.nbytes
+    del fn
+    weight = None
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() <= before
+
+
+def test_random_streams_are_those_of_eager(driver: Any) -> None:
+    function = lambda x: nn.functional.dropout(x, 0.5) + torch.rand_like(x)  # noqa: E731
+    fn = pygraph.jit(function)
+    x = torch.ones(1000, device="cuda")
+    outcomes = []
+    for run in (fn, function):
+        torch.manual_seed(3)
+        outcomes.append([run(x) for _ in range(4)] + [torch.rand(4, device="cuda")])
+    for got, want in zip(*outcomes, strict=True):
+        assert torch.equal(got, want)

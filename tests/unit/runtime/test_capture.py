@@ -1,0 +1,136 @@
+"""Recording one region: what is found, what is proven, what is copied, and that trials leave no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.errors import CaptureError
+from pygraph.program import Way
+from pygraph.runtime.body import RegionBody, alignment, copy_span, stand_in
+from pygraph.runtime.capture import RefusedError, RegionGraph
+from pygraph.runtime.devices import driver_for
+
+
+@pytest.fixture
+def driver(device: torch.device) -> Any:
+    return driver_for(device)
+
+
+def record(fn: Callable[..., Any], driver: Any, *inputs: torch.Tensor, way: Way = "patch") -> RegionGraph:
+    program = pygraph.graphify(pygraph.indirect(pygraph.trace(fn)(*inputs)))
+    return RegionGraph(RegionBody(program, 0), driver, driver.new_pool(), inputs, [], way)
+
+
+def test_inputs_and_outputs_are_patched(driver: Any) -> None:
+    a, b = torch.ones(4, device=driver.device), torch.ones(4, device=driver.device) * 2
+    graph = record(lambda a, b: (a + b, a * b), driver, a, b)
+    try:
+        assert graph.patched == [0, 1]
+        assert graph.patched_outputs == [0, 1]
+        assert graph.fallbacks == []
+        assert graph.bytes_copied == 0
+        for n in range(3):
+            x, y = a + n, b * n
+            total, product = graph([x, y], [])
+            assert torch.equal(total, x + y)
+            assert torch.equal(product, x * y)
+    finally:
+        graph.release()
+
+
+def test_the_way_copy_patches_no_input(driver: Any) -> None:
+    a = torch.ones(4, device=driver.device)
+    graph = record(torch.sin, driver, a, way="copy")
+    try:
+        assert graph.patched == []
+        assert graph.bytes_copied >= a.nbytes
+        assert torch.equal(graph([a + 1], [])[0], torch.sin(a + 1))
+    finally:
+        graph.release()
+
+
+def test_recording_changes_no_input_and_no_generator(driver: Any) -> None:
+    a = torch.ones(4, device=driver.device)
+    random = driver.random_state()
+    graph = record(lambda a: a.add_(torch.rand_like(a)), driver, a)
+    graph.release()
+    assert a.tolist() == [1.0] * 4
+    now = driver.random_state()
+    assert (
+        torch.equal(torch.as_tensor(now), torch.as_tensor(random)) if isinstance(now, torch.Tensor) else now == random
+    )
+
+
+def test_a_refused_node_is_named_and_the_device_works_on(driver: Any) -> None:
+    traced = pygraph.trace(lambda a: torch.cos(torch.sin(a)))(torch.ones(4, device=driver.device))
+    program = pygraph.graphify(pygraph.indirect(traced))
+    body = RegionBody(program, 0)
+    original = body.run
+
+    def run(inputs: Any, numbers: Any = (), mark: Any = None, statics: Any = None) -> Any:
+        def refusing(index: int) -> None:
+            mark(index)
+            if index == 1:
+                raise CaptureError("not this one")
+
+        return original(inputs, numbers, mark and refusing, statics)
+
+    body.run = run
+    a = torch.ones(4, device=driver.device)
+    with pytest.raises(RefusedError) as caught:
+        RegionGraph(body, driver, driver.new_pool(), [a], [], "patch")
+    assert caught.value.node == 1
+    assert caught.value.reason == "not this one"
+    graph = record(torch.sin, driver, a)
+    assert torch.equal(graph([a], [])[0], torch.sin(a))
+    graph.release()
+
+
+def test_outputs_that_share_memory_stay_together(driver: Any) -> None:
+    def fn(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        b = a * 2
+        return b, b[1:]
+
+    fast = pygraph.jit(fn)
+    a = torch.ones(4, device=driver.device)
+    for _ in range(2):
+        b, tail = fast(a)
+        tail.zero_()
+        assert b.tolist() == [2.0, 0.0, 0.0, 0.0]
+
+
+def test_empty_tensors(driver: Any) -> None:
+    fn = pygraph.jit(lambda a, b: (torch.cat([a, b]), b * 2))
+    a, b = torch.ones(3, device=driver.device), torch.ones(0, device=driver.device)
+    for _ in range(2):
+        whole, empty = fn(a, b)
+        assert whole.tolist() == [1.0] * 3
+        assert empty.shape == (0,)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 3, 4, 64])
+def test_a_stand_in_is_aligned_as_the_original(driver: Any, shift: int) -> None:
+    memory = torch.arange(256.0, device=driver.device)
+    view = memory[shift : shift + 12].view(3, 4).t()
+    copy = stand_in(view)
+    assert torch.equal(copy, view)
+    assert copy.stride() == view.stride()
+    assert copy.data_ptr() != view.data_ptr()
+    assert alignment(copy.data_ptr()) == alignment(view.data_ptr())
+
+
+def test_copy_span_copies_what_strides_reach(driver: Any) -> None:
+    source = torch.arange(12.0, device=driver.device).view(3, 4).t()
+    target = torch.zeros(12, device=driver.device).view(3, 4).t()
+    copy_span(source, target)
+    assert torch.equal(source, target)
+
+
+@pytest.mark.parametrize(("address", "expected"), [(0, 256), (1, 1), (4, 4), (48, 16), (512, 256), (768, 256)])
+def test_alignment(address: int, expected: int) -> None:
+    assert alignment(address) == expected

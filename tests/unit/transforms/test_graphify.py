@@ -1,0 +1,170 @@
+"""graphify: as few regions as dependencies allow, in an order that keeps writes and random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.effects import is_random, is_view
+from pygraph.program import Program
+from pygraph.transforms.graphify import kernels, refuse, with_ways
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def x(device: torch.device) -> torch.Tensor:
+    return torch.arange(1.0, 7.0, device=device).view(2, 3)
+
+
+def cut(fn: Callable[..., Any], *args: Any, indirect: bool = True) -> Program:
+    program = pygraph.trace(fn)(*args)
+    program = pygraph.indirect(program) if indirect else program
+    text = str(program)
+    result = pygraph.check_program(pygraph.graphify(program))
+    assert str(program) == text
+    return result
+
+
+def kinds(program: Program) -> list[str]:
+    return [region.kind for region in program.regions]
+
+
+def test_one_region_if_everything_can_be_recorded(x: torch.Tensor) -> None:
+    program = cut(lambda x: (torch.sin(x) @ x.t()).softmax(-1), x)
+    assert [(r.kind, r.way, r.reason) for r in program.regions] == [("graph", "patch", None)]
+    assert cut(torch.sin, x, indirect=False).regions[0].way == "copy"
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (lambda x: torch.sin(x)[x > 2], "depends on data"),
+        (lambda x: torch.sin(x).nonzero(), "synchronises with the host"),
+        (lambda x: torch.sin(x) * x.sum().item(), "it needs a value on the host"),
+        (lambda x: torch.sin(x).cpu() + 1, "its result is on the cpu"),
+        (lambda x: torch.unique(torch.sin(x)), "synchronises with the host|depends on data"),
+    ],
+)
+def test_what_cannot_be_recorded_has_a_reason_and_a_line(x: torch.Tensor, fn: Callable[..., Any], reason: str) -> None:
+    import re
+
+    program = cut(fn, x)
+    assert kinds(program)[0] == "graph"
+    eager = next(region for region in program.regions if region.kind == "eager")
+    assert eager.reason is not None
+    assert re.search(reason, eager.reason)
+    assert eager.source is not None
+    assert eager.source.startswith("test_graphify.py:")
+    assert any(f.reason == eager.reason and f.source == eager.source for f in program.fallbacks)
+
+
+def test_what_does_not_depend_on_a_break_is_not_cut_by_it(x: torch.Tensor) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = torch.sin(x)
+        rare = a[x > 2]
+        b = torch.cos(x)  # could be recorded with the first
+        return rare, b * 2
+
+    assert kinds(cut(fn, x)) == ["graph", "eager"]
+
+
+def test_a_value_from_a_break_needs_a_second_graph(x: torch.Tensor) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.cos(torch.sin(x) * x.sum().item())
+
+    program = cut(fn, x)
+    assert kinds(program) == ["graph", "eager", "graph"]
+    torch.testing.assert_close(pygraph.evaluate(program, x), fn(x))
+
+
+def order_of(program: Program, choose: Callable[[Any], bool]) -> list[str]:
+    return [str(node.meta["source"]) for node in program.nodes if node.op == "call_function" and choose(node)]
+
+
+def test_random_draws_keep_their_order(x: torch.Tensor) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = torch.rand_like(x)
+        few = torch.rand_like(x[x > 2])
+        c = torch.rand_like(x)
+        return a, few, c
+
+    traced = pygraph.trace(fn)(x)
+    program = pygraph.graphify(traced)
+    assert order_of(program, is_random) == order_of(traced, is_random)
+    results = []
+    for run in (fn, lambda x: pygraph.evaluate(program, x)):
+        torch.manual_seed(0)
+        results.append(run(x))
+    for got, expected in zip(*results, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_writes_and_reads_keep_their_order(x: torch.Tensor) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = x[x > 2]
+        x.mul_(2)
+        after = x[x > 2]
+        x.add_(1)
+        return before, after
+
+    program = cut(fn, x.clone())
+    mine, eager = x.clone(), x.clone()
+    for got, expected in zip(pygraph.evaluate(program, mine), fn(eager), strict=True):
+        assert torch.equal(got, expected)
+    assert torch.equal(mine, eager)
+
+
+def test_views_are_repeated_in_every_region_that_uses_them(x: torch.Tensor) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        view = torch.sin(x).t()
+        few = view[view > 0]
+        return few, torch.cos(view) * few.sum()
+
+    program = cut(fn, x)
+    for node in program.nodes:
+        if node.op != "call_function" or is_view(node):
+            continue
+        for argument in node.all_input_nodes:
+            if is_view(argument):
+                assert argument.meta["region"] == node.meta["region"]
+    for got, expected in zip(pygraph.evaluate(program, x), fn(x), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_host_arithmetic_has_its_own_region(x: torch.Tensor) -> None:
+    program = cut(lambda x, k: (torch.sin(x), k * 2 + 1), x, 3)
+    assert "host" in kinds(program)
+    assert pygraph.evaluate(program, x, 4)[1] == 9
+
+
+def test_cpu_programs_say_so() -> None:
+    program = pygraph.graphify(pygraph.trace(torch.sin)(torch.ones(2)))
+    assert any("on the cpu" in fallback.reason for fallback in program.fallbacks)
+
+
+def test_refuse_cuts_again(x: torch.Tensor) -> None:
+    program = cut(lambda x: torch.exp(torch.cos(torch.sin(x))), x)
+    text = str(program)
+    node = next(node for node in program.nodes if node.target is aten.cos.default)
+    again = pygraph.check_program(refuse(program, [node], "the device refused it"))
+    assert str(program) == text
+    assert kinds(again) == ["graph", "eager", "graph"]
+    assert again.regions[1].reason == "the device refused it"
+    torch.testing.assert_close(pygraph.evaluate(again, x), torch.exp(torch.cos(torch.sin(x))))
+
+
+def test_with_ways_changes_the_named_regions_only(x: torch.Tensor) -> None:
+    program = cut(lambda x: torch.sin(x), x)
+    other = with_ways(program, {0: ("launch", (("launch", 1.0),))})
+    assert (other.regions[0].way, other.regions[0].times) == ("launch", (("launch", 1.0),))
+    assert program.regions[0].way == "patch"
+
+
+def test_kernels_counts_device_work(x: torch.Tensor) -> None:
+    program = cut(lambda x, k: (torch.sin(x.t()) + x.t(), k + 1), x, 3)
+    assert kernels(program.nodes) == 2

@@ -1,0 +1,112 @@
+"""select: each way is picked when a timer says that it is the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.errors import StageError
+from pygraph.transforms.select import example_leaves, select_program
+
+WAYS = ("launch", "patch", "copy")
+
+
+class Clock:
+    """A timer that runs what it is given and says what it is told, in turn: launch, patch, copy."""
+
+    def __init__(self, fastest: str) -> None:
+        self.times = [1.0 if way == fastest else 2.0 for way in WAYS]
+        self.asked = 0
+
+    def __call__(self, run: Callable[[], object]) -> float:
+        run()
+        self.asked += 1
+        return self.times[(self.asked - 1) % 3]
+
+
+@pytest.fixture
+def x(device: torch.device) -> torch.Tensor:
+    return torch.arange(6.0, device=device).view(2, 3)
+
+
+def step(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x * 2) + 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_fastest_way_is_kept(x: torch.Tensor, way: str) -> None:
+    clock = Clock(way)
+    fn = pygraph.select(pygraph.graphify(pygraph.indirect(step)), timer=clock)
+    held = [fn(x + n) for n in range(3)]
+    for n, result in enumerate(held):
+        assert torch.equal(result, step(x + n))
+    assert clock.asked == 3
+    report = fn.explain().to_dict()
+    (region,) = report["regions"]
+    assert region["way"] == way
+    assert region["times_us"] == {w: 1.0 if w == way else 2.0 for w in WAYS}
+    assert (report["bytes_copied_per_replay"] > 0) == (way == "copy")
+    assert (report["kernels_in_graphs"] > 0) == (way != "launch")
+
+
+def test_all_launches_run_the_function_itself(x: torch.Tensor) -> None:
+    calls: list[Any] = []
+
+    @pygraph.jit
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return step(x)
+
+    fn = pygraph.select(pygraph.graphify(pygraph.indirect(step)), timer=Clock("launch"))
+    fn(x)
+    (entry,) = fn._entries.values()
+    assert entry.executable is None
+    assert entry.program is None
+    assert calls == []
+    assert torch.equal(plain(x), fn(x))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_on_a_program(x: torch.Tensor, way: str) -> None:
+    cut = pygraph.graphify(pygraph.indirect(pygraph.trace(step)(x)))
+    text = str(cut)
+    chosen = select_program(cut, timer=Clock(way))
+    assert str(cut) == text
+    assert chosen.regions[0].way == way
+    assert chosen.history[-1] == "select"
+    assert torch.equal(pygraph.evaluate(chosen, x), step(x))
+
+
+def test_measuring_changes_nothing(x: torch.Tensor) -> None:
+    weight = torch.ones(3, device=x.device)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        weight.add_(1)
+        x.mul_(2)
+        return x + torch.rand_like(x) * weight
+
+    fast = pygraph.select(pygraph.graphify(pygraph.indirect(fn)))
+    mine = x.clone()
+    torch.manual_seed(0)
+    got = fast(mine)
+    assert weight.tolist() == [2.0] * 3
+    weight.fill_(1)
+    torch.manual_seed(0)
+    assert torch.equal(got, fn(x.clone()))
+    assert torch.equal(mine, x * 2)
+
+
+def test_example_leaves_fit(x: torch.Tensor) -> None:
+    program = pygraph.trace(lambda p, k, i: p["w"][i] * k)({"w": x}, 2.0, torch.tensor([0, 1], device=x.device))
+    leaves = example_leaves(program)
+    assert leaves[0].shape == x.shape
+    assert leaves[1] == 1.0
+    assert leaves[2].tolist() == [0, 0]
+
+
+def test_an_uncut_program_is_refused(x: torch.Tensor) -> None:
+    with pytest.raises(StageError, match=r"Apply graphify first: select\(graphify\(p\)\)"):
+        select_program(pygraph.trace(step)(x))

@@ -161,9 +161,9 @@ def assemble(program: Program, leaves: Sequence[Any], inputs: Sequence[Any], out
     for position, descriptor in enumerate(program.outputs):
         # A functional operation may return its argument; a result must be memory of its own, as in eager.
         value = values[position]
-        if not isinstance(descriptor, Result) or not isinstance(value, torch.Tensor) or not value.numel():
+        if not isinstance(descriptor, Result) or not isinstance(value, torch.Tensor):
             continue
-        if value.untyped_storage().data_ptr() in owned:
+        if any(value is taken for taken in inputs) or (value.numel() and value.untyped_storage().data_ptr() in owned):
             values[position] = clone_strided(value)
     for position, descriptor in enumerate(program.outputs):
         if isinstance(descriptor, Mutation):

@@ -66,8 +66,8 @@ def is_random(node: fx.Node) -> bool:
         return False
     for position, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":  # attention draws only to drop
-            value = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-            return value != 0.0
+            value: Any = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+            return bool(value != 0.0)
     return True
 
 

@@ -27,7 +27,7 @@ from pygraph.program import (
     Stored,
     TensorSpec,
 )
-from pygraph.trace import to_number
+from pygraph.tracing.leaves import to_number
 
 
 def evaluate(program: Program, *args: Any, **kwargs: Any) -> Any:

@@ -28,7 +28,8 @@ from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
-from pygraph.trace import Traced, static_leaves, trace_call
+from pygraph.trace import Traced, trace_call
+from pygraph.tracing.leaves import static_leaves
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
 from pygraph.transforms.graphify import graphify_program
 from pygraph.transforms.indirect import indirect_program
@@ -317,13 +318,10 @@ class Transformed(Generic[P, R]):
     def _keep(self, key: Key, entry: Entry) -> Entry:
         self._entries[key] = entry
         entry.calls = 1
-        while sum(e.executable is not None for e in self._entries.values()) > self.options.max_graphs:
-            oldest = next(k for k, e in self._entries.items() if e.executable is not None)
-            self._drop(oldest)
+        while len(self._entries) > self.options.max_graphs:
+            self._drop(next(iter(self._entries)))
             self._evictions += 1
             self._streak += 1
-        while len(self._entries) > 16 * max(self.options.max_graphs, 16):
-            self._drop(next(iter(self._entries)))
         return entry
 
     def _past_budget(self) -> bool:

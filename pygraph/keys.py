@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.runtime.body import ALIGNMENT, alignment
-from pygraph.trace import is_live_number, overlap_groups
+from pygraph.tracing.leaves import is_live_number, overlap_groups
 
 
 class UnhashableError(TypeError):

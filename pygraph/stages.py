@@ -14,7 +14,8 @@ from pygraph.keys import overlap_key
 from pygraph.program import Program
 from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.body import alignment
-from pygraph.trace import Traced, static_leaves
+from pygraph.trace import Traced
+from pygraph.tracing.leaves import static_leaves
 
 
 class Lowered:

@@ -116,9 +116,11 @@ def _write(graph: fx.Graph, updates: list[tuple[fx.Node, fx.Node]]) -> None:
 def _own_results(graph: fx.Graph) -> None:
     """Copy results that are views of inputs but no aliases of them in eager (empty ones)."""
     output = graph.output_node()
-    values = list(output.args[0])  # pyright: ignore[reportArgumentType]
+    values = output_values(graph)
     for position, value in enumerate(values):
-        if isinstance(value, fx.Node) and isinstance(value.meta["spec"], TensorSpec) and root(value).op == "placeholder":
+        if not isinstance(value, fx.Node) or not isinstance(value.meta["spec"], TensorSpec):
+            continue
+        if root(value).op == "placeholder":
             with graph.inserting_before(output):
                 values[position] = _node_like(graph, aten.clone.default, (value,), value)
     output.args = (tuple(values),)

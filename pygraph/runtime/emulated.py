@@ -33,6 +33,7 @@ from typing_extensions import override  # torch depends on it
 from pygraph import ops
 from pygraph.errors import ArgumentError, CaptureError, describe
 from pygraph.runtime import emulated_device as device
+from pygraph.runtime import emulated_tensors as memory
 from pygraph.runtime.driver import Counters, Driver, Pool, RecordedGraph, RecordedNode
 from pygraph.runtime.emulated_memory import EmulatedPool
 
@@ -132,7 +133,7 @@ class _Operand:
 
     def read(self, params: bytes, pointers: bytes) -> torch.Tensor:
         address = self.address(pointers)
-        view = device.host_view_at(address, self.shape, self.stride, self.dtype)
+        view = memory.host_view_at(address, self.shape, self.stride, self.dtype)
         view = view.conj() if self.conjugate else view
         return torch._neg_view(view) if self.negative else view
 
@@ -145,7 +146,7 @@ class _Operand:
             raise RuntimeError(
                 f"emu error: misaligned address: {address:#x} is no multiple of {self.alignment}, as when recorded"
             )
-        device.allocator.check_range(address, device.span_bytes(self.shape, self.stride, self.dtype))
+        memory.allocator.check_range(address, memory.span_bytes(self.shape, self.stride, self.dtype))
         return address
 
 
@@ -184,7 +185,7 @@ class _Packer:
 
     def leaf(self, value: Any, fill: torch.dtype | None) -> _Leaf:
         """Lay out one argument; numbers in the dtype ``fill`` where the kernel takes them so."""
-        if device.is_emulated(value):
+        if memory.is_emulated(value):
             return self.tensor(value)
         if isinstance(value, torch.Tensor):
             return self.scalar(value, plain=False)
@@ -202,7 +203,7 @@ class _Packer:
         """Pad the parameters; returns the table of the pointers if they are hidden."""
         table = None
         if self._hidden:
-            table = device.allocate((len(self.pointers),), (1,), torch.uint8, own=False)
+            table = memory.allocate((len(self.pointers),), (1,), torch.uint8, own=False)
             struct.pack_into("<Q", self.params, 16, table.data_ptr())
         self.params += _stale.word()
         for address in self.addresses:
@@ -234,7 +235,7 @@ class _Kernel:
         pointers = params
         if self.table is not None:
             (address,) = struct.unpack_from("<Q", params, 16)
-            device.allocator.check_range(address, len(self.table_bytes))
+            memory.allocator.check_range(address, len(self.table_bytes))
             pointers = ctypes.string_at(address, len(self.table_bytes))
         args, kwargs = pytree.tree_unflatten([leaf.read(params, pointers) for leaf in self.leaves], self.spec)
         targets = [output and output.read(params, pointers) for output in self.outputs]
@@ -278,7 +279,7 @@ def _operand(tensor: torch.Tensor, offset: int) -> _Operand:
 
 def _node(launch: device.Launch, op: int) -> tuple[RecordedNode, _Step]:
     """The node for a launch: its parameter bytes, and how a replay reads them."""
-    tensors = [leaf for leaf in launch.leaves if device.is_emulated(leaf)]
+    tensors = [leaf for leaf in launch.leaves if memory.is_emulated(leaf)]
     plain = all(t.is_contiguous() and t.numel() and not t.is_conj() and not t.is_neg() for t in tensors)
     if (
         launch.name == "aten::copy_"
@@ -323,8 +324,8 @@ class _Recorder:
         # Inputs too: some kernels write arguments that their schema does not name (statistics of batch norm).
         for tensor in tensors:
             address = tensor.data_ptr()
-            nbytes = device.span_bytes(tensor.shape, tensor.stride(), tensor.dtype)
-            segment = device.allocator.segment_at(address, nbytes)
+            nbytes = memory.span_bytes(tensor.shape, tensor.stride(), tensor.dtype)
+            segment = memory.allocator.segment_at(address, nbytes)
             if not nbytes or segment is None or segment.owned[segment.granules(address, 1)].any():
                 continue
             self._saved.setdefault((address, nbytes), ctypes.string_at(address, nbytes))
@@ -355,7 +356,7 @@ class EmulatedGraph(RecordedGraph):
         self._params = [node.params for node in nodes]
         self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._replayed = replayed
-        self._let_go = weakref.finalize(self, device.allocator.let_go, pool)
+        self._let_go = weakref.finalize(self, memory.allocator.let_go, pool)
         self._let_go.atexit = False
 
     @override
@@ -418,7 +419,7 @@ class EmulatedDriver(Driver):
 
     @override
     def new_pool(self) -> Pool:
-        return EmulatedPool(device.allocator)
+        return EmulatedPool(memory.allocator)
 
     @override
     def record(self, body: Callable[[Callable[[int], None]], T], pool: Pool) -> tuple[RecordedGraph, T]:
@@ -447,20 +448,20 @@ class EmulatedDriver(Driver):
             result = body(recorder.mark)
         except BaseException as error:
             self._end(recorder, pool, random_state)
-            device.allocator.let_go(pool)
+            memory.allocator.let_go(pool)
             if recorder.refused is None or not isinstance(error, RuntimeError):
                 raise
             traceback.clear_frames(error.__traceback__)  # their tensors would live as long as the exception
             raise self._refusal(call, recorder.refused) from error
         self._end(recorder, pool, random_state)
         if recorder.refused is not None:  # the body has swallowed it; a CUDA capture would be invalid as well
-            device.allocator.let_go(pool)
+            memory.allocator.let_go(pool)
             raise self._refusal(call, recorder.refused) from recorder.refused
         self.counters.captures += 1
         return EmulatedGraph(recorder.nodes, recorder.steps, pool, self._replayed), result
 
     def _begin(self, recorder: _Recorder, pool: EmulatedPool) -> None:
-        allocator = device.allocator
+        allocator = memory.allocator
         allocator.settle()
         pool.holds += 1
         allocator.current = pool
@@ -468,7 +469,7 @@ class EmulatedDriver(Driver):
         device.set_recorder(recorder)
 
     def _end(self, recorder: _Recorder, pool: EmulatedPool, random_state: torch.Tensor) -> None:
-        allocator = device.allocator
+        allocator = memory.allocator
         device.set_recorder(None)
         allocator.current = allocator.default
         recorder.undo()
@@ -490,7 +491,7 @@ class EmulatedDriver(Driver):
         self, address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
-            return device.tensor_at(address, shape, stride, dtype)
+            return memory.tensor_at(address, shape, stride, dtype)
 
     @override
     def synchronize(self) -> None:
@@ -506,11 +507,11 @@ class EmulatedDriver(Driver):
 
     @override
     def allocated_total(self) -> int:
-        return device.allocator.total_bytes()
+        return memory.allocator.total_bytes()
 
     @override
     def live_bytes(self) -> int:
-        return device.allocator.live_bytes()
+        return memory.allocator.live_bytes()
 
     @override
     def measure(self, run: Callable[[], object]) -> float:

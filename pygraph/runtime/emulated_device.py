@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import threading
@@ -25,19 +24,24 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
-from torch.utils.dlpack import to_dlpack
 
 from pygraph.program import contiguous_strides
 from pygraph.runtime.driver import Counters
-from pygraph.runtime.emulated_memory import Allocator
+from pygraph.runtime.emulated_kernels import REPLACEMENTS, Kernel
+from pygraph.runtime.emulated_tensors import (
+    CPU_KEYS,
+    NAME,
+    allocate,
+    from_pointer,
+    helped,
+    host_view,
+    is_emulated,
+    span_bytes,
+)
+from pygraph.runtime.emulated_traits import INDEXING, Op, Traits, base_name, traits_of
 
-NAME: Final = "emu"
 aten: Final = torch.ops.aten
 counters: Final = Counters()
-allocator: Final = Allocator()
-
-Op = torch._ops.OpOverload
-Kernel = Callable[..., Any]
 
 
 class Recorder(Protocol):
@@ -84,187 +88,13 @@ _no_lock = contextlib.nullcontext()
 
 def _turn() -> contextlib.AbstractContextManager[object]:
     """The lock, but for autograd's own threads: they work for a thread that may hold it, and waits for them."""
-    return lock if threading.get_ident() in threading._active else _no_lock  # pyright: ignore
+    return _no_lock if isinstance(threading.current_thread(), threading._DummyThread) else lock
 
 
 def set_recorder(value: Recorder | None) -> None:
     """Tell ``value`` of the launches from now on; None stops that."""
     global recorder
     recorder = value
-
-
-# ---- tensors over memory ---------------------------------------------------------------------------------------
-
-
-class _DLDevice(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int32), ("id", ctypes.c_int32))
-
-
-class _DLDataType(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
-
-
-class _DLTensor(ctypes.Structure):
-    """DLTensor of dlpack.h, with which an (unversioned) DLManagedTensor begins."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _DLDevice),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DLDataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-_DL_CPU: Final = 1
-_DL_EXT: Final = 12  # kDLExtDev, which torch takes for PrivateUse1
-
-_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-_from_dlpack: Callable[[object], torch.Tensor] = torch._C._from_dlpack  # pyright: ignore
-_from_pointer: Callable[..., torch.UntypedStorage] = torch._C._construct_storage_from_data_pointer  # pyright: ignore
-_CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-
-
-def _dl(capsule: object) -> _DLTensor:
-    return _DLTensor.from_address(_get_pointer(capsule, b"dltensor"))
-
-
-@functools.cache
-def _dl_dtype(dtype: torch.dtype) -> tuple[int, int]:
-    described = _dl(to_dlpack(torch.empty(1, dtype=dtype, device="cpu"))).dtype
-    return described.code, described.bits
-
-
-def span_bytes(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
-    """Bytes from the first to the end of the last element that the strides reach."""
-    if 0 in shape:
-        return 0
-    return (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))) * dtype.itemsize
-
-
-def allocate(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *, own: bool = True) -> torch.Tensor:
-    """An uninitialised tensor of the device."""
-    nbytes = span_bytes(shape, stride, dtype)
-    if not _helped.is_set() and threading.current_thread() is not threading.main_thread():
-        _helped.set()
-    base = torch.from_numpy(allocator.allocate(nbytes, own=own)) if nbytes else torch.empty(0, dtype=torch.uint8)
-    capsule = to_dlpack(base)
-    described = _dl(capsule)
-    described.device.type, described.device.id = _DL_EXT, 0
-    described.dtype.code, described.dtype.bits = _dl_dtype(dtype)
-    sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)  # torch copies both when it takes the capsule
-    steps = (ctypes.c_int64 * max(1, len(shape)))(*stride)
-    described.ndim, described.shape, described.strides = len(shape), sizes, steps
-    return _from_dlpack(capsule)
-
-
-def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a CPU tensor."""
-    if tensor.is_conj():  # a lazy flag, which DLPack does not know
-        return host_view(aten._conj.default.redispatch(_CPU_KEYS, tensor)).conj()
-    if tensor.is_neg():
-        return torch._neg_view(host_view(aten._neg_view.default.redispatch(_CPU_KEYS, tensor)))
-    capsule = to_dlpack(tensor)
-    _dl(capsule).device.type = _DL_CPU
-    view = _from_dlpack(capsule)
-    # Exporting changes the strides of dimensions of size one, which kernels look at to choose a memory format.
-    return view if view.stride() == tensor.stride() else view.as_strided(tensor.shape, tensor.stride())
-
-
-def host_view_at(address: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Memory of the device at an address as a CPU tensor; raises if it is not memory of the device."""
-    nbytes = span_bytes(shape, stride, dtype)
-    empty = torch.empty(0, dtype=dtype, device="cpu")
-    if not nbytes:
-        return empty.as_strided(shape, stride)
-    allocator.check_range(address, nbytes)
-    return empty.set_(_from_pointer(address, torch.device("cpu"), nbytes), 0, tuple(shape), tuple(stride))  # pyright: ignore
-
-
-def tensor_at(address: int, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Memory of the device at an address as a tensor of the device, which does not own it."""
-    nbytes = span_bytes(shape, stride, dtype)
-    empty = allocate((0,), (1,), dtype)
-    if not nbytes:
-        return empty.as_strided(shape, stride)
-    allocator.check_range(address, nbytes)
-    return empty.set_(_from_pointer(address, torch.device(NAME, 0), nbytes), 0, tuple(shape), tuple(stride))  # pyright: ignore
-
-
-def is_emulated(value: object) -> bool:
-    """Whether a value is a tensor of the device."""
-    return isinstance(value, torch.Tensor) and value.device.type == NAME
-
-
-# ---- what an operation is --------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Traits:
-    """What the dispatcher needs to know of an operation, from its schema and tags.
-
-    Attributes:
-        view: It returns views of, or changes the geometry of, its arguments, and touches no data.
-        returns: Per result the position or name of the argument that is returned, None for a new tensor.
-        operands: Positions of the arguments that are tensors.
-        out: Names of the ``out=`` arguments.
-        synchronizes: The host needs data of the device for it.
-        takes_host_scalars: CUDA accepts 0-d CPU tensors among its operands.
-    """
-
-    view: bool
-    returns: tuple[int | str | None, ...]
-    operands: frozenset[int]
-    out: tuple[str, ...]
-    synchronizes: bool
-    takes_host_scalars: bool
-
-
-_INDEXING: Final = frozenset({"index", "_unsafe_index", "index_put", "_unsafe_index_put", "_index_put_impl"})
-_HOST_SCALARS: Final = _INDEXING | {"fill", "masked_fill", "copy", "where", "lerp", "clamp"}
-
-
-def _base(op: Op) -> str:
-    """The operation's name without namespace, overload and the mark of in-place variants."""
-    return op._opname.removesuffix("_")
-
-
-@functools.cache
-def _traits(op: Op) -> _Traits:
-    schema = op._schema
-    places = {argument.name: argument.name if argument.kwarg_only else i for i, argument in enumerate(schema.arguments)}
-    writes = [argument for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
-    returns: list[int | str | None] = []
-    view = torch.Tag.inplace_view in op.tags
-    for result in schema.returns:
-        info = result.alias_info
-        returns.append(None)
-        if info is None:
-            continue
-        view |= not info.is_write
-        for argument in writes:
-            if argument.alias_info and argument.alias_info.before_set & info.before_set:
-                returns[-1] = places[argument.name]
-    base = _base(op)
-    family = [op]
-    packet = getattr(getattr(torch.ops, op.namespace), base, None)
-    if packet is not None:
-        family += [getattr(packet, overload) for overload in packet.overloads()]
-    return _Traits(
-        view=view,
-        returns=tuple(returns),
-        operands=frozenset(i for i, arg in enumerate(schema.arguments) if isinstance(arg.type, torch.TensorType)),
-        out=tuple(argument.name for argument in writes if argument.kwarg_only),
-        synchronizes=bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags))
-        and base not in _INDEXING,
-        takes_host_scalars=base in _HOST_SCALARS
-        or base.startswith("_foreach_")
-        or any(torch.Tag.pointwise in member.tags for member in family),
-    )
 
 
 # ---- running an operation --------------------------------------------------------------------------------------
@@ -276,13 +106,13 @@ def _fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
         special = _SPECIAL.get(op)
         if special is not None:
             return special(*args, **kwargs)
-        traits = _traits(op)
+        traits = traits_of(op)
         if traits.view:
-            return op.redispatch(_CPU_KEYS, *args, **kwargs)
+            return op.redispatch(CPU_KEYS, *args, **kwargs)
         return _launch(op, traits, args, kwargs)
 
 
-def _launch(op: Op, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _launch(op: Op, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     _check_devices(op, traits, args, leaves)
     if traits.synchronizes or _reads_mask(op, args):
@@ -305,7 +135,7 @@ def _launch(op: Op, traits: _Traits, args: tuple[Any, ...], kwargs: dict[str, An
     for name, found in unsized.items():
         grown = _resize(kwargs[name], found.shape)
         if grown.stride() != found.stride():
-            _set(grown, grown.untyped_storage(), grown.storage_offset(), found.shape, found.stride())
+            _set(grown, grown.untyped_storage(), int(grown.storage_offset()), found.shape, found.stride())
         host_view(kwargs[name]).copy_(found)
 
     outputs: list[torch.Tensor | None] = []
@@ -367,10 +197,10 @@ def _count_launch(launch: Launch) -> None:
         counters.launches += 1
 
 
-def _check_devices(op: Op, traits: _Traits, args: tuple[Any, ...], leaves: list[Any]) -> None:
+def _check_devices(op: Op, traits: Traits, args: tuple[Any, ...], leaves: list[Any]) -> None:
     """Refuse what CUDA refuses: other devices' generators and tensors."""
     indices: set[int] = set()
-    if _base(op) in _INDEXING:
+    if base_name(op) in INDEXING:
         indices = {id(index) for index in args[1] if isinstance(index, torch.Tensor) and not is_emulated(index)}
         for index in args[1]:
             if id(index) in indices:
@@ -389,9 +219,9 @@ def _check_devices(op: Op, traits: _Traits, args: tuple[Any, ...], leaves: list[
 
 def _reads_mask(op: Op, args: tuple[Any, ...]) -> bool:
     """Whether the operation has to count the set elements of a mask."""
-    base = _base(op)
+    base = base_name(op)
     # index has called nonzero already, to know the size of its result.
-    if base not in _INDEXING or base == "index":
+    if base not in INDEXING or base == "index":
         return False
     masks = [index.dtype in (torch.bool, torch.uint8) for index in args[1] if index is not None]
     filled = "put" in base and args[2].numel() == 1 and not any(args[3:4]) and all(masks)
@@ -428,7 +258,7 @@ def _to_host(leaves: Sequence[Any]) -> list[Any]:
             host.append(host_view(leaf))
             continue
         if address not in bases:
-            bases[address] = _from_pointer(address, torch.device("cpu"), storage.nbytes())
+            bases[address] = from_pointer(address, torch.device("cpu"), storage.nbytes())
         empty = torch.empty(0, dtype=leaf.dtype, device="cpu")
         host.append(empty.set_(bases[address], leaf.storage_offset(), leaf.shape, leaf.stride()))  # pyright: ignore
     return host
@@ -472,7 +302,7 @@ def _empty_strided(
 
 
 def _set(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, *geometry: Sequence[int]) -> torch.Tensor:
-    return aten.set_.source_Storage_storage_offset.redispatch(_CPU_KEYS, tensor, storage, offset, *geometry)
+    return aten.set_.source_Storage_storage_offset.redispatch(CPU_KEYS, tensor, storage, offset, *geometry)
 
 
 def _resize(
@@ -537,68 +367,6 @@ _SPECIAL: Final[dict[Op, Callable[..., Any]]] = {
     aten._copy_from.default: _copy_from,
     aten._copy_from_and_resize.default: _copy_from_and_resize,
     aten._local_scalar_dense.default: _local_scalar_dense,
-}
-
-
-# ---- kernels that the CPU does not have ------------------------------------------------------------------------
-
-
-def _convolution_backward(
-    grad: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *options: Any
-) -> tuple[torch.Tensor | None, ...]:
-    bias_sizes = [grad.shape[1]]
-    return aten.convolution_backward(grad, input, weight, bias_sizes, *options)
-
-
-def _lstm_cell(
-    input_gates: torch.Tensor,
-    hidden_gates: torch.Tensor,
-    cx: torch.Tensor,
-    input_bias: torch.Tensor | None = None,
-    hidden_bias: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    gates = input_gates + hidden_gates
-    if input_bias is not None and hidden_bias is not None:
-        gates = gates + input_bias + hidden_bias
-    i, f, g, o = gates.chunk(4, 1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    cy = f * cx + i * g
-    return o * cy.tanh(), cy, torch.cat((i, f, g, o), 1)
-
-
-def _lstm_cell_backward(
-    grad_hy: torch.Tensor | None,
-    grad_cy: torch.Tensor | None,
-    cx: torch.Tensor,
-    cy: torch.Tensor,
-    workspace: torch.Tensor,
-    has_bias: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    i, f, g, o = workspace.chunk(4, 1)
-    t = cy.tanh()
-    d_hy = torch.zeros_like(cy) if grad_hy is None else grad_hy
-    d_cy = (torch.zeros_like(cy) if grad_cy is None else grad_cy) + d_hy * o * (1 - t * t)
-    parts = (d_cy * g * i * (1 - i), d_cy * cx * f * (1 - f), d_cy * i * (1 - g * g), d_hy * t * o * (1 - o))
-    gates = torch.cat(parts, 1)
-    return gates, d_cy * f, gates.sum(0) if has_bias else None
-
-
-def _reduced_loss(functional: Op) -> Kernel:
-    """A loss whose ``out`` kernel on the CPU resizes its result to the unreduced shape first."""
-
-    def kernel(*args: Any, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(functional(*args))
-
-    return kernel
-
-
-REPLACEMENTS: Final[dict[str, Kernel]] = {
-    "aten::mse_loss.out": _reduced_loss(aten.mse_loss.default),
-    "aten::smooth_l1_loss.out": _reduced_loss(aten.smooth_l1_loss.default),
-    "aten::convolution_overrideable": aten.convolution.default,
-    "aten::convolution_backward_overrideable": _convolution_backward,
-    "aten::_thnn_fused_lstm_cell": _lstm_cell,
-    "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
 }
 
 
@@ -667,16 +435,13 @@ def register() -> None:
     _patch_storage_clone()
 
 
-_helped = threading.Event()  # another thread than the main one has allocated, which is how autograd's shows itself
-
-
 def _let_autograd_finish() -> None:
     """Let the autograd engine's thread drop its last tensors before the interpreter ends.
 
     The engine reports a backward as done a little before that, and tensors over memory of Python objects need the
     interpreter's lock to die: a thread that asks for it too late ends the process with an abort.
     """
-    if _helped.is_set():
+    if helped.is_set():
         time.sleep(0.05)
 
 

@@ -33,7 +33,7 @@ from pygraph.program import (
 from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
 from pygraph.runtime.capture import RefusedError, RegionGraph
 from pygraph.runtime.driver import Driver, Pool
-from pygraph.trace import overlap_groups, to_number
+from pygraph.tracing.leaves import overlap_groups, to_number
 from pygraph.transforms.graphify import kernels, refuse, with_ways
 from pygraph.transforms.indirect import is_load, is_store
 
@@ -225,13 +225,12 @@ class Executable:
         if step.region.way == "patch":
             copying = RegionGraph(body, self.driver, self.pool, inputs, numbers, "copy")
             times["copy"] = time(lambda: copying(inputs, numbers))
-            if times["copy"] < min(times["launch"], times["patch"]):
+            if _choice(times, step.region.way) == "copy":
                 step.graph = copying
                 graph.release()
             else:
                 copying.release()
-        best = min(times, key=lambda way: times[way])
-        return best, tuple((way, round(value, 3)) for way, value in times.items())
+        return _choice(times, step.region.way), tuple((way, round(value, 3)) for way, value in times.items())
 
     def _switch(self, chosen: dict[int, tuple[Way, tuple[tuple[str, float], ...]]]) -> None:
         self.program = with_ways(self.program, chosen)
@@ -291,6 +290,15 @@ def _copies(leaves: Sequence[Any]) -> list[Any]:
             first = typed.storage_offset() + (member.data_ptr() - start) // member.element_size()
             result[index] = typed.as_strided(member.shape, member.stride(), first)
     return result
+
+
+_MARGIN = 0.9
+"""Another way must take less than this share of the default's time: smaller differences are noise."""
+
+
+def _choice(times: dict[Way, float], default: Way) -> Way:
+    best = min(times, key=lambda way: times[way])
+    return best if times[best] < _MARGIN * times[default] else default
 
 
 def _output_nodes(program: Program) -> list[fx.Node | None]:

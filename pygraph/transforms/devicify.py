@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph.effects import is_random
 from pygraph.errors import StageError, describe
 from pygraph.program import Captured, Fallback, Input, Mutation, Program, ScalarArgument, TensorSpec, tensor_specs
-from pygraph.trace import is_random
 from pygraph.transforms.scalar_rules import ITEM, RULES, SCALAR, Emitter, Host, aten, reaches_output
 
 _Operation = torch._ops.OpOverload  # pyright: ignore[reportPrivateUsage]

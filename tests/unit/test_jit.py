@@ -25,6 +25,8 @@ def live_bytes(device: torch.device) -> int:
     driver = driver_for(device)
     assert driver is not None
     gc.collect()
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
     driver.synchronize()
     return driver.live_bytes()
 

@@ -27,7 +27,8 @@ from pygraph.program import (
     Static,
     TensorSpec,
 )
-from pygraph.trace import is_live_number, static_leaves, to_number, trace_call
+from pygraph.trace import trace_call
+from pygraph.tracing.leaves import is_live_number, static_leaves, to_number
 
 X = torch.arange(6.0).view(2, 3)
 

@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import ArgumentError, CaptureError
-from pygraph.runtime import emulated, emulated_device
+from pygraph.runtime import emulated, emulated_device, emulated_tensors
 from pygraph.runtime.driver import RecordedGraph
 from pygraph.runtime.emulated import HIDES_POINTERS, EmulatedDriver
 
@@ -765,10 +765,10 @@ def test_pools_reuse_what_pools_have_left(driver: EmulatedDriver):
         graph.release()
 
     once()
-    segments = len(emulated_device.allocator._segments)
+    segments = len(emulated_tensors.allocator._segments)
     for _ in range(5):
         once()
-    assert len(emulated_device.allocator._segments) == segments
+    assert len(emulated_tensors.allocator._segments) == segments
 
 
 def test_memory_that_dies_while_recording_stays_poison(driver: EmulatedDriver):

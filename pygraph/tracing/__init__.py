@@ -1,0 +1,1 @@
+"""How `pygraph.trace` works: two runs of the function, and what is read off them."""

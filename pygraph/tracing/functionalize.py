@@ -1,0 +1,210 @@
+"""The second run: the recording without in-place operations, updates of inputs as explicit outputs."""
+
+# The tracer works on torch's private parts (frames, storages' identities) and on values of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.fx.experimental.proxy_tensor as proxy_tensor
+from torch import fx
+
+from pygraph.effects import is_random
+from pygraph.program import (
+    Captured,
+    Input,
+    Mutation,
+    Output,
+    Program,
+    Result,
+    Spec,
+    TensorSpec,
+    output_values,
+)
+from pygraph.tracing.aliasing import (
+    classify_outputs,
+    merge_overlapping,
+    relative_views,
+    whole_memory,
+    with_strides,
+)
+from pygraph.tracing.hidden_writes import HIDDEN_WRITES
+from pygraph.tracing.modes import fake_tracing
+from pygraph.tracing.recording import Recording, check_plain, relative_spec
+
+aten = torch.ops.aten
+
+
+def functionalize(recording: Recording) -> Program:
+    """Turn a recording into a Program: functional, updates of inputs as outputs, aliasing described."""
+    module, inputs, values = recording.module, list(recording.inputs), list(recording.values)
+    attributes = _lift_attributes(recording, inputs, values)
+    inputs, values, rebuild = merge_overlapping(recording, inputs, values)
+    aliases, statics, results, hidden = classify_outputs(recording, inputs, rebuild)
+    specs = [_spec(value) for value in values]
+
+    def flat(*placeholders: Any) -> list[Any]:
+        originals = rebuild.unpack(placeholders)
+        outs = _Replay(module, attributes, originals).run()
+        kept = [with_strides(outs[position], recording.out_leaves[leaf]) for position, leaf in results]
+        shared = [whole_memory(outs[position], size, recording, position) for position, size in hidden]
+        return kept + shared
+
+    with fake_tracing(recording.mode), torch.inference_mode(False), torch.no_grad():
+        fresh = [_fresh(value) for value in values]
+        functional = torch.func.functionalize(flat, remove="mutations")
+        graph_module = proxy_tensor.make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(*fresh)
+
+    graph = graph_module.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    outputs: list[Output] = []
+    out_values: list[Any] = []
+    for node in list(graph.nodes):
+        if node.target is aten.copy_.default and node.args[0] in placeholders:
+            outputs.append(Mutation(placeholders.index(node.args[0])))
+            out_values.append(node.args[1])
+            graph.erase_node(node)
+    returned = output_values(graph)
+    for (_, leaf), value in zip(results, returned, strict=False):
+        outputs.append(Result(recording.out_paths[leaf], leaf, _spec(recording.out_leaves[leaf])))
+        out_values.append(value)
+    first_hidden = len(outputs)
+    for value in returned[len(results) :]:
+        outputs.append(Result("shared memory of results", -1, _spec(value.meta["val"])))
+        out_values.append(value)
+    graph.output_node().args = (tuple(out_values),)
+    with fake_tracing(recording.mode):
+        relative_views(graph, placeholders, inputs)
+    _finish_graph(graph, inputs, specs)
+    graph_module.recompile()
+    aliases = [
+        dataclasses.replace(alias, index=alias.index + first_hidden) if alias.of == "output" else alias
+        for alias in aliases
+    ]
+    return Program(
+        name=recording.name,
+        module=graph_module,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        aliases=tuple(aliases),
+        statics=tuple(statics),
+        in_tree=recording.in_tree,
+        out_tree=recording.out_tree,
+        stage="aten",
+        history=("trace",),
+        baked=recording.baked,
+    )
+
+
+def _lift_attributes(recording: Recording, inputs: list[Input], values: list[Any]) -> dict[str, int]:
+    """Make every tensor that the recording reaches an input; maps attribute names to input numbers."""
+    attributes: dict[str, int] = {}
+    known: dict[int, int] = {}
+    for node in recording.module.graph.nodes:
+        if node.op != "get_attr" or node.target in attributes:
+            continue
+        value = _attribute(recording.module, node.target)
+        if not isinstance(value, torch.Tensor):
+            continue  # a submodule of a higher-order operation
+        if id(value) not in known:
+            known[id(value)] = len(inputs)
+            environment = recording.environment
+            literal = all(user.target in (aten.lift_fresh_copy.default, aten.lift_fresh.default) for user in node.users)
+            kind = environment.kinds.get(id(value), "constant" if literal else "closed-over")
+            name = environment.names.get(id(value)) or f"{kind}_{sum(isinstance(i, Captured) for i in inputs)}"
+            check_plain(value, name, f"trace({recording.name})(…)")
+            inputs.append(Captured(kind, name, value))  # pyright: ignore[reportArgumentType]
+            with recording.mode, torch.no_grad():
+                values.append(relative_spec(value).empty())
+        attributes[node.target] = known[id(value)]
+    return attributes
+
+
+class _Replay(fx.Interpreter):
+    """Run a recording again, with its attributes given as values and its source lines carried over."""
+
+    def __init__(self, module: fx.GraphModule, attributes: dict[str, int], values: list[Any]) -> None:
+        super().__init__(module, garbage_collect_values=True)
+        self._attributes = attributes
+        self._values = values
+
+    def run(self) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        count = sum(node.op == "placeholder" for node in self.module.graph.nodes)  # pyright: ignore
+        return list(super().run(*self._values[:count]))
+
+    def run_node(self, n: fx.Node) -> Any:
+        tracing = proxy_tensor.get_proxy_mode()
+        assert tracing is not None
+        graph: fx.Graph = tracing.tracer.graph
+        last = next(iter(reversed(graph.nodes)), None)
+        out = super().run_node(n)
+        for node in reversed(graph.nodes):
+            if node is last:
+                break
+            node.meta.setdefault("source", n.meta.get("source"))
+        return out
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in self._attributes:
+            return self._values[self._attributes[target]]
+        return super().get_attr(target, args, kwargs)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        rule = HIDDEN_WRITES.get(target)
+        if rule is not None and args[3] is not None and args[4] is not None and args[5]:
+            return rule(*args, **kwargs)
+        return super().call_function(target, args, kwargs)
+
+
+def _fresh(value: Any) -> Any:
+    return relative_spec(value).empty() if isinstance(value, torch.Tensor) else value
+
+
+def _finish_graph(graph: fx.Graph, inputs: list[Input], specs: list[Spec]) -> None:
+    """Drop dead and empty operations, turn fake values into specs, and name placeholders by their descriptors."""
+    for node in list(graph.nodes):
+        if node.target in (aten.lift_fresh.default, aten.detach.default, aten.alias.default):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    graph.eliminate_dead_code(is_impure_node=_has_effect)
+    position = 0
+    for node in graph.nodes:
+        value = node.meta.pop("val", None)
+        source = node.meta.get("source")
+        node.meta = {"spec": _spec(value), "source": source}
+        if node.op == "placeholder":
+            node.meta["spec"] = specs[position]
+            position += 1
+    assert position == len(inputs)
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node stays although nobody uses it: an unused random draw still moves the generator."""
+    return node.is_impure() or is_random(node)
+
+
+def _spec(value: Any) -> Spec:
+    if isinstance(value, torch.Tensor):
+        layout: tuple[Any, ...] = (*value.shape, *value.stride())
+        known = all(isinstance(n, int) or n.node.is_constant() for n in layout)
+        if not known or not isinstance(value.storage_offset(), int):
+            return None
+        return TensorSpec.of(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(_spec(item) for item in value)
+    for symbolic, kind in ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool)):
+        if isinstance(value, symbolic):
+            return kind
+    if isinstance(value, (bool, int, float)):
+        return type(value)
+    return None
+
+
+def _attribute(module: fx.GraphModule, target: str) -> Any:
+    value: Any = module
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,130 @@
+"""What is switched on while a function is traced: fake tensors, source lines on nodes, live numbers."""
+
+# The tracer works on torch's private parts (frames, storages' identities) and on values of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import torch
+import torch.fx.experimental.proxy_tensor as proxy_tensor
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
+from pygraph.errors import TraceError
+
+aten = torch.ops.aten
+
+
+@contextlib.contextmanager
+def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
+    """Fake tensors on; torch's caches of real values off, which would bake them in or keep fakes."""
+    limit = proxy_tensor.CONSTANT_NUMEL_LIMIT  # checked with torch 2.11 and 2.13
+    autocast_cache = torch.is_autocast_cache_enabled()
+    # It logs a traceback for every error of the function that is traced; that error is reported, or raised by eager.
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    logged = log.disabled
+    log.disabled = True
+    # With a limit, make_fx executes in-place updates of small closed-over tensors for real.
+    proxy_tensor.CONSTANT_NUMEL_LIMIT = -1
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with mode:
+            yield
+    finally:
+        log.disabled = logged
+        proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
+        torch.set_autocast_cache_enabled(autocast_cache)
+
+
+class Sources(TorchDispatchMode):
+    """Write the user's source line on every node that an operation adds to the graph."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tracing = proxy_tensor.get_proxy_mode()
+        if tracing is None:
+            return func(*args, **(kwargs or {}))
+        if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
+            # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
+            # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _traceable, (args, kwargs or {}))
+        if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or (kwargs or {}).get("storage_offset")):
+            # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
+            raise TraceError("as_strided with a storage_offset")
+        graph: fx.Graph = tracing.tracer.graph
+        last = next(iter(reversed(graph.nodes)), None)
+        out = func(*args, **(kwargs or {}))
+        source: str | None = None
+        for node in reversed(graph.nodes):
+            if node is last or "source" in node.meta:
+                break
+            source = source or user_frame(sys._getframe(1))
+            node.meta["source"] = source
+        return out
+
+
+def _traceable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if isinstance(tensor, FakeTensor) else aten.alias.default(tensor)
+
+
+class NumbersStayLive(TorchFunctionMode):
+    """Make ``torch.tensor(k)`` of a live number an operation; torch itself would read its value."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args:
+            data = args[0]
+            if isinstance(data, (torch.SymInt, torch.SymFloat)) and not kwargs.get("requires_grad"):
+                dtype = kwargs.get("dtype") or (
+                    torch.int64 if isinstance(data, torch.SymInt) else torch.get_default_dtype()
+                )
+                device = kwargs.get("device")
+                device = torch.get_default_device() if device is None else torch.device(device)
+                return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
+        return func(*args, **kwargs)
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+def user_frame(frame: Any) -> str | None:
+    """The innermost line outside torch and pygraph, as ``file.py:41``."""
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith((_TORCH, _HERE, "<frozen")):
+            return f"{os.path.basename(filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def user_line(error: BaseException) -> str | None:
+    """The innermost line outside torch and pygraph in an error's traceback."""
+    line: str | None = None
+    step = error.__traceback__
+    while step is not None:
+        filename = step.tb_frame.f_code.co_filename
+        if not filename.startswith((_TORCH, _HERE, "<frozen")):
+            line = f"{os.path.basename(filename)}:{step.tb_lineno}"
+        step = step.tb_next
+    return line
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else "no message").rstrip(".")

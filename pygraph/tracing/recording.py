@@ -1,0 +1,303 @@
+"""The first run of a function: what it does, written down with its in-place operations.
+
+Everything real that the function could change is put back, and what a Program could not say is refused.
+"""
+
+# The tracer works on torch's private parts (frames, storages' identities) and on values of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx.experimental.proxy_tensor as proxy_tensor
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_symbols
+from torch.utils import _pytree as pytree
+
+from pygraph.environment import Environment
+from pygraph.errors import TraceError, describe
+from pygraph.program import (
+    Argument,
+    Baked,
+    Input,
+    ScalarArgument,
+    TensorSpec,
+)
+from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
+from pygraph.tracing.modes import NumbersStayLive, Sources, fake_tracing, first_line, user_line
+
+
+@dataclasses.dataclass
+class Recording:
+    """The first trace: an FX graph with in-place operations, and what was seen while it was made."""
+
+    name: str
+    mode: FakeTensorMode
+    module: fx.GraphModule
+    inputs: list[Input]
+    values: list[Any]
+    out_leaves: list[Any]
+    out_paths: list[str]
+    in_tree: pytree.TreeSpec
+    out_tree: pytree.TreeSpec
+    environment: Environment
+    specialize: frozenset[int]
+    baked: tuple[Baked, ...]
+
+
+def record(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    static: frozenset[int],
+    name: str,
+    environment: Environment,
+) -> Recording:
+    """Run ``fn`` once on fakes of its arguments.
+
+    Args:
+        fn: The function.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        static: Leaves of numbers that are baked in.
+        name: What errors call the function.
+        environment: What the function can reach besides; put back afterwards.
+
+    Raises:
+        TraceError: The function fails, or does what a Program cannot say.
+    """
+    call = f"trace({name})(…)"
+    keyed, in_tree = pytree.tree_flatten_with_path((args, kwargs))
+    paths = [_input_path(path) for path, _ in keyed]
+    leaves = [leaf for _, leaf in keyed]
+    shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+    mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+
+    inputs: list[Input] = []
+    values: list[Any] = []
+    symbols: dict[Any, int] = {}
+    traced_leaves = list(leaves)
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if index in static:
+                raise TraceError(describe(call, f"{paths[index]} is a tensor marked static", remedy="Unmark it."))
+            check_plain(leaf, paths[index], call)
+            inputs.append(Argument(paths[index], index, relative_spec(leaf)))
+        elif index not in static and is_live_number(leaf):
+            number = to_number(leaf)
+            traced_leaves[index] = symbol = _symbol(shape_env, number, paths[index])
+            symbols[symbol.node.expr] = index
+            inputs.append(ScalarArgument(paths[index], index, type(number)))
+            values.append(symbol)
+            continue
+        elif isinstance(leaf, np.ndarray):
+            raise TraceError(
+                describe(call, f"{paths[index]} is a NumPy array", expected="a tensor", remedy="Use torch.from_numpy.")
+            )
+        elif isinstance(leaf, (np.integer, np.floating, np.bool_)):
+            traced_leaves[index] = leaf.item()
+            continue
+        else:
+            continue
+        values.append(None)
+    fakes = _fake_inputs(mode, leaves)
+    for position, descriptor in enumerate(inputs):
+        if isinstance(descriptor, Argument):
+            values[position] = traced_leaves[descriptor.leaf] = fakes[descriptor.leaf]
+    before = {index: TensorSpec.of(fake) for index, fake in fakes.items()}
+
+    box: dict[str, Any] = {}
+    fake_args, fake_kwargs = pytree.tree_unflatten(traced_leaves, in_tree)
+
+    def body(*placeholders: Any) -> list[Any]:
+        del placeholders  # the same objects as in fake_args, which keep their Python containers
+        with Sources(), NumbersStayLive():
+            box["out"] = fn(*fake_args, **fake_kwargs)
+        keyed_out, box["tree"] = pytree.tree_flatten_with_path(box["out"])
+        box["paths"] = [_output_path(path) for path, _ in keyed_out]
+        box["leaves"] = [leaf for _, leaf in keyed_out]
+        return [leaf for leaf in box["leaves"] if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))]
+
+    random_states = _random_states()
+    grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    failure: BaseException | None = None
+    module: fx.GraphModule | None = None
+    try:
+        with fake_tracing(mode), torch.inference_mode(False), torch.set_grad_enabled(grad):
+            module = proxy_tensor.make_fx(body, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
+    except Exception as error:
+        failure = error
+    finally:
+        changed = environment.restore()
+        seeded = _restore_random(random_states)
+    if failure is not None:
+        raise TraceError(
+            describe(call, f"{type(failure).__name__}: {first_line(failure)}", source=user_line(failure))
+        ) from failure
+    assert module is not None
+    if changed is not None:
+        raise TraceError(
+            describe(call, f"it changes {changed}", expected="no lasting change but to tensors in place",
+                     remedy="Return the new value instead.")
+        )  # fmt: skip
+    if seeded is not None:
+        raise TraceError(
+            describe(call, f"it seeds or draws from {seeded}, whose numbers would be baked in",
+                     remedy="Draw with torch on the device, and seed before the call.")
+        )  # fmt: skip
+    _check_arguments_kept(call, traced_leaves, in_tree, fake_args, fake_kwargs, fakes, before, paths)
+    for path, leaf in zip(box["paths"], box["leaves"], strict=True):
+        if isinstance(leaf, FakeTensor) and leaf.requires_grad:
+            raise TraceError(
+                describe(call, f"{path} requires grad", expected="no gradient outside the call",
+                         remedy="Call it under torch.no_grad(), or take the gradient inside it.")
+            )  # fmt: skip
+    return Recording(
+        name, mode, module, inputs, values, box["leaves"], box["paths"], in_tree, box["tree"], environment,
+        _needed_values(shape_env, module, symbols), _baked(inputs, paths, leaves),
+    )  # fmt: skip
+
+
+def _baked(inputs: list[Input], paths: list[str], leaves: list[Any]) -> tuple[Baked, ...]:
+    """The leaves that are no inputs."""
+    live = {descriptor.leaf for descriptor in inputs if isinstance(descriptor, (Argument, ScalarArgument))}
+    return tuple(Baked(paths[i], i, leaf) for i, leaf in enumerate(leaves) if i not in live)
+
+
+def check_plain(leaf: torch.Tensor, path: str, call: str) -> None:
+    """Refuse tensors that are more than strided memory: subclasses, sparse and quantized ones, lazy conjugates."""
+    if type(leaf) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise TraceError(describe(call, f"{path} is a {type(leaf).__name__}", expected="a plain tensor"))
+    if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
+        raise TraceError(describe(call, f"{path} is not a plain strided tensor", expected="layout torch.strided"))
+
+
+def relative_spec(tensor: torch.Tensor) -> TensorSpec:
+    """What a tensor is, wherever in its storage it lies."""
+    return dataclasses.replace(TensorSpec.of(tensor), offset=0)
+
+
+def _symbol(shape_env: ShapeEnv, number: int | float, path: str) -> Any:
+    """A SymInt or SymFloat that stands for ``number`` and remembers every question asked about its value."""
+    from torch._dynamo.source import ConstantSource  # checked with torch 2.11 and 2.13
+
+    source = ConstantSource(path)
+    symbol = shape_env.create_unspecified_symbol(number, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    if isinstance(number, int):
+        return shape_env.create_symintnode(symbol, hint=number, source=source)
+    return shape_env.create_symfloatnode(symbol, hint=number, source=source)
+
+
+def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeTensor]:
+    """A fake for every tensor leaf; leaves that share memory get fakes that share a storage."""
+    fakes: dict[int, Any] = {}
+    same: dict[int, int] = {}
+    with mode, torch.inference_mode(False), torch.no_grad():
+        for group in overlap_groups(leaves):
+            start = min(leaves[index].data_ptr() for index in group)
+            size = max(leaves[i].data_ptr() - start + relative_spec(leaves[i]).nbytes for i in group)
+            flat = torch.empty(size, dtype=torch.uint8, device=leaves[group[0]].device)
+            for index in group:
+                if id(leaves[index]) in same:
+                    fakes[index] = fakes[same[id(leaves[index])]]
+                    continue
+                same[id(leaves[index])] = index
+                spec = relative_spec(leaves[index])
+                offset = leaves[index].data_ptr() - start
+                if offset % spec.dtype.itemsize:
+                    raise TraceError(describe("trace", "overlapping arguments of different element sizes"))
+                pad = -size % spec.dtype.itemsize
+                whole = flat if not pad else torch.empty(size + pad, dtype=torch.uint8, device=flat.device)
+                typed = whole.view(spec.dtype)
+                fakes[index] = typed.as_strided(spec.shape, spec.stride, offset // spec.dtype.itemsize).detach()
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and index not in fakes:
+                if id(leaf) in same:
+                    fakes[index] = fakes[same[id(leaf)]]
+                    continue
+                same[id(leaf)] = index
+                fakes[index] = relative_spec(leaf).empty()
+    for index, fake in fakes.items():
+        if leaves[index].requires_grad and not fake.requires_grad:
+            fake.requires_grad_()
+    return fakes
+
+
+def _random_states() -> list[Any]:
+    """The states of every generator that a function could draw from or seed behind the trace's back."""
+    states: list[Any] = [torch.get_rng_state(), random.getstate(), np.random.get_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def _restore_random(before: list[Any]) -> str | None:
+    """Put generators back; which had moved, if one had."""
+    moved: str | None = None
+    restore = (torch.set_rng_state, random.setstate, np.random.set_state, torch.cuda.set_rng_state)
+    names = ("torch's generator", "the generator of Python's random", "NumPy's generator", "torch.cuda's generator")
+    for name, put_back, now, then in zip(names, restore, _random_states(), before, strict=False):
+        if not _same_state(now, then):
+            put_back(then)
+            moved = moved or name
+    return moved
+
+
+def _same_state(now: Any, then: Any) -> bool:
+    if isinstance(now, torch.Tensor):
+        return torch.equal(now, then)
+    if isinstance(now, tuple):
+        return all(np.array_equal(a, b) for a, b in zip(now, then, strict=True))
+    return bool(now == then)
+
+
+def _check_arguments_kept(
+    call: str,
+    leaves: list[Any],
+    tree: pytree.TreeSpec,
+    args: Any,
+    kwargs: Any,
+    fakes: dict[int, FakeTensor],
+    before: dict[int, TensorSpec],
+    paths: list[str],
+) -> None:
+    """Refuse a function that changed its arguments' containers, shapes or gradients."""
+    after, tree_after = pytree.tree_flatten((args, kwargs))
+    if tree_after != tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
+        raise TraceError(describe(call, "it changes a container among its arguments", remedy="Return a new one."))
+    for index, fake in fakes.items():
+        if TensorSpec.of(fake) != before[index]:
+            raise TraceError(describe(call, f"it changes the shape or strides of {paths[index]}"))
+        if fake.grad is not None:
+            raise TraceError(
+                describe(call, f"it sets {paths[index]}.grad", remedy="Use torch.autograd.grad or torch.func.grad.")
+            )
+
+
+def _needed_values(shape_env: ShapeEnv, module: fx.GraphModule, symbols: dict[Any, int]) -> frozenset[int]:
+    """Leaves of the numbers whose values the trace depends on: guarded, or part of a shape."""
+    needed: set[Any] = set()
+    for guard in shape_env.guards:
+        needed |= guard.expr.free_symbols
+    needed |= set(shape_env.replacements)
+    for node in module.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                needed |= free_symbols((*value.shape, *value.stride(), value.storage_offset()))
+    return frozenset(symbols[symbol] for symbol in needed if symbol in symbols)
+
+
+def _input_path(path: Any) -> str:
+    """``args[0]['w']`` or ``kwargs['x']`` from a pytree key path of ``(args, kwargs)``."""
+    return ("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:])
+
+
+def _output_path(path: Any) -> str:
+    return "result" + pytree.keystr(path)

@@ -25,7 +25,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(PYTEST)
+	$(MAKE) test
 
 format: $(STAMP)
 	$(BIN)/ruff format

@@ -24,7 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import pygraph
 
 
-def bert(layers: int, hidden: int, heads: int, dtype: torch.dtype) -> tuple[torch.nn.Module, Callable[[], tuple[Any, ...]]]:
+def bert(
+    layers: int, hidden: int, heads: int, dtype: torch.dtype
+) -> tuple[torch.nn.Module, Callable[[], tuple[Any, ...]]]:
     """A BERT encoder at batch 1 and 128 tokens, without its embedding of words on the host."""
     import transformers
 
@@ -126,9 +128,10 @@ def benchmark(name: str, rounds: int, calls: int, compiled: bool) -> dict[str, A
             low, middle, high = statistics.quantiles(values, n=4)
             table[way][label] = {"median": round(middle, 1), "quartiles": [round(low, 1), round(high, 1)]}
     report = fast.explain().to_dict()
+    counts = ("kernels", "kernels_in_graphs", "nodes", "patched_nodes", "bytes_copied_per_replay")
     return {
         "model": name, "largest difference from eager": difference, "ways": table,
-        **{key: report[key] for key in ("kernels", "kernels_in_graphs", "nodes", "patched_nodes", "bytes_copied_per_replay")},
+        **{key: report[key] for key in counts},
     }  # fmt: skip
 
 
@@ -158,12 +161,15 @@ def print_table(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{result['model']}: {result['nodes']} nodes, {result['bytes_copied_per_replay']} bytes copied, "
-                        f"difference {result['largest difference from eager']:.3g}")  # fmt: skip
+    copied, difference = result["bytes_copied_per_replay"], result["largest difference from eager"]
+    title = f"{result['model']}: {result['nodes']} nodes, {copied} bytes copied, difference {difference:.3g}"
+    table = Table(title=title)
     for column in ("way", "wall µs", "cpu µs", "single call µs", "first calls s"):
         table.add_column(column)
     for way, row in result["ways"].items():
-        cells = [f"{row[k]['median']} ({row[k]['quartiles'][0]}–{row[k]['quartiles'][1]})" for k in ("wall", "cpu", "single")]
+        cells = [
+            f"{row[k]['median']} ({row[k]['quartiles'][0]}–{row[k]['quartiles'][1]})" for k in ("wall", "cpu", "single")
+        ]
         table.add_row(way, *cells, str(row["first calls s"]))
     Console(width=130).print(table)
 

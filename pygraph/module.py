@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from pygraph.jit import CacheInfo, Transformed, transformed
+from pygraph.jit import transformed
 from pygraph.report.explain import Explanation
+from pygraph.transformed import CacheInfo, Transformed
 
 
 class TransformedModule(torch.nn.Module):

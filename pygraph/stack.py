@@ -10,8 +10,9 @@ import torch
 
 from pygraph.check import check_program
 from pygraph.errors import StageError, describe
-from pygraph.jit import PASSES, Options, Transformed, make_options, transformed
+from pygraph.jit import make_options, transformed
 from pygraph.program import Program
+from pygraph.transformed import PASSES, Options, Transformed
 from pygraph.transforms.devicify import devicify_program
 from pygraph.transforms.graphify import graphify_program
 from pygraph.transforms.indirect import indirect_program

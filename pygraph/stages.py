@@ -9,13 +9,13 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import ArgumentError, describe
 from pygraph.evaluate import check_call, evaluate
-from pygraph.jit import Entry, Transformed
 from pygraph.keys import overlap_key
 from pygraph.program import Program
 from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.body import alignment
 from pygraph.trace import Traced
 from pygraph.tracing.leaves import static_leaves
+from pygraph.transformed import Entry, Transformed
 
 
 class Lowered:

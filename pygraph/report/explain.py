@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pygraph.program import Fallback, Region
 
 if TYPE_CHECKING:
-    from pygraph.jit import Entry
+    from pygraph.transformed import Entry
 
 
 @dataclasses.dataclass(frozen=True)

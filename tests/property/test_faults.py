@@ -10,11 +10,11 @@ import torch
 from hypothesis import Phase
 
 import pygraph
-from pygraph.jit import Transformed
 from pygraph.program import Program, TensorSpec
 from pygraph.runtime import capture
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.pointers import Patcher
+from pygraph.transformed import Transformed
 from tests.property.laws import check_pass, check_stack_equals_eager
 from tests.property.strategies import Case, NumberInput, Step, TensorInput
 from tests.property.test_histories import run_histories

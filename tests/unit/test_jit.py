@@ -12,8 +12,8 @@ import torch
 
 import pygraph
 from pygraph.errors import ArgumentError, FallbackError
-from pygraph.jit import CacheInfo
 from pygraph.runtime.devices import driver_for
+from pygraph.transformed import CacheInfo
 
 
 @pytest.fixture

@@ -470,7 +470,7 @@ def test_random_draws_keep_their_order(device: torch.device) -> None:
 def test_operations_without_a_rule_are_named(device: torch.device) -> None:
     x = torch.ones(3, dtype=torch.int64, device=device)
     program = devicified(lambda x, a, b: (x**a) * b, x, 2, 3)
-    if not any(isinstance(descriptor, ScalarArgument) for descriptor in program.inputs[1:2]):
+    if not undevicified_scalars(program) and torch.__version__ < "2.12":
         return  # torch 2.11 asks for the exponent's value during the trace, which bakes it in
     (fallback,) = program.fallbacks
     assert fallback.what == "aten.pow.Tensor_Scalar"
@@ -485,7 +485,7 @@ def test_operations_without_a_rule_are_named(device: torch.device) -> None:
 def test_undevicified_numbers_are_followed_through_arithmetic(device: torch.device) -> None:
     x = torch.ones(3, dtype=torch.int64, device=device)
     program = devicified(lambda x, a, b, c: x ** (a * 2 + b) + c, x, 1, 1, 1)
-    if not any(isinstance(descriptor, ScalarArgument) for descriptor in program.inputs[1:2]):
+    if not undevicified_scalars(program) and torch.__version__ < "2.12":
         return  # torch 2.11 asks for the exponent's value during the trace, which bakes it in
     assert [program.inputs[i].path for i in sorted(undevicified_scalars(program))] == ["args[1]", "args[2]"]
 

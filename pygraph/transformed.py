@@ -1,0 +1,401 @@
+"""A function with a stack of transforms, and the cache of what they made of it for each kind of call.
+
+`Transformed` is what every transform returns. Calling it traces on the first call of a kind, applies its passes, and
+from then on runs the result.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.check import check_program
+from pygraph.effects import writes_memory
+from pygraph.errors import FallbackError, TraceError, describe
+from pygraph.evaluate import evaluate
+from pygraph.interop import functorch
+from pygraph.keys import UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
+from pygraph.lowering.aten import written_inputs
+from pygraph.program import Captured, Fallback, Program
+from pygraph.report.explain import Explanation, explain
+from pygraph.runtime.devices import driver_for
+from pygraph.runtime.driver import Pool
+from pygraph.runtime.executable import Executable
+from pygraph.trace import Traced, trace_call
+from pygraph.tracing.leaves import static_leaves
+from pygraph.transforms.devicify import devicify_program, undevicified_scalars
+from pygraph.transforms.graphify import graphify_program
+from pygraph.transforms.indirect import indirect_program
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Key: TypeAlias = "tuple[Hashable, Hashable]"
+"""What is known of a call before its trace, and the values of the numbers that its trace turned out to need."""
+
+PASSES = ("devicify", "indirect", "graphify", "select")
+"""The transforms in the order in which they are applied."""
+
+# After this many traces of one kind of call that were outdated by changes in what the function closes over, the
+# function is taken to change it at every call, and runs as it is.
+_MAX_RETRACES = 32
+
+
+class CacheInfo(NamedTuple):
+    """Statistics of a transformed function, as of ``functools.lru_cache``."""
+
+    hits: int
+    misses: int
+    captures: int
+    evictions: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a transformed function treats its arguments and its cache."""
+
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    max_graphs: int = 64
+    strict: bool = False
+    timer: Callable[[Callable[[], object]], float] | None = None
+
+
+@dataclasses.dataclass
+class Entry:
+    """What one kind of call runs: an executable, a Program that is evaluated, or the function as it is.
+
+    ``described`` is a Program to report when it is not the one that runs.
+    """
+
+    traced: Traced | None
+    program: Program | None
+    executable: Executable | None
+    fallbacks: list[Fallback]
+    calls: int = 0
+    described: Program | None = None
+
+    def __post_init__(self) -> None:
+        program = self.program or self.described
+        self._captured = [] if program is None else [d.value for d in program.inputs if isinstance(d, Captured)]
+        self._specs = [_layout(value) for value in self._captured]
+        written = program is not None and writes_memory(program.nodes)
+        self._owned = {v.untyped_storage().data_ptr() for v in self._captured if v.numel()} if written else set[int]()
+
+    def points_to_live_memory(self) -> bool:
+        """Whether captured tensors are still where the graphs read them: without this a replay is not safe."""
+        return self.executable is None or self.executable.is_current()
+
+    def shares_memory(self, leaves: list[Any]) -> bool:
+        """Whether an argument lies in a captured tensor's memory and one of them is written: not this Program."""
+        if not self._owned:
+            return False
+        return any(isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() in self._owned for x in leaves)
+
+    def is_current(self) -> bool:
+        """Whether everything else that was baked in is unchanged."""
+        if self.traced is not None and not self.traced.environment.is_current():
+            return False
+        return [_layout(value) for value in self._captured] == self._specs
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.shape, tensor.stride(), tensor.dtype)
+
+
+class Transformed(Generic[P, R]):
+    """A function with a stack of transforms; call it as the function itself.
+
+    Args:
+        fn: The function or module.
+        passes: Names of transforms, in the order of `PASSES`.
+        options: How arguments and the cache are treated.
+    """
+
+    def __init__(self, fn: Callable[P, R], passes: tuple[str, ...], options: Options) -> None:
+        self.fn: Callable[..., R] = fn
+        self.passes = passes
+        self.options = options
+        self._lock = threading.RLock()
+        self._entries: collections.OrderedDict[Key, Entry] = collections.OrderedDict()
+        self._needed: dict[Hashable, frozenset[int]] = {}
+        self._retraces: collections.Counter[Hashable] = collections.Counter()
+        self._seen: set[Key] = set()
+        self._streak = 0
+        self._hits = self._misses = self._captures = self._evictions = 0
+        self._pools: dict[torch.device, Pool] = {}
+        self._inline: collections.Counter[Fallback] = collections.Counter()
+        functools.update_wrapper(self, fn, updated=())
+
+    # -- calling --------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function."""
+        reason = functorch.inline_reason()
+        if reason is not None:
+            return self._run_inline(Fallback("the call", reason), args, kwargs)
+        leaves, structure = flatten_call(args, kwargs)
+        special = functorch.special_tensor(leaves)
+        if special is not None:
+            return self._run_inline(Fallback("the call", special), args, kwargs)
+        with self._lock:
+            try:
+                key = self._key(leaves, structure, args, kwargs)
+            except UnhashableError as error:
+                where = pytree.keystr(pytree.tree_flatten_with_path((args, kwargs))[0][error.leaf][0][1:])
+                kind = type(leaves[error.leaf]).__name__
+                note = Fallback("the call", f"argument {where} is a {kind}, which cannot be part of a cache key")
+                return self._run_inline(note, args, kwargs)
+            entry = self._entries.get(key)
+            if entry is not None and entry.points_to_live_memory():
+                if entry.executable is not None and entry.executable.is_pure:
+                    # Replaying leaves no trace but its results, so the rest is checked while the device works.
+                    done, result = self._replay_early(entry, leaves)
+                    if done:
+                        self._count_hit(key, entry)
+                        return result
+                elif entry.is_current():
+                    if entry.shares_memory(leaves):
+                        note = Fallback(
+                            "the call", "an argument shares memory with a captured tensor, and one is written"
+                        )
+                        return self._run_inline(note, args, kwargs)
+                    self._count_hit(key, entry)
+                    return self._run(entry, leaves, args, kwargs)
+            entry = self._compile(key, entry, leaves, structure, args, kwargs)
+            return self._run(entry, leaves, args, kwargs)
+
+    def _run(self, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        if entry.executable is not None:
+            return entry.executable(leaves)
+        if self.options.strict and entry.fallbacks and "graphify" in self.passes:
+            raise self._strict_error(entry.fallbacks)
+        return self.fn(*args, **kwargs) if entry.program is None else evaluate(entry.program, *args, **kwargs)
+
+    def _replay_early(self, entry: Entry, leaves: list[Any]) -> tuple[bool, Any]:
+        """Replay, then see whether that was right; a wrong result is dropped, and nothing else has happened."""
+        assert entry.executable is not None
+        try:
+            result = entry.executable(leaves)
+        except Exception:
+            if entry.is_current():
+                raise
+            return False, None  # it was not this call's program that failed
+        return entry.is_current(), result
+
+    def _count_hit(self, key: Key, entry: Entry) -> None:
+        self._hits += 1
+        entry.calls += 1
+        if self._streak:
+            self._streak = 0
+            self._seen.clear()
+        self._entries.move_to_end(key)
+
+    def _run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:
+        self._inline[fallback] += 1
+        if self.options.strict and fallback.reason not in functorch.EXPECTED:
+            raise self._strict_error([fallback])
+        return self.fn(*args, **kwargs)
+
+    def _strict_error(self, fallbacks: Sequence[Fallback]) -> FallbackError:
+        first = fallbacks[0]
+        return FallbackError(
+            describe(
+                f"{self._name}(…)", f"{first.what}: {first.reason}", source=first.source,
+                remedy="strict=True refuses what does not run as a graph; explain() lists all reasons.",
+            )
+        )  # fmt: skip
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    # -- the cache ------------------------------------------------------------------------------------------------
+
+    def _key(self, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any) -> Key:
+        options = self.options
+        static = static_leaves(args, kwargs, options.static_argnums, options.static_argnames)
+        base = (structure, static, leaf_keys(leaves, static), overlap_key(leaves), mode_key(self._device_type(leaves)))
+        needed = self._needed.get(base, frozenset())
+        return (base, tuple((index, static_key(leaves[index], index)) for index in sorted(needed)))
+
+    def _device_type(self, leaves: list[Any]) -> str:
+        """The accelerator whose autocast setting matters: that of the first tensor, or of what is closed over."""
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+                return leaf.device.type
+        return next(iter(self._pools)).type if self._pools else default_accelerator()
+
+    def _compile(
+        self, key: Key, old: Entry | None, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any
+    ) -> Entry:
+        self._misses += 1
+        base = key[0]
+        if old is not None:
+            self._retraces[base] += 1
+            self._drop(key)
+        if self._retraces[base] > _MAX_RETRACES:
+            note = Fallback("the call", "something that the function closes over changes at every call")
+            return self._keep(key, Entry(None, None, None, [note]))
+        if self._past_budget() and key not in self._seen:
+            self._seen.add(key)
+            note = Fallback("the call", f"past the budget of {self.options.max_graphs} graphs")
+            return Entry(None, None, None, [note])
+        static = static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)
+        static |= self._needed.get(base, frozenset())
+        try:
+            traced, program = self.make_programs(args, kwargs, static)
+            _check_disjoint(program, leaves, self._name)
+        except TraceError as error:
+            note = Fallback("the call", str(error), None)
+            if self.options.strict:
+                raise FallbackError(str(error)) from error
+            return self._keep(key, Entry(None, None, None, [note]))
+        found = frozenset(traced.static_leaves) - static_leaves(
+            args, kwargs, self.options.static_argnums, self.options.static_argnames
+        )
+        if found - self._needed.get(base, frozenset()):
+            self._needed[base] = self._needed.get(base, frozenset()) | found
+            key = self._key(leaves, structure, args, kwargs)
+        executable = self.make_executable(program, leaves)
+        fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
+        if self.options.strict and fallbacks and "graphify" in self.passes:
+            if executable is not None:
+                executable.release()
+            raise self._strict_error(fallbacks)
+        if executable is not None and executable.graphs:
+            entry = Entry(traced, executable.program, executable, fallbacks)
+        elif "graphify" in self.passes:
+            # Nothing to replay: the function itself is the fastest way to launch its kernels.
+            described = program if executable is None else executable.program
+            entry = Entry(None, None, None, fallbacks, described=described)
+        else:
+            entry = Entry(traced, program, None, fallbacks)
+        return self._keep(key, entry)
+
+    def make_programs(self, args: Any, kwargs: Any, static: frozenset[int]) -> tuple[Traced, Program]:
+        """Trace and apply the passes; numbers that a device operation takes by value are baked in."""
+        while True:
+            traced = trace_call(self.fn, args, kwargs, static=static, name=self._name)
+            program = check_program(traced.program)
+            if "devicify" in self.passes:
+                program = check_program(devicify_program(program))
+                stuck = _leaves_of(program, undevicified_scalars(program))
+                if stuck and "graphify" in self.passes:
+                    static = traced.static_leaves | stuck
+                    continue
+            if "indirect" in self.passes:
+                program = check_program(indirect_program(program))
+            if "graphify" in self.passes:
+                program = check_program(graphify_program(program))
+            return traced, program
+
+    def make_executable(self, program: Program, leaves: list[Any]) -> Executable | None:
+        """Record the graphs of a Program that `make_programs` made; None where nothing can be recorded."""
+        if "graphify" not in self.passes or program.device.type == "cpu":
+            return None
+        driver = driver_for(program.device)
+        if driver is None:
+            return None
+        if program.device not in self._pools:
+            self._pools[program.device] = driver.new_pool()
+        executable = Executable(program, driver, self._pools[program.device], leaves)
+        self._captures += len(executable.graphs)
+        if "select" in self.passes:
+            executable.measure(leaves, self.options.timer)
+        return executable
+
+    def _keep(self, key: Key, entry: Entry) -> Entry:
+        self._entries[key] = entry
+        entry.calls = 1
+        while len(self._entries) > self.options.max_graphs:
+            self._drop(next(iter(self._entries)))
+            self._evictions += 1
+            self._streak += 1
+        return entry
+
+    def _past_budget(self) -> bool:
+        """Whether the cache only turns over: new kinds of calls push out others before they are used again."""
+        return self._streak >= 2 * self.options.max_graphs
+
+    def _drop(self, key: Key) -> None:
+        entry = self._entries.pop(key)
+        if entry.executable is not None:
+            entry.executable.release()
+
+    # -- looking inside -------------------------------------------------------------------------------------------
+
+    def cache_info(self) -> CacheInfo:
+        """Hits, misses, graphs captured, evictions, and kinds of calls held."""
+        return CacheInfo(self._hits, self._misses, self._captures, self._evictions, len(self._entries))
+
+    def cache_clear(self) -> None:
+        """Forget every trace and give back every graph."""
+        with self._lock:
+            for key in list(self._entries):
+                self._drop(key)
+            self._needed.clear()
+            self._retraces.clear()
+            self._seen.clear()
+            self._inline.clear()
+            self._pools.clear()
+            self._streak = self._hits = self._misses = self._captures = self._evictions = 0
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Trace and transform for these arguments without recording; see `pygraph.stages.Lowered`."""
+        from pygraph.stages import lower
+
+        return lower(self, args, kwargs)
+
+    def explain(self) -> Explanation:
+        """What runs how, for every kind of call so far, with the reason for everything that is not a graph."""
+        with self._lock:
+            return explain(self._name, list(self._entries.values()), dict(self._inline))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind as a method does, so that methods can be decorated; the instance is a static argument."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "fn" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.fn, name)
+
+    def __repr__(self) -> str:
+        inner = self._name
+        for name in self.passes:
+            inner = f"{name}({inner})"
+        return f"<pygraph {inner}>"
+
+
+def default_accelerator() -> str:
+    """The type of the machine's accelerator, or of the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _leaves_of(program: Program, inputs: set[int]) -> frozenset[int]:
+    return frozenset(program.inputs[index].leaf for index in inputs)  # pyright: ignore
+
+
+def _check_disjoint(program: Program, leaves: Sequence[Any], name: str) -> None:
+    """Refuse a Program that writes where a captured tensor shares memory with an argument or another one."""
+    captured = [(d.name, d.value) for d in program.inputs if isinstance(d, Captured) and d.value.numel()]
+    if not captured or not (written_inputs(program) or writes_memory(program.nodes)):
+        return
+    owners: dict[int, str] = {}
+    for owner, value in captured:
+        storage = value.untyped_storage().data_ptr()
+        if storage in owners:
+            raise TraceError(describe(f"{name}(…)", f"{owner} and {owners[storage]} share memory, and one is written"))
+        owners[storage] = owner
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in owners:
+            owner = owners[leaf.untyped_storage().data_ptr()]
+            raise TraceError(describe(f"{name}(…)", f"an argument shares memory with {owner}, and one is written"))

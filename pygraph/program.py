@@ -8,6 +8,7 @@ of the returned tuple per entry of ``outputs``.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,6 +55,21 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Bytes that the elements span."""
         return self.span * self.dtype.itemsize
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may have the same address, as in an expanded tensor."""
+        reach = 0
+        for stride, size in sorted((t, n) for t, n in zip(self.stride, self.shape, strict=True) if n > 1):
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+        return False
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the elements do not fill their span, as in a slice of columns."""
+        return self.span > math.prod(self.shape)
 
     def empty(self) -> torch.Tensor:
         """Allocate an uninitialised tensor of this shape, strides and dtype, offset zero."""

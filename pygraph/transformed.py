@@ -47,6 +47,10 @@ PASSES = ("devicify", "indirect", "graphify", "select")
 _MAX_RETRACES = 32
 
 
+# After this many calls of one trace, what it closes over does not change at every call.
+_SETTLED = 4
+
+
 class CacheInfo(NamedTuple):
     """Statistics of a transformed function, as of ``functools.lru_cache``."""
 
@@ -145,14 +149,15 @@ class Transformed(Generic[P, R]):
         special = functorch.special_tensor(leaves)
         if special is not None:
             return self._run_inline(Fallback("the call", special), args, kwargs)
+        try:
+            key = self._key(leaves, structure, args, kwargs)
+        except UnhashableError as error:
+            where = pytree.keystr(pytree.tree_flatten_with_path((args, kwargs))[0][error.leaf][0][1:])
+            kind = type(leaves[error.leaf]).__name__
+            note = Fallback("the call", f"argument {where} is a {kind}, which cannot be part of a cache key")
+            return self._run_inline(note, args, kwargs)
+        # Replays of one function share memory, so threads take turns; what runs as it is needs no turn.
         with self._lock:
-            try:
-                key = self._key(leaves, structure, args, kwargs)
-            except UnhashableError as error:
-                where = pytree.keystr(pytree.tree_flatten_with_path((args, kwargs))[0][error.leaf][0][1:])
-                kind = type(leaves[error.leaf]).__name__
-                note = Fallback("the call", f"argument {where} is a {kind}, which cannot be part of a cache key")
-                return self._run_inline(note, args, kwargs)
             entry = self._entries.get(key)
             if entry is not None and entry.points_to_live_memory():
                 if entry.executable is not None and entry.executable.is_pure:
@@ -161,20 +166,22 @@ class Transformed(Generic[P, R]):
                     if done:
                         self._count_hit(key, entry)
                         return result
+                    entry = self._compile(key, entry, leaves, structure, args, kwargs)
                 elif entry.is_current():
-                    if entry.shares_memory(leaves):
-                        note = Fallback(
-                            "the call", "an argument shares memory with a captured tensor, and one is written"
-                        )
-                        return self._run_inline(note, args, kwargs)
                     self._count_hit(key, entry)
-                    return self._run(entry, leaves, args, kwargs)
-            entry = self._compile(key, entry, leaves, structure, args, kwargs)
-            return self._run(entry, leaves, args, kwargs)
+                else:
+                    entry = self._compile(key, entry, leaves, structure, args, kwargs)
+            else:
+                entry = self._compile(key, entry, leaves, structure, args, kwargs)
+            shared = entry.shares_memory(leaves)
+            if entry.executable is not None and not shared:
+                return entry.executable(leaves)
+        if shared:
+            note = Fallback("the call", "an argument shares memory with a captured tensor, and one is written")
+            return self._run_inline(note, args, kwargs)
+        return self._run_as_it_is(entry, args, kwargs)
 
-    def _run(self, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> Any:
-        if entry.executable is not None:
-            return entry.executable(leaves)
+    def _run_as_it_is(self, entry: Entry, args: Any, kwargs: Any) -> Any:
         if self.options.strict and entry.fallbacks and "graphify" in self.passes:
             raise self._strict_error(entry.fallbacks)
         return self.fn(*args, **kwargs) if entry.program is None else evaluate(entry.program, *args, **kwargs)
@@ -193,6 +200,8 @@ class Transformed(Generic[P, R]):
     def _count_hit(self, key: Key, entry: Entry) -> None:
         self._hits += 1
         entry.calls += 1
+        if entry.calls >= _SETTLED:
+            self._retraces.pop(key[0], None)
         if self._streak:
             self._streak = 0
             self._seen.clear()

@@ -366,8 +366,12 @@ class RegionGraph:
             copy_span(inputs[position], self._stand_ins[position])  # pyright: ignore[reportArgumentType]
         addresses = [inputs[position].data_ptr() for position in self.patched]
         addresses += [tensor.data_ptr() for tensor in fresh]
-        self.patcher(addresses, numbers)
-        self.graph.replay()
+        try:
+            self.patcher(addresses, numbers)
+            self.graph.replay()
+        except BaseException:
+            self.patcher.forget()  # what was sent before the interruption is not known
+            raise
         for position in self._copied:
             if position in self.body.written:
                 copy_span(self._stand_ins[position], inputs[position])  # pyright: ignore[reportArgumentType]

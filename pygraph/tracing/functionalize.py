@@ -13,6 +13,7 @@ import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
 
 from pygraph.effects import is_random
+from pygraph.errors import TraceError, describe
 from pygraph.program import (
     Captured,
     Input,
@@ -64,7 +65,14 @@ def functionalize(recording: Recording) -> Program:
     out_values: list[Any] = []
     for node in list(graph.nodes):
         if node.target is aten.copy_.default and node.args[0] in placeholders:
-            outputs.append(Mutation(placeholders.index(node.args[0])))
+            index = placeholders.index(node.args[0])
+            spec = specs[index]
+            if isinstance(spec, TensorSpec) and spec.overlaps_itself:
+                # Functionalization takes the elements for separate ones.
+                raise TraceError(
+                    describe(f"trace({recording.name})(…)", "it writes to a tensor whose elements share memory")
+                )
+            outputs.append(Mutation(index))
             out_values.append(node.args[1])
             graph.erase_node(node)
     returned = output_values(graph)

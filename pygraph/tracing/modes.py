@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
+from pygraph.program import TensorSpec
 
 aten = torch.ops.aten
 
@@ -64,6 +65,7 @@ class Sources(TorchDispatchMode):
         if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or (kwargs or {}).get("storage_offset")):
             # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
             raise TraceError("as_strided with a storage_offset")
+        _check_draw(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         out = func(*args, **(kwargs or {}))
@@ -74,6 +76,17 @@ class Sources(TorchDispatchMode):
             source = source or user_frame(sys._getframe(1))
             node.meta["source"] = source
         return out
+
+
+def _check_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse random draws that a replay would not repeat as eager draws them."""
+    if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
+        return
+    if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
+        raise TraceError("it draws from a generator of its own, not from the device's default one")
+    if func._schema.is_mutable and TensorSpec.of(args[0]).has_gaps:
+        # The functional operation fills a dense copy, in another order.
+        raise TraceError("it draws random numbers into memory with gaps, whose order depends on the layout")
 
 
 def _traceable(tensor: torch.Tensor) -> torch.Tensor:

@@ -528,3 +528,30 @@ def test_the_traced_function_keeps_its_name_and_doc() -> None:
     assert traced.__name__ == "step"
     assert traced.__doc__ == "Add one."
     assert traced(X).name == "step"
+
+
+@pytest.mark.parametrize(
+    ("make", "fn", "reason"),
+    [
+        (lambda d: torch.ones(1, device=d).expand(3), lambda x: x[0].add_(1), "whose elements share memory"),
+        (lambda d: torch.ones(5, 8, device=d)[:, :4], lambda x: x.normal_(), "into memory with gaps"),
+    ],
+)
+def test_writes_that_functionalization_gets_wrong_are_refused(
+    device: torch.device, make: Any, fn: Any, reason: str
+) -> None:
+    with pytest.raises(TraceError, match=reason):
+        pygraph.trace(fn)(make(device))
+    torch.manual_seed(0)
+    got = make(device)
+    pygraph.jit(fn)(got)
+    torch.manual_seed(0)
+    want = make(device)
+    fn(want)
+    assert torch.equal(got, want)
+
+
+def test_a_generator_of_its_own_is_refused() -> None:
+    generator = torch.Generator()
+    with pytest.raises(TraceError, match="a generator of its own"):
+        pygraph.trace(lambda x: x + torch.rand(3, generator=generator))(torch.ones(3))

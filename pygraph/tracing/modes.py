@@ -66,6 +66,7 @@ class Sources(TorchDispatchMode):
             # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
             raise TraceError("as_strided with a storage_offset")
         _check_draw(func, args, kwargs or {})
+        _check_subtraction(func, args)
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         out = func(*args, **(kwargs or {}))
@@ -87,6 +88,14 @@ def _check_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if func._schema.is_mutable and TensorSpec.of(args[0]).has_gaps:
         # The functional operation fills a dense copy, in another order.
         raise TraceError("it draws random numbers into memory with gaps, whose order depends on the layout")
+
+
+def _check_subtraction(func: Any, args: Any) -> None:
+    """Refuse to subtract masks: eager raises, but fake tensors forget to."""
+    if getattr(func, "overloadpacket", None) in (aten.sub, aten.sub_, aten.rsub):
+        for value in args[:2]:
+            if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
+                raise TraceError("it subtracts a mask")
 
 
 def _traceable(tensor: torch.Tensor) -> torch.Tensor:

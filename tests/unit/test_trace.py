@@ -555,3 +555,9 @@ def test_a_generator_of_its_own_is_refused() -> None:
     generator = torch.Generator()
     with pytest.raises(TraceError, match="a generator of its own"):
         pygraph.trace(lambda x: x + torch.rand(3, generator=generator))(torch.ones(3))
+
+
+def test_subtracting_a_mask_raises_as_in_eager(device: torch.device) -> None:
+    x = torch.ones(3, device=device)
+    with pytest.raises(RuntimeError, match="with a bool tensor is not supported"):
+        pygraph.jit(lambda x, flag: x - flag)(x, True)

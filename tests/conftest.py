@@ -17,6 +17,12 @@ else:
     hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+if not torch.cuda.is_available():
+    # The autograd engine counts devices when it first runs, which a test without a device may make it do.
+    from pygraph.runtime import emulated
+
+    emulated.driver()
+
 torch.set_num_threads(1)  # the workers of pytest-xdist share the cores
 
 

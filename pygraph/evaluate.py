@@ -59,8 +59,7 @@ def evaluate(program: Program, *args: Any, **kwargs: Any) -> Any:
         for position, descriptor in enumerate(program.outputs):
             if isinstance(descriptor, Stored):
                 outputs[position] = stored[descriptor.slot]
-        _, slots = bind_arguments(program, leaves)
-        return assemble(program, leaves, [*inputs, *slots], outputs)
+        return assemble(program, leaves, [*inputs, *slot_values(program, leaves)], outputs)
 
 
 def check_call(program: Program, leaves: Sequence[Any], tree: pytree.TreeSpec) -> None:
@@ -122,11 +121,10 @@ def bind(program: Program, leaves: Sequence[Any]) -> tuple[list[Any], dict[int, 
     return values, stored
 
 
-def bind_arguments(program: Program, leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Placeholder values with None for a pointer table, and the tensors behind the table's argument slots."""
-    values = [None if isinstance(d, PointerTable) else input_value(d, leaves) for d in program.inputs]
+def slot_values(program: Program, leaves: Sequence[Any]) -> list[Any]:
+    """The tensors behind the slots of a pointer table; None for a result's."""
     slots = program.table.slots if program.table is not None else ()
-    return values, [input_value(slot.of, leaves) if isinstance(slot.of, (Argument, Base)) else None for slot in slots]
+    return [input_value(slot.of, leaves) if isinstance(slot.of, (Argument, Base)) else None for slot in slots]
 
 
 def input_value(descriptor: Input, leaves: Sequence[Any]) -> Any:

@@ -66,7 +66,6 @@ class Executable:
         """
         self.driver = driver
         self.pool = pool
-        self._released = False
         while True:
             try:
                 self.program, self._steps = program, []
@@ -74,7 +73,6 @@ class Executable:
                 break
             except RefusedError as error:
                 self.release()
-                self._released = False
                 step = self._refusing
                 nodes = step.nodes if error.node is None else [step.nodes[error.node]]
                 program = refuse(self.program, nodes, error.reason)

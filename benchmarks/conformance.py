@@ -88,7 +88,7 @@ def _serve(request: dict[str, Any], operator: Any, device: Any, dtype: Any, coun
             case = next(found, None)
         except Exception as error:  # the sample cannot be made on this device
             lines = str(error).splitlines() or [type(error).__name__]
-            yield {"record": {"sample": index, "class": "skipped", "reason": f"sample: {lines[0][:200]}"}}
+            yield {"record": {"sample": index, "class": "skipped", "reasons": [f"sample: {lines[0][:200]}"]}}
             return
         if case is None:
             return
@@ -224,7 +224,7 @@ class _Run:
             except (RuntimeError, BrokenPipeError) as error:
                 worker.stop()
                 worker = None
-                self._keep(operator, dtype, {"sample": start, "class": "error", "reason": str(error)})
+                self._keep(operator, dtype, {"sample": start, "class": "error", "reasons": [str(error)]})
                 start += 1
         return worker
 
@@ -237,7 +237,10 @@ class _Run:
                 self._lines.write(json.dumps(record) + "\n")
                 self._lines.flush()
             if record["class"] in ("wrong", "error"):
-                print(f"{record['class']}: {operator} {dtype} {record['sample']}: {record['reason']}", flush=True)
+                print(
+                    f"{record['class']}: {operator} {dtype} {record['sample']}: {'; '.join(record['reasons'])}",
+                    flush=True,
+                )
 
     def _progress(self) -> None:
         with self._lock:

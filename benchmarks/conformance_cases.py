@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 import random
+import re
 import sys
 import types
 import unittest
@@ -244,12 +245,13 @@ def _compare_tensors(a: Any, b: torch.Tensor, place: str, values: bool, loose: b
         raise Mismatch(f"{place}: strides {a.stride()} instead of {b.stride()}")
     if not values or not b.numel():
         return True
+    tolerance = _TOLERANCES.get(b.dtype, (1.3e-6, 1e-5))
     a, b = (plain(x) for x in (a, b))
     if same_bits(a, b):
         return True
     if not (b.dtype.is_floating_point or b.dtype.is_complex):
         raise Mismatch(f"{place}: {int((a != b).sum())} of {b.numel()} integers differ")
-    rtol, atol = _TOLERANCES.get(b.dtype, (1.3e-6, 1e-5))
+    rtol, atol = tolerance
     wide = torch.complex128 if b.dtype.is_complex else torch.float64
     a, b = a.to(wide), b.to(wide)
     if loose:
@@ -272,9 +274,14 @@ _TOLERANCES = {
 }  # fmt: skip
 
 
+_NARROW = {torch.complex32: torch.complex64, torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32}
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor in ordinary memory of the host."""
     tensor = tensor.detach()
+    if tensor.dtype in _NARROW:  # the host cannot compare them
+        tensor = tensor.to(_NARROW[tensor.dtype])
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_quantized:
@@ -312,7 +319,7 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
     """Capture a case, poison what was captured, call it on other tensors, and compare each call with eager.
 
     Returns:
-        A record: ``class`` (of `CLASSES`), ``reason``, ``exact`` and the counts of ``explain()``.
+        A record: ``class`` (of `CLASSES`), ``reasons``, ``exact`` and the counts of ``explain()``.
 
     Raises:
         DeviceLostError: This process cannot use the device any more.
@@ -321,7 +328,7 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
         eager = [_eager(case, tensors) for tensors in case.sets]
     except Exception as error:  # the sample is at fault, or the device does not implement the operator
         _check_device(error)
-        return {"class": "skipped", "reason": f"eager: {_line(error)}"}
+        return {"class": "skipped", "reasons": [f"eager: {_line(error)}"]}
     return _run(name, case, eager)
 
 
@@ -354,20 +361,20 @@ def _run(name: str, case: Case, eager: list[tuple[Any, list[torch.Tensor]]]) -> 
             for turn, (_, results) in enumerate(held):
                 if not all(same_bits(plain(tensor), before) for tensor, before in results):
                     raise Mismatch(f"the result of call {turn} changed after it was returned")
-        ended, reason = classify(report)
+        ended, reasons = classify(report)
         _synchronise(case)
     except Mismatch as error:
-        ended, reason = "wrong", str(error)
+        ended, reasons = "wrong", [str(error)]
         report = report or _report(fast)
     except Exception as error:
         _check_device(error)
-        ended, reason = "error", f"{type(error).__name__}: {_line(error)}"
+        ended, reasons = "error", [f"{type(error).__name__}: {_line(error)}"]
     finally:
         fast.cache_clear()
     counts = {key: report[key] for key in ("kernels", "kernels_in_graphs", "nodes", "patched_nodes") if key in report}
     bytes_copied = report.get("bytes_copied_per_replay", 0)
     notes = {"note": check.note} if check.note else {}
-    return {"class": ended, "reason": reason, "exact": check.exact, "bytes": bytes_copied, **counts, **notes}
+    return {"class": ended, "reasons": reasons, "exact": check.exact, "bytes": bytes_copied, **counts, **notes}
 
 
 class _Check:
@@ -445,32 +452,34 @@ def _check_device(error: BaseException) -> None:
         raise DeviceLostError(f"{_line(error)} (then: {_line(lost)})") from lost
 
 
-def classify(report: dict[str, Any]) -> tuple[str, str]:
+def classify(report: dict[str, Any]) -> tuple[str, list[str]]:
     """The class of a case whose results are right, and why, given ``explain().to_dict()``.
 
     >>> counts = {"kernels": 2, "kernels_in_graphs": 2, "nodes": 2, "bytes_copied_per_replay": 0, "fallbacks": []}
     >>> classify(counts)
-    ('zero-copy', '')
+    ('zero-copy', [])
     >>> classify({**counts, "kernels_in_graphs": 0, "fallbacks": [{"what": "aten.sum", "reason": "…"}]})
-    ('not capturable', 'aten.sum: …')
+    ('not capturable', ['aten.sum: …'])
     """
-    reason = "; ".join(dict.fromkeys(_fallback_text(f["what"], f["reason"]) for f in report["fallbacks"]))
+    reasons = list(dict.fromkeys(_fallback_text(f["what"], f["reason"]) for f in report["fallbacks"]))
     cache = report.get("cache", {"hits": 1})
     if report["bytes_copied_per_replay"]:
-        return "copied", f"{report['bytes_copied_per_replay']} bytes: {reason or 'no reason given'}"
+        return "copied", reasons or ["no reason given"]
     if report["kernels_in_graphs"] == 0:
-        if report["kernels"] == 0 and not reason:
-            return "no device work", ""
-        return "not capturable", reason or "no reason given"
+        if report["kernels"] == 0 and not reasons:
+            return "no device work", []
+        return "not capturable", reasons or ["no reason given"]
     if not cache["hits"]:
-        return "not capturable", "it is captured anew at every call"
+        return "not capturable", ["it is captured anew at every call"]
     if report["nodes"] == 0:
-        return "no device work", reason
+        return "no device work", reasons
     if report["kernels_in_graphs"] < report["kernels"]:
-        return "partly", f"{report['kernels_in_graphs']} of {report['kernels']} kernels: {reason or 'no reason given'}"
-    return "zero-copy", reason
+        return "partly", reasons or ["no reason given"]
+    return "zero-copy", reasons
 
 
 def _fallback_text(what: str, reason: str) -> str:
+    """One line for a fallback, without the place in this program that a trace ends at."""
+    reason = re.sub(r"^trace\(call\)\(…\): | From conformance_cases\.py:\d+\.| \(unhinted.*", "", reason)
     what = what.removeprefix("the call").strip()
     return f"{what}: {reason}" if what else reason

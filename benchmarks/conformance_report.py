@@ -44,13 +44,8 @@ def by_operator(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 row["dtypes"][dtype] = {c: counts[c] for c in CLASSES if counts[c]}
         row["kernels"] = max(record.get("kernels", 0) for record in group)
         row["exact"] = all(record.get("exact", True) for record in group)
-        reasons = [
-            f"{record['class']}: {record['reason']}"
-            for c in CLASSES
-            for record in group
-            if record["class"] == c and c not in ("zero-copy", "no device work") and record["reason"]
-        ]
-        row["reasons"] = list(dict.fromkeys(reasons))
+        found = [reason for c in CLASSES for record in group if record["class"] == c for reason in record["reasons"]]
+        row["reasons"] = list(dict.fromkeys(found))
         row["notes"] = list(dict.fromkeys(record["note"] for record in group if record.get("note")))
         rows.append(row)
     return rows
@@ -92,25 +87,23 @@ def _share(counts: collections.Counter[str]) -> float:
 
 
 def reasons(records: Iterable[dict[str, Any]], ended: str) -> dict[str, int]:
-    """How many cases of a class have each reason, numbers and names of operations left out."""
+    """How many cases of a class have each reason."""
     counts: collections.Counter[str] = collections.Counter()
     for record in records:
         if record["class"] == ended:
-            counts.update({general(reason) for reason in record["reason"].split("; ")})
+            counts.update({general(reason) for reason in record["reasons"]})
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def general(reason: str) -> str:
     """A reason without what differs from case to case.
 
-    >>> general("16 bytes: input load is copied: no pointer to it was found in the kernels of aten.sum.default")
+    >>> general("input load is copied: no pointer to it was found in the kernels of aten.sum.default")
     'an input is copied: no pointer to it was found in the kernels of …'
     """
-    reason = re.sub(r"^\d+ (bytes|of \d+ kernels): ", "", reason)
     reason = re.sub(r"^input \w+ is", "an input is", reason)
     reason = re.sub(r"^(aten|prims|pygraph|torch_\w+)\.\S+: ", "", reason)
-    reason = re.sub(r"\b(aten|prims)\.[\w.]+(, (aten|prims)\.[\w.]+)*", "…", reason)
-    return re.sub(r"\bcall\(…\): ", "", reason)
+    return re.sub(r"\b(aten|prims)\.[\w.]+(, (aten|prims)\.[\w.]+)*", "…", reason)
 
 
 # -- the page -----------------------------------------------------------------------------------------------------

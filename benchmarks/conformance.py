@@ -271,7 +271,7 @@ def _is_named(operator: str, name: str) -> bool:
     >>> _is_named("div.floor_rounding", "div"), _is_named("div", "div.floor_rounding")
     (True, False)
     """
-    return operator == name or operator.startswith(f"{name}.")
+    return operator in (name, f"{name}_") or operator.startswith((f"{name}.", f"{name}_."))
 
 
 def versions(device: str) -> dict[str, str]:

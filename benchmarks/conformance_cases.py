@@ -71,8 +71,23 @@ class Case:
     sets: tuple[list[torch.Tensor], ...]
 
 
+class InPlace:
+    """The in-place variant of an operator, described as the operator itself is."""
+
+    def __init__(self, operator: Any) -> None:
+        self.op = operator.inplace_variant
+        self.supported_dtypes = operator.supported_dtypes
+        self._operator = operator
+
+    def sample_inputs(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """The samples whose first argument can take the result."""
+        for sample in self._operator.sample_inputs(*args, **kwargs):
+            if isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
+                yield sample
+
+
 def load_operators() -> dict[str, Any]:
-    """PyTorch's own operator descriptions (``op_db``) by name, with a variant's name after a dot."""
+    """PyTorch's own operator descriptions (``op_db``) by name, with a variant's name after a dot; in-place variants end in ``_``."""
     try:
         import expecttest  # noqa: F401  # pyright: ignore
     except ModuleNotFoundError:
@@ -84,7 +99,12 @@ def load_operators() -> dict[str, Any]:
 
     # Random operators are described with a seed of their own inside; here the seed is set before each call.
     descriptions.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # pyright: ignore
-    return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in descriptions.op_db}
+    found: dict[str, Any] = {}
+    for op in descriptions.op_db:
+        found[".".join(filter(None, (op.name, op.variant_test_name)))] = op
+        if op.inplace_variant is not None and not op.name.endswith("_"):
+            found[".".join(filter(None, (f"{op.name}_", op.variant_test_name)))] = InPlace(op)
+    return found
 
 
 def supports(operator: Any, device_type: str, dtype: str) -> bool:

@@ -87,7 +87,10 @@ class InPlace:
 
 
 def load_operators() -> dict[str, Any]:
-    """PyTorch's own operator descriptions (``op_db``) by name, with a variant's name after a dot; in-place variants end in ``_``."""
+    """PyTorch's own operator descriptions (``op_db``) by name, with a variant's name after a dot.
+
+    In-place variants end in ``_``.
+    """
     try:
         import expecttest  # noqa: F401  # pyright: ignore
     except ModuleNotFoundError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 import torch
 
 from pygraph.errors import ArgumentError, describe
+from pygraph.program import Mechanism
 from pygraph.transformed import PASSES, Options, Transformed
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def make_options(
     max_graphs: int = 64,
     strict: bool = False,
     timer: Callable[[Callable[[], object]], float] | None = None,
+    mechanism: Mechanism = "auto",
 ) -> Options:
     """Check options and put them in one form."""
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
@@ -119,7 +121,7 @@ def make_options(
         raise ArgumentError(describe("jit(…)", f"static_argnames={static_argnames!r}", expected="strings"))
     if not _all_are(int, [max_graphs]) or isinstance(max_graphs, bool) or max_graphs < 1:
         raise ArgumentError(describe("jit(…)", f"max_graphs={max_graphs!r}", expected="a positive integer"))
-    return Options(numbers, names, max_graphs, strict, timer)
+    return Options(numbers, names, max_graphs, strict, timer, mechanism)
 
 
 def _all_are(kind: type, values: Sequence[object]) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from pygraph.check import check_program
-from pygraph.errors import StageError, describe
+from pygraph.errors import ArgumentError, StageError, describe
 from pygraph.jit import make_options, transformed
-from pygraph.program import Program
+from pygraph.program import MECHANISMS, Mechanism, Program
 from pygraph.transformed import PASSES, Options, Transformed
 from pygraph.transforms.devicify import devicify_program
 from pygraph.transforms.graphify import graphify_program
@@ -43,19 +43,22 @@ def devicify(fn: Any = None, /) -> Any:
     return _apply("devicify", fn, devicify_program, {})
 
 
-def indirect(fn: Any = None, /) -> Any:
+def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
     """Put arguments and results behind pointer slots, so that a replay updates pointers instead of copying data.
 
     See `pygraph.transforms.indirect.indirect_program` for the IR.
 
     Args:
         fn: A function, a module, or a Program.
+        mechanism: How graphs change pointers: ``host``, ``device``, ``table`` or ``copy`` wherever a kernel allows it,
+            or ``auto`` for the cheapest.
 
     Returns:
         The same kind of thing.
 
     Raises:
         StageError: It or a later transform has been applied already.
+        ArgumentError: There is no such mechanism.
 
     Example:
         >>> import torch, pygraph
@@ -63,7 +66,11 @@ def indirect(fn: Any = None, /) -> Any:
         >>> pygraph.indirect(torch.exp)(x).shape
         torch.Size([2])
     """
-    return _apply("indirect", fn, indirect_program, {})
+    if mechanism not in MECHANISMS:
+        expected = " or ".join(map(repr, MECHANISMS))
+        raise ArgumentError(describe("indirect(…)", f"mechanism={mechanism!r}", expected=expected))
+    on_program = functools.partial(indirect_program, mechanism=mechanism)
+    return _apply("indirect", fn, on_program, {"mechanism": mechanism})
 
 
 def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False) -> Any:

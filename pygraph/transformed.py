@@ -23,7 +23,7 @@ from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
 from pygraph.keys import UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
 from pygraph.lowering.aten import written_inputs
-from pygraph.program import Captured, Fallback, Program
+from pygraph.program import Captured, Fallback, Mechanism, Program
 from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
@@ -70,6 +70,7 @@ class Options:
     max_graphs: int = 64
     strict: bool = False
     timer: Callable[[Callable[[], object]], float] | None = None
+    mechanism: Mechanism = "auto"
 
 
 @dataclasses.dataclass
@@ -301,7 +302,7 @@ class Transformed(Generic[P, R]):
                     static = traced.static_leaves | stuck
                     continue
             if "indirect" in self.passes:
-                program = check_program(indirect_program(program))
+                program = check_program(indirect_program(program, self.options.mechanism))
             if "graphify" in self.passes:
                 program = check_program(graphify_program(program))
             return traced, program

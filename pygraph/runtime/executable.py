@@ -21,6 +21,7 @@ from pygraph.program import (
     Captured,
     Fallback,
     Input,
+    Mechanism,
     PointerTable,
     Program,
     Region,
@@ -87,6 +88,10 @@ class Executable:
 
     # -- building -------------------------------------------------------------------------------------------------
 
+    @property
+    def _mechanism(self) -> Mechanism:
+        return "auto" if self.program.table is None else self.program.table.mechanism
+
     def _build(self, leaves: Sequence[Any]) -> None:
         """Run the Program region by region on copies of the arguments, recording each as its inputs are known."""
         self._steps = [_Step(region, RegionBody(self.program, region.index), None) for region in self.program.regions]
@@ -96,7 +101,9 @@ class Executable:
                 self._refusing = step.body
                 if step.region.way != "launch":
                     inputs, numbers = _border(step.body, env)
-                    step.graph = RegionGraph(step.body, self.driver, self.pool, inputs, numbers, step.region.way)
+                    step.graph = RegionGraph(
+                        step.body, self.driver, self.pool, inputs, numbers, step.region.way, self._mechanism
+                    )
                 _launch(step, env)
 
     @contextlib.contextmanager
@@ -257,7 +264,7 @@ class Executable:
             "kernels": sum(kernels(step.body.nodes) for step in self._steps),
             "kernels_in_graphs": sum(kernels(step.body.nodes) for step in self._steps if step.graph is not None),
             "nodes": sum(len(graph.graph.nodes) for graph in self.graphs),
-            "patched_nodes": sum(graph.patcher.patched_nodes for graph in self.graphs),
+            "patched_nodes": sum(graph.patched_nodes for graph in self.graphs),
             "bytes_copied_per_replay": sum(graph.bytes_copied for graph in self.graphs),
         }
 

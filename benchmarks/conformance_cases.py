@@ -338,7 +338,7 @@ def aliases(result: Any, tensors: Sequence[torch.Tensor]) -> list[int | None]:
 # -- running ------------------------------------------------------------------------------------------------------
 
 
-def run_case(name: str, case: Case) -> dict[str, Any]:
+def run_case(name: str, case: Case, mechanism: Any = "auto") -> dict[str, Any]:
     """Capture a case, poison what was captured, call it on other tensors, and compare each call with eager.
 
     Returns:
@@ -352,7 +352,7 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
     except Exception as error:  # the sample is at fault, or the device does not implement the operator
         _check_device(error)
         return {"class": "skipped", "reasons": [f"eager: {_line(error)}"]}
-    return _run(name, case, eager)
+    return _run(name, case, eager, mechanism)
 
 
 def _eager(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
@@ -362,8 +362,8 @@ def _eager(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch
     return case.call(*arguments), arguments
 
 
-def _run(name: str, case: Case, eager: list[tuple[Any, list[torch.Tensor]]]) -> dict[str, Any]:
-    fast = pygraph.graphify(pygraph.indirect(pygraph.devicify(case.call)))
+def _run(name: str, case: Case, eager: list[tuple[Any, list[torch.Tensor]]], mechanism: Any) -> dict[str, Any]:
+    fast = pygraph.graphify(pygraph.indirect(pygraph.devicify(case.call), mechanism=mechanism))
     check = _Check(name.partition(".")[0] not in _UNINITIALISED)
     held: list[tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]] = []
     report: dict[str, Any] = {}

@@ -503,6 +503,7 @@ def classify(report: dict[str, Any]) -> tuple[str, list[str]]:
 
 def _fallback_text(what: str, reason: str) -> str:
     """One line for a fallback, without the place in this program that a trace ends at."""
-    reason = re.sub(r"^trace\(call\)\(…\): | From conformance_cases\.py:\d+\.| \(unhinted.*", "", reason)
+    reason = re.sub(r"^trace\(call\)\(…\): | From \S+:\d+\.$| \(unhinted.*", "", reason)
     what = what.removeprefix("the call").strip()
-    return f"{what}: {reason}" if what else reason
+    text = f"{what}: {reason}" if what else reason
+    return text if len(text) <= 160 else f"{text[:159]}…"

@@ -271,7 +271,7 @@ class Executable:
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:
     """The leaves with every tensor replaced by a copy of the same alignment; shared memory stays shared."""
-    result = [stand_in(leaf) if isinstance(leaf, torch.Tensor) and leaf.numel() else leaf for leaf in leaves]
+    result = [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     for group in overlap_groups(leaves):
         members = [leaves[index].detach() for index in group]
         start = min(member.data_ptr() for member in members)
@@ -288,6 +288,11 @@ def _copies(leaves: Sequence[Any]) -> list[Any]:
             first = typed.storage_offset() + (member.data_ptr() - start) // member.element_size()
             result[index] = typed.as_strided(member.shape, member.stride(), first)
     return result
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    # A view without elements must not keep the memory that it is a view of.
+    return stand_in(tensor) if tensor.numel() else dataclasses.replace(TensorSpec.of(tensor), offset=0).empty()
 
 
 _MARGIN = 0.9

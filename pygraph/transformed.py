@@ -326,7 +326,7 @@ class Transformed(Generic[P, R]):
 
     def make_executable(self, program: Program, leaves: list[Any]) -> Executable | None:
         """Record the graphs of a Program that `make_programs` made; None where nothing can be recorded."""
-        if "graphify" not in self.passes or program.device.type == "cpu":
+        if "graphify" not in self.passes or program.device.type == "cpu" or len(program.devices) > 1:
             return None
         driver = driver_for(program.device)
         if driver is None:

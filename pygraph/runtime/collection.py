@@ -11,7 +11,7 @@ import gc
 import threading
 from collections.abc import Generator
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may come here while the same thread is here
 _depth = 0
 _was_on = False
 
@@ -38,6 +38,6 @@ def no_collection() -> Generator[None, None, None]:
         yield
     finally:
         with _lock:
-            _depth -= 1
-            if _depth == 0 and _was_on:
+            if _depth == 1 and _was_on:
                 gc.enable()
+            _depth -= 1

@@ -36,6 +36,8 @@ class RecordedGraph(abc.ABC):
     """A recorded graph that can be patched and replayed."""
 
     nodes: tuple[RecordedNode, ...]
+    draws: bool = False
+    """Whether it draws random numbers from the device's generator."""
 
     @abc.abstractmethod
     def params_address(self, node: int) -> int:

@@ -45,6 +45,8 @@ class _Step:
     region: Region
     body: RegionBody
     graph: RegionGraph | None
+    unkeyed: list[int] = dataclasses.field(default_factory=list[int])
+    """Inputs of the graph that operations outside of graphs make: their layout is in no cache key."""
 
 
 class Executable:
@@ -84,6 +86,13 @@ class Executable:
         self._captured = [d.value for d in self.program.inputs if isinstance(d, Captured)]
         self._single = self.program.out_tree == pytree.tree_structure(0)
         self.static_addresses = [tensor.data_ptr() for tensor in self._captured]
+        self._find_unkeyed()
+
+    def _find_unkeyed(self) -> None:
+        makers = {node: step for step in self._steps for node in step.body.outputs}
+        for step in self._steps:
+            origins = [makers.get(root(node)) for node in step.body.inputs]
+            step.unkeyed = [i for i, maker in enumerate(origins) if maker is not None and maker.graph is None]
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -237,6 +246,7 @@ class Executable:
             if step.region.way == "launch" and step.graph is not None:
                 step.graph.release()
                 step.graph = None
+        self._find_unkeyed()
         self.program = self.program.replace(history=(*self.program.history, "select"))
 
     # -- reporting ------------------------------------------------------------------------------------------------
@@ -344,4 +354,10 @@ def _run(step: _Step, env: dict[fx.Node, Any]) -> None:
         _launch(step, env)
         return
     inputs, numbers = _border(step.body, env)
+    if step.unkeyed and not all(step.graph.fits(position, inputs[position]) for position in step.unkeyed):
+        note = Fallback(f"region {step.region.index}", "a value from outside of graphs is laid out in another way now")
+        if note not in step.graph.fallbacks:
+            step.graph.fallbacks.append(note)
+        _launch(step, env)
+        return
     env.update(zip(step.body.outputs, step.graph(inputs, numbers), strict=True))

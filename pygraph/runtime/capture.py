@@ -32,6 +32,9 @@ _SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, Fa
 # Operations that take a tensor for its shape and dtype only, so that their nodes need not point to it.
 _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
+# Operations that do so with one of their arguments: its position.
+_SHAPE_ONLY_ARGUMENT = {"aten.fill": 0, "aten.max_pool2d_with_indices_backward": 1}
+
 
 class RefusedError(CaptureError):
     """A region cannot be a graph because of its node number ``node``; None if it is the region as a whole."""
@@ -240,6 +243,9 @@ class RegionGraph:
                 if op not in recorded or (slot, op) in found:
                     continue
                 if is_operation(node) and any(part in name for part in _SHAPE_ONLY):
+                    continue
+                ignored = _SHAPE_ONLY_ARGUMENT.get(name.rpartition(".")[0])
+                if ignored is not None and self.body.takes_only_at(node, position, ignored):
                     continue
                 missing.add(slot)
                 self._note_copy(

@@ -260,7 +260,7 @@ class RegionGraph:
             candidates = every - self._unfound if request != "copy" else every - frozenset(range(count))
             # Memory that no node points to (an output that no kernel writes) cannot be patched.
             pointed = {word.slot for word in self._words}
-            candidates = frozenset(s for s in candidates if s < count or s in pointed) if self._words else frozenset()
+            candidates = frozenset(slot for slot in candidates if slot < count or slot in pointed)
             proven = self._proven(candidates, inputs, numbers, expected)
             replay_us = self._replay_us
         question = Question(

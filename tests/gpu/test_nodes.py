@@ -78,7 +78,8 @@ def child(x: torch.Tensor) -> torch.Tensor:
     graph = check(cu.cuGraphCreate(0))
     context = check(cu.cuCtxGetCurrent())
     params = memcpy(x, out, 1)
-    params.WidthInBytes, params.Height = x.nbytes, 1
+    params.WidthInBytes = params.srcPitch = params.dstPitch = x.nbytes
+    params.Height = 1
     check(cu.cuGraphAddMemcpyNode(graph, None, 0, params, context))
     executable = check(cu.cuGraphInstantiate(graph, 0))
     _executables.append(executable)  # it must not go before it has run

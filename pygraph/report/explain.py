@@ -132,4 +132,5 @@ def call_report(entry: Entry) -> CallReport:
 
         counts["kernels"] = kernels(program.nodes)
     regions = program.regions if program is not None else ()
-    return CallReport(tuple(arguments), counts, regions, tuple(entry.fallbacks), entry.calls)
+    fallbacks = entry.fallbacks if entry.executable is None else entry.executable.fallbacks
+    return CallReport(tuple(arguments), counts, regions, tuple(fallbacks), entry.calls)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from pygraph.effects import is_operation
+from pygraph.effects import is_operation, is_random
 from pygraph.errors import CaptureError
 from pygraph.evaluate import clone_strided
 from pygraph.printing import target_text
 from pygraph.program import Fallback, Mechanism, TensorSpec, Way
-from pygraph.runtime.body import RegionBody, copy_span, stand_in
+from pygraph.runtime.body import RegionBody, alignment, copy_span, stand_in
 from pygraph.runtime.driver import Driver, Pool, RecordedGraph
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, ValueWord, Word, pointer_words, same_structure, value_words
@@ -90,6 +91,7 @@ class RegionGraph:
         self.pool = pool
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
         self._input_specs = [TensorSpec.of(tensor) for tensor in inputs]
+        self._alignments = [alignment(tensor.data_ptr()) for tensor in inputs]
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self.graph: RecordedGraph
         notes: list[Fallback] = []
@@ -97,6 +99,7 @@ class RegionGraph:
             self.fallbacks: list[Fallback] = list(notes)
             self._stand_ins: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
             self._record(inputs, list(numbers))
+            self.graph.draws = any(is_random(node) for node in body.nodes)
             try:
                 self._prove(inputs, numbers, request)
                 return
@@ -127,6 +130,9 @@ class RegionGraph:
             raise
         try:
             self._plan(outputs, outputs_again, others, marks, second, sentinels)
+        except BaseException:
+            first.release()
+            raise
         finally:
             second.release()
 
@@ -440,6 +446,12 @@ class RegionGraph:
         assert tensor is not None
         return tensor
 
+    def fits(self, position: int, tensor: torch.Tensor) -> bool:
+        """Whether input number ``position`` may be ``tensor``: laid out, and at least aligned, as it was recorded."""
+        spec = self._input_specs[position]
+        same = tensor.shape == spec.shape and tensor.stride() == spec.stride and tensor.dtype == spec.dtype
+        return same and tensor.data_ptr() % self._alignments[position] == 0
+
     # -- replay ---------------------------------------------------------------------------------------------------
 
     def __call__(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
@@ -499,6 +511,11 @@ class RegionGraph:
         self.graph.release()
         self._stand_ins = []
         self._static_outputs = []
+
+    def __del__(self) -> None:
+        # A replay may still run, on another stream than the one that the buffers' memory goes back to.
+        if "graph" in self.__dict__ and not sys.is_finalizing():
+            self.release()
 
 
 def _attempts(request: Mechanism) -> list[Mechanism | None]:

@@ -128,7 +128,9 @@ class MemcpyParams(NodeParams):
     def __init__(self, node: Any) -> None:
         super().__init__(node)
         recorded = check(cu.cuGraphMemcpyNodeGetParams(node))
-        self.buffer = ctypes.create_string_buffer(ctypes.string_at(int(recorded.getPtr()), _MEMCPY_BYTES), _MEMCPY_BYTES)
+        self.buffer = ctypes.create_string_buffer(
+            ctypes.string_at(int(recorded.getPtr()), _MEMCPY_BYTES), _MEMCPY_BYTES
+        )
         self.params = cu.CUDA_MEMCPY3D(ctypes.addressof(self.buffer))
         self._context = check(cu.cuCtxGetCurrent())
 
@@ -156,7 +158,9 @@ class MemsetParams(NodeParams):
     def __init__(self, node: Any) -> None:
         super().__init__(node)
         recorded = check(cu.cuGraphMemsetNodeGetParams(node))
-        self.buffer = ctypes.create_string_buffer(ctypes.string_at(int(recorded.getPtr()), _MEMSET_BYTES), _MEMSET_BYTES)
+        self.buffer = ctypes.create_string_buffer(
+            ctypes.string_at(int(recorded.getPtr()), _MEMSET_BYTES), _MEMSET_BYTES
+        )
         self.params = cu.CUDA_MEMSET_NODE_PARAMS(ctypes.addressof(self.buffer))
         self._context = check(cu.cuCtxGetCurrent())
 

@@ -99,6 +99,8 @@ class RecordedGraph(abc.ABC):
     """A recorded graph that can be patched and replayed."""
 
     nodes: tuple[RecordedNode, ...]
+    draws: bool = False
+    """Whether it draws random numbers from the device's generator."""
 
     def mechanisms(self, node: int) -> frozenset[NodeMechanism]:
         """How that node's pointers can be changed: by the ``host``, by the ``device``, through a ``table``."""

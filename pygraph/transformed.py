@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import dataclasses
 import functools
 import sys
@@ -424,17 +423,12 @@ class Transformed(Generic[P, R]):
         return self if instance is None else functools.partial(self, instance)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # For pickles: a module's function goes by its name, another one as the function and its options; no graphs.
+        # For pickles and copies: what a module has a name for goes by that name, as functions do; anything else as
+        # the function and its options, without graphs.
         module, path = getattr(self, "__module__", None), getattr(self, "__qualname__", None)
         if module is not None and path is not None and _lookup(module, path) is self:
             return path
         return Transformed, (self.fn, self.passes, self.options)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Transformed[P, R]:
-        return Transformed(copy.deepcopy(self.fn, memo), self.passes, self.options)
-
-    def __copy__(self) -> Transformed[P, R]:
-        return Transformed(self.fn, self.passes, self.options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "fn" not in self.__dict__:

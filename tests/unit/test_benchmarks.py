@@ -116,7 +116,7 @@ class Faulty:
         return {**counts, "bytes_copied_per_replay": 0, "fallbacks": []}
 
     def cache_info(self) -> Any:
-        return pygraph.jit(add).cache_info()._replace(hits=1)
+        return pygraph.jit(add).cache_info()._replace(hits=3)
 
     def cache_clear(self) -> None:
         pass
@@ -168,12 +168,12 @@ def test_clones_keep_layout_alignment_and_sharing(device: torch.device) -> None:
         ({"kernels_in_graphs": 0, "kernels": 0}, "no device work"),
         ({"kernels_in_graphs": 0, "kernels": 0, "fallbacks": [{"what": "the call", "reason": "no"}]}, "not capturable"),
         ({"nodes": 0}, "no device work"),
-        ({"cache": {"hits": 0}}, "not capturable"),
+        ({"replays": 2}, "not capturable"),
     ],
 )
 def test_classes(changes: dict[str, Any], ended: str) -> None:
     report = {"kernels": 2, "kernels_in_graphs": 2, "nodes": 2, "bytes_copied_per_replay": 0, "fallbacks": []}
-    found, reasons = conformance_cases.classify({**report, "cache": {"hits": 3}, **changes})
+    found, reasons = conformance_cases.classify({**report, "replays": 3, **changes})
     assert found == ended
     assert bool(reasons) == (ended not in ("zero-copy", "no device work"))
 
@@ -274,6 +274,6 @@ def test_a_combination_is_measured(device: torch.device) -> None:
     found = pointers.benchmark(("chain", 3, 4 << 10), pointers.chain, device, rounds=2)
     assert set(found["ways"]) >= {"eager", "pygraph auto", "pygraph host", "pygraph copy"}
     for times in found["ways"].values():
-        assert all(0 < low <= middle <= high for low, middle, high in (times[name] for name in pointers.MEASURES))
+        assert all(low <= middle <= high for low, middle, high in (times[name] for name in pointers.MEASURES))
     assert found["ways"]["pygraph auto"]["graph"]["bytes_copied_per_replay"] == 0
     assert found["ways"]["pygraph copy"]["graph"]["bytes_copied_per_replay"] == 3 * (4 << 10)

@@ -10,6 +10,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_st
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from pygraph.donated import DonatedTensor, donated_error
+
 INSIDE_TRANSFORM = "it is inside a torch.func transform, which traces through it"
 INSIDE_TRACE = "it is inside a trace, which includes it"
 INSIDE_CAPTURE = "a CUDA graph is being captured, which includes it"
@@ -31,11 +33,13 @@ def inline_reason() -> str | None:
 
 
 def special_tensor(leaves: Sequence[Any]) -> str | None:
-    """Why tensors among the leaves rule out a graph; None if they are all plain."""
+    """Why tensors among the leaves rule out a graph; None if they are all plain. Raises DonatedError for a used one."""
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             if isinstance(leaf, FakeTensor):
                 return INSIDE_TRACE
+            if isinstance(leaf, DonatedTensor):
+                raise donated_error(leaf)
             return f"an argument is a {type(leaf).__name__}, not a plain tensor"
         if isinstance(leaf, torch.Tensor):
             if is_functorch_wrapped_tensor(leaf):

@@ -30,6 +30,7 @@ from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
+from pygraph.runtime.reuse import ReusedMemory
 from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
 from pygraph.trace import Traced, trace_call
 from pygraph.tracing.leaves import static_leaves
@@ -74,6 +75,14 @@ class Options:
     strict: bool = False
     timer: Callable[[Callable[[], object]], float] | None = None
     mechanism: Mechanism = "auto"
+    reuse_outputs: bool = False
+    donate_argnums: tuple[int, ...] = ()
+    donate_argnames: tuple[str, ...] = ()
+
+    @property
+    def donates(self) -> bool:
+        """Whether calls consume arguments."""
+        return bool(self.donate_argnums or self.donate_argnames)
 
 
 @dataclasses.dataclass
@@ -142,6 +151,7 @@ class Transformed(Generic[P, R]):
         self._inline: collections.Counter[Fallback] = collections.Counter()
         self._clear_first = False
         register(self)
+        self._reused = ReusedMemory() if options.reuse_outputs else None
         functools.update_wrapper(self, fn, updated=())
 
     # -- calling --------------------------------------------------------------------------------------------------
@@ -333,7 +343,7 @@ class Transformed(Generic[P, R]):
             return None
         if program.device not in self._pools:
             self._pools[program.device] = driver.new_pool()
-        executable = Executable(program, driver, self._pools[program.device], leaves)
+        executable = Executable(program, driver, self._pools[program.device], leaves, self._reused)
         self._captures += len(executable.graphs)
         if "select" in self.passes:
             try:
@@ -416,7 +426,8 @@ class Transformed(Generic[P, R]):
     def explain(self) -> Explanation:
         """What runs how, for every kind of call so far, with the reason for everything that is not a graph."""
         with self._lock if not here.inside else contextlib.nullcontext():
-            return explain(self._name, list(self._entries.values()), dict(self._inline))
+            inline = self._inline if self._reused is None else self._inline + self._reused.notes
+            return explain(self._name, list(self._entries.values()), dict(inline))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does, so that methods can be decorated; the instance is a static argument."""

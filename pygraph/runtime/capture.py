@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from pygraph.runtime.driver import Driver, Pool, RecordedGraph
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, ValueWord, Word, pointer_words, same_structure, value_words
 from pygraph.runtime.proof import RedZones, Undisturbed, agree, poison
+from pygraph.runtime.reuse import ReusedMemory
 
 # Two numbers that every dtype represents exactly and that nothing else in a kernel's parameters is likely to be.
 _SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, False)}
@@ -88,8 +89,11 @@ class RegionGraph:
         numbers: Sequence[Any],
         way: Way,
         mechanism: Mechanism = "auto",
+        reused: ReusedMemory | None = None,
     ) -> None:
         self.body = body
+        self._reused = reused
+        self._kept: list[torch.Tensor] | None = None
         self.driver = driver
         self.pool = pool
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
@@ -265,6 +269,8 @@ class RegionGraph:
         """Find out which slots may be patched, choose how, and prove that; ``request`` None copies everything."""
         count = len(self.slots)
         every = frozenset(range(count)) | {count + i for i, memory in enumerate(self.memory) if memory.extent.size}
+        if self._reused is not None:
+            every = frozenset(range(count))  # outputs stay where they were recorded
         expected = self._reference(inputs, numbers)
         proven = frozenset[int]()
         replay_us = 0.0
@@ -276,7 +282,7 @@ class RegionGraph:
             proven = self._proven(candidates, inputs, numbers, expected)
             replay_us = self._replay_us
         question = Question(
-            words=self._words,
+            words=[word for word in self._words if word.slot in every],
             mechanisms=[self.graph.mechanisms(node) for node in range(len(self.graph.nodes))],
             pinned=frozenset(value.node for value in self._values),
             must_copy=every - proven,
@@ -376,6 +382,12 @@ class RegionGraph:
         )
         for position in self.patched:
             self._stand_ins[position] = None
+        if self._reused is not None:
+            self._reused.add(self._static_outputs)
+            owners = {number: tensor for tensor, (number, _) in zip(self._static_outputs, self._views, strict=True)}
+            specs = [memory.spec for memory in self.memory]
+            self._kept = [owners[number].as_strided(s.shape, s.stride, 0) for number, s in enumerate(specs)]
+            return
         self._static_outputs = [
             tensor
             for tensor, (memory, _) in zip(self._static_outputs, self._views, strict=True)
@@ -427,6 +439,8 @@ class RegionGraph:
         zones = RedZones()
         fresh = [zones.allocate(memory.spec, memory.extent.size, memory.scratch) for memory in self.memory]
         copied = self.choice.copied if copy_outside else frozenset[int]()
+        if self._reused is not None:
+            copied |= set(range(len(self.slots), len(self.slots) + len(self.memory)))
         with Undisturbed(self.driver, self.body):
             for slot, position in enumerate(self.slots):
                 if slot in copied:
@@ -460,9 +474,25 @@ class RegionGraph:
 
     # -- replay ---------------------------------------------------------------------------------------------------
 
-    def __call__(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
-        """Replay on ``inputs`` and ``numbers``; the outputs are in memory of their own."""
-        fresh = [memory.spec.empty() for memory in self.memory]
+    def __call__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        taken: Mapping[int, torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """Replay on ``inputs`` and ``numbers``; the outputs are in memory of their own, or in the graph's if reused.
+
+        ``taken`` are tensors that become entries of ``memory`` instead of newly allocated ones.
+        """
+        if self._kept is not None:
+            self._replay(inputs, numbers, self._kept)
+            tracked = [tensor for tensor in self._kept if not tensor.is_inference()]
+            torch.autograd.graph.increment_version(tracked)  # autograd must notice that earlier results have changed
+            return self._outputs(self._kept)
+        if taken:
+            fresh = [taken[i] if i in taken else memory.spec.empty() for i, memory in enumerate(self.memory)]
+        else:
+            fresh = [memory.spec.empty() for memory in self.memory]
         self._replay(inputs, numbers, fresh)
         return fresh if self._whole else self._outputs(fresh)
 
@@ -484,6 +514,19 @@ class RegionGraph:
     # -- reporting ------------------------------------------------------------------------------------------------
 
     @property
+    def reuses_outputs(self) -> bool:
+        """Whether outputs are in the same memory at every replay."""
+        return self._reused is not None
+
+    def nodes_of(self, slot: int) -> list[int]:
+        """Recorded nodes with a pointer into a slot's memory, in the order in which they run."""
+        return sorted({word.node for word in self._words if word.slot == slot})
+
+    def offsets_of(self, slot: int, node: int) -> list[int]:
+        """Where in the slot's memory that node's pointers point, in bytes from its start."""
+        return [word.delta for word in self._words if word.slot == slot and word.node == node]
+
+    @property
     def patched(self) -> list[int]:
         """Positions of inputs whose pointers change; the others are copied."""
         return [position for slot, position in enumerate(self.slots) if slot not in self.choice.copied]
@@ -492,7 +535,8 @@ class RegionGraph:
     def patched_outputs(self) -> list[int]:
         """Which pieces of fresh memory the graph's nodes write to themselves; the others are copied out."""
         count = len(self.slots)
-        return [index for index in range(len(self.memory)) if count + index not in self.choice.copied]
+        words = {word.slot for word in (*self.choice.host, *self.choice.device, *self.choice.table)}
+        return [index for index in range(len(self.memory)) if count + index in words]
 
     @property
     def patched_nodes(self) -> int:
@@ -517,6 +561,7 @@ class RegionGraph:
         self.graph.release()
         self._stand_ins = []
         self._static_outputs = []
+        self._kept = None
 
     def __del__(self) -> None:
         # A replay may still run, on another stream than the one that the buffers' memory goes back to.

@@ -79,6 +79,9 @@ def record(
     leaves = [leaf for _, leaf in keyed]
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+    # A fake's address is an error, not garbage: on a device, a kernel that is launched with garbage ends the process.
+    # Private; checked with torch 2.11 and 2.13.
+    mode._allow_unsafe_data_ptr_access = False
 
     inputs: list[Input] = []
     values: list[Any] = []

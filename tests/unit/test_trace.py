@@ -561,3 +561,9 @@ def test_subtracting_a_mask_raises_as_in_eager(device: torch.device) -> None:
     x = torch.ones(3, device=device)
     with pytest.raises(RuntimeError, match="with a bool tensor is not supported"):
         pygraph.jit(lambda x, flag: x - flag)(x, True)
+
+
+def test_the_address_of_a_fake_is_an_error_and_not_garbage(device: torch.device) -> None:
+    """A kernel launched with a fake's address would read and write anywhere."""
+    with pytest.raises(TraceError, match=r"data pointer.*test_trace"):
+        pygraph.trace(lambda x: x + x.data_ptr())(torch.ones(3, device=device))

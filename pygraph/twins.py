@@ -118,7 +118,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
     try:
-        return np.shares_memory(_Bytes(one), _Bytes(other), max_work=_MAX_WORK)
+        return np.shares_memory(_Bytes(one), _Bytes(other), max_work=_MAX_WORK)  # pyright: ignore
     except (np.exceptions.TooHardError, OverflowError):
         return True
 

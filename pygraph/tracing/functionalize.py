@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pygraph.effects import is_random
@@ -171,12 +172,16 @@ class _Replay(fx.Interpreter):
     def _call_foreign(self, node: fx.Node) -> Any:
         """Call somebody else's operation, which may depend on strides, on arguments with those of the first run."""
         given = self.fetch_args_kwargs_from_env(node)
-        recorded = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
-        args, kwargs = pytree.tree_map(lambda value, like: with_strides(value, like), given, recorded)
+        recorded = map_arg((node.args, node.kwargs), _recorded_value)
+        args, kwargs = pytree.tree_map(with_strides, given, recorded)
         target: Any = node.target
         if needs_twin(target):
             return call_functionally(target, (args, kwargs), given)
         return target(*args, **kwargs)
+
+
+def _recorded_value(node: fx.Node) -> Any:
+    return node.meta.get("val")
 
 
 def _is_foreign(target: Any) -> bool:

@@ -102,7 +102,28 @@ def written_twice(x: Tensor, y: Tensor) -> Tensor:
     return first
 
 
+def overwritten_after_it_was_copied(x: Tensor, y: Tensor) -> Tensor:
+    a, b = torch.ones_like(x), torch.zeros_like(x)
+    b.copy_(a)
+    scale(x, a, 3.0)
+    return b + a * 10
+
+
+def a_constant_is_made_anew(x: Tensor, y: Tensor) -> Tensor:
+    made = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], device=x.device)
+    accumulate(x, made, [])
+    return made * 2
+
+
+def strides_are_those_of_eager(x: Tensor, y: Tensor) -> Tensor:
+    turned, out = torch.empty(3, 2, device=x.device).t(), torch.empty_like(x)
+    torch.add(x, y, out=turned)  # functionally a sum with strides of its own
+    scale_memory(turned, out)
+    return out
+
+
 FUNCTIONS = [
+    overwritten_after_it_was_copied, a_constant_is_made_anew, strides_are_those_of_eager,
     into_new_memory, into_an_argument, old_contents_read_later, into_a_view, into_memory_with_gaps, several,
     copied_afterwards, unused, written_twice,
 ]  # fmt: skip
@@ -116,6 +137,8 @@ def assert_like_eager(fn: Callable[..., Any], run: Callable[..., Any], device: t
     ours, theirs = arguments(device), arguments(device)
     torch.testing.assert_close(run(*ours), fn(*theirs))
     torch.testing.assert_close(ours, theirs)
+    ours = arguments(device)
+    torch.testing.assert_close(run(*ours), fn(*arguments(device)))
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)

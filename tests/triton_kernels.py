@@ -43,7 +43,49 @@ def tuned(x, out, n, k, BLOCK: tl.constexpr, EVEN: tl.constexpr):
 
 hooked = triton.autotune([triton.Config({"BLOCK": 64}, pre_hook=lambda args: args["out"].zero_())], key=[])(add)
 
-KERNELS = SimpleNamespace(add=add, scale=scale, tuned=tuned, hooked=hooked)
+unaligned = triton.jit(add.fn, do_not_specialize_on_alignment=["x", "y", "out"])
+
+
+@triton.jit
+def affine(x, bias, out, step, n, big, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    value = tl.load(x + at * step, mask=mask) * factor + (big >> 38).to(tl.float32)
+    if bias is not None:
+        value += tl.load(bias + at, mask=mask)
+    tl.store(out + at, value, mask=mask)
+
+
+@triton.jit
+def matmul(a, b, c, m, n, k, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inner = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for start in range(0, k, BLOCK):
+        left = tl.load(a + rows[:, None] * k + start + inner[None, :])
+        right = tl.load(b + (start + inner)[:, None] * n + columns[None, :])
+        total = tl.dot(left, right, total)
+    tl.store(c + rows[:, None] * n + columns[None, :], total.to(c.dtype.element_ty))
+
+
+@triton.jit
+def count(x, totals, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    tl.atomic_add(totals + tl.load(x + at, mask=mask, other=0) % 4, 1, mask=mask)
+
+
+@triton.jit
+def pair(xs, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(xs[0] + at) + tl.load(xs[1] + at))
+
+
+KERNELS = SimpleNamespace(
+    add=add, scale=scale, tuned=tuned, hooked=hooked, unaligned=unaligned, affine=affine, matmul=matmul, count=count,
+    pair=pair,
+)  # fmt: skip
 
 
 class _CompileOnly:

@@ -139,7 +139,7 @@ class _chain:
         words = [(node, params.buffer.raw.index(self._address)) for node, params in enumerate(self._params)]
         self._added = None
         if wiring is not None:
-            self._added = add_wiring(raw, self._params, wiring(words), {}, device)
+            self._added = add_wiring(raw, self._params, wiring(words), device)
         self._graph.instantiate()
         self._executable = cu.CUgraphExec(self._graph.raw_cuda_graph_exec())
         if self._added is not None:

@@ -18,7 +18,7 @@ from pygraph.runtime.cuda_api import check, cu
 from pygraph.runtime.cuda_kernels import CAPACITIES, CHUNK, kernel_handle
 from pygraph.runtime.cuda_nodes import KernelParams, NodeParams, graph_nodes, neighbours
 from pygraph.runtime.driver import Wiring
-from pygraph.runtime.trampoline import KernelsByFunction, trampoline
+from pygraph.runtime.trampoline import Refused, kernel_of, trampoline
 
 
 class _AddedParams(KernelParams):
@@ -41,7 +41,6 @@ def add_wiring(
     graph: Any,
     params: Sequence[NodeParams],
     wiring: Wiring,
-    triton_kernels: KernelsByFunction,
     device: torch.device,
 ) -> Added:
     """Add the nodes of a wiring to a captured graph that has not been launched with them yet.
@@ -53,7 +52,7 @@ def add_wiring(
     last = [node for node in graph_nodes(graph) if not neighbours(cu.cuGraphNodeGetDependentNodes, node)]
     added = Added([], [])
     targets = _update_targets(params, wiring)
-    targets += _table_targets(params, wiring, triton_kernels, device, added.keep)
+    targets += _table_targets(params, wiring, device, added.keep)
     if targets:
         _add(graph, added, "pygraph_update", targets, lambda rows: 1, device, after=[], before=first)
     copies = [(fixed, nbytes, value) for value, fixed, nbytes in wiring.copies_in]
@@ -86,7 +85,6 @@ def _update_targets(params: Sequence[NodeParams], wiring: Wiring) -> list[tuple[
 def _table_targets(
     params: Sequence[NodeParams],
     wiring: Wiring,
-    triton_kernels: KernelsByFunction,
     device: torch.device,
     keep: list[object],
 ) -> list[tuple[int, int, int]]:
@@ -101,13 +99,13 @@ def _table_targets(
         kernel = params[node]
         assert isinstance(kernel, KernelParams)
         words = [(value, offset) for value, other, offset in wiring.loads if other == node]
-        made = trampoline(triton_kernels[kernel.function], [kernel.argument_at(offset)[0] for _, offset in words])
-        if isinstance(made, str):
-            raise CaptureError(f"{kernel.name} has no trampoline: {made}")
+        made = trampoline(kernel_of(kernel.function), [kernel.argument_at(offset)[0] for _, offset in words])
+        if isinstance(made, Refused):
+            raise CaptureError(f"{kernel.name} has no trampoline: {made.reason}")
         keep.append(made)
         kernel.params.func = cu.CUfunction(made.function)
         kernel.params.sharedMemBytes = made.shared
-        kernel.params.blockDimX = made.block
+        kernel.params.blockDimX = made.block[0]
         for value, offset in words:
             address = ctypes.addressof(kernel.buffer) + offset
             ctypes.c_uint64.from_address(address).value = entry[value]

@@ -11,24 +11,32 @@ from typing import TYPE_CHECKING, Any
 from pygraph.program import Fallback, Region
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from pygraph.transformed import Entry
 
 
 @dataclasses.dataclass(frozen=True)
 class CallReport:
-    """How one kind of call runs."""
+    """How one kind of call runs.
+
+    ``memory`` holds bytes: ``pool``, private memory that all graphs of the function share; ``static``, captured tensors
+    that are read where they are; ``copied``, stand-ins of inputs that are copied; ``outputs``, allocated at every call.
+    """
 
     arguments: tuple[str, ...]
     counts: dict[str, int]
     regions: tuple[Region, ...]
     fallbacks: tuple[Fallback, ...]
     calls: int
+    memory: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
         return {
             "arguments": list(self.arguments),
             **self.counts,
+            "memory": dict(self.memory),
             "regions": [
                 {
                     "kind": region.kind, "way": region.way, "reason": region.reason, "source": region.source,
@@ -42,6 +50,8 @@ class CallReport:
 
 
 _NO_COUNTS = {"kernels": 0, "kernels_in_graphs": 0, "nodes": 0, "patched_nodes": 0, "bytes_copied_per_replay": 0}
+
+_NO_MEMORY = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +90,7 @@ class Explanation:
         for call in self.calls:
             for fallback in call.fallbacks:
                 counted[fallback] += call.calls
-        latest: dict[str, Any] = {"arguments": [], **_NO_COUNTS, "regions": [], "calls": 0}
+        latest: dict[str, Any] = {"arguments": [], **_NO_COUNTS, "memory": dict(_NO_MEMORY), "regions": [], "calls": 0}
         if self.calls:
             latest = self.calls[-1].to_dict()
         return {
@@ -110,6 +120,8 @@ class Explanation:
                 str(counts["bytes_copied_per_replay"]), regions,
             )  # fmt: skip
         console.print(table)
+        if any(any(call.memory.values()) for call in self.calls):
+            console.print(self._memory_table())
         for region_call in self.calls:
             for region in region_call.regions:
                 if region.times:
@@ -124,6 +136,24 @@ class Explanation:
         if not self.to_dict()["fallbacks"]:
             console.print("no fallbacks")
         return text.getvalue()
+
+    def _memory_table(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title="memory in bytes", title_justify="left")
+        headings = (
+            "call",
+            "pool (all graphs share it)",
+            "captured, in place",
+            "stand-ins of copies",
+            "results per call",
+        )
+        for column in headings:
+            table.add_column(column, overflow="fold")
+        for call in self.calls:
+            table.add_row(Text(", ".join(call.arguments)), *(f"{call.memory[name]:,}" for name in _NO_MEMORY))
+        return table
 
     __repr__ = __str__
 
@@ -144,13 +174,13 @@ def call_report(entry: Entry) -> CallReport:
         for descriptor in argument_descriptors(program):
             kind = descriptor.spec if isinstance(descriptor, Argument) else descriptor.type.__name__
             arguments.append(f"{descriptor.path}: {kind}")
-    counts = dict(_NO_COUNTS)
+    counts, memory = dict(_NO_COUNTS), dict(_NO_MEMORY)
     if entry.executable is not None:
-        counts = entry.executable.counts()
+        counts, memory = entry.executable.counts(), entry.executable.memory_use()
     elif program is not None:
         from pygraph.transforms.graphify import kernels
 
         counts["kernels"] = kernels(program.nodes)
     regions = program.regions if program is not None else ()
     fallbacks = entry.fallbacks if entry.executable is None else entry.executable.fallbacks
-    return CallReport(tuple(arguments), counts, regions, tuple(fallbacks), entry.calls)
+    return CallReport(tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory)

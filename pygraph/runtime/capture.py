@@ -556,6 +556,16 @@ class RegionGraph:
                 total += self.memory[slot - len(self.slots)].extent.size
         return total
 
+    def memory_use(self) -> dict[str, int]:
+        """Bytes of captured tensors, of stand-ins for copied inputs, and of results that a replay allocates."""
+        static = {value.untyped_storage().data_ptr(): value.nbytes for value in self.body.static_values}
+        fresh = [] if self.reuses_outputs else self.memory
+        return {
+            "static": sum(static.values()),
+            "copied": sum(self._input_specs[i].nbytes for i, held in enumerate(self._stand_ins) if held is not None),
+            "outputs": sum(memory.extent.size for memory in fresh),
+        }
+
     def release(self) -> None:
         """Give the graph and its buffers back."""
         self.graph.release()

@@ -354,6 +354,16 @@ class Executable:
             "bytes_copied_per_replay": sum(graph.bytes_copied for graph in self.graphs),
         }
 
+    def memory_use(self) -> dict[str, int]:
+        """Bytes: of the pool, which all graphs of the function share, and those of `RegionGraph.memory_use`."""
+        total = dict.fromkeys(("pool", "static", "copied", "outputs"), 0)
+        if self.graphs:
+            total["pool"] = self.pool.nbytes()
+        for graph in self.graphs:
+            for name, nbytes in graph.memory_use().items():
+                total[name] += nbytes
+        return total
+
     def release(self) -> None:
         """Give all graphs back; the Executable cannot be called afterwards."""
         for step in self._steps:

@@ -213,7 +213,8 @@ def _input_text(descriptor: Input) -> str:
         case Captured():
             return f"{descriptor.kind} {descriptor.name}"
         case PointerTable():
-            return "; ".join(f"{i}: {_slot_text(slot)}" for i, slot in enumerate(descriptor.slots))
+            slots = "; ".join(f"{i}: {_slot_text(slot)}" for i, slot in enumerate(descriptor.slots))
+            return slots if descriptor.mechanism == "auto" else f"by {descriptor.mechanism}: {slots}"
 
 
 def _slot_text(slot: Slot) -> str:

@@ -28,6 +28,13 @@ Way = Literal["launch", "patch", "copy"]
 """How a region runs: node by node, as a graph with patched pointers, or as a graph with copied inputs."""
 
 
+Mechanism = Literal["auto", "host", "device", "table", "copy"]
+"""How pointers change between replays: the host changes kernels' parameters, a node of the graph does on the device,
+kernels load them from a table, the data is copied instead, or for each kernel what is cheapest."""
+
+MECHANISMS: tuple[Mechanism, ...] = ("auto", "host", "device", "table", "copy")
+
+
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
     """Shape, strides, dtype, device and storage offset of a tensor, without its data."""
@@ -160,9 +167,13 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class PointerTable:
-    """An int64 host tensor of addresses, one per slot; the only way into and out of an indirect Program."""
+    """An int64 host tensor of addresses, one per slot; the only way into and out of an indirect Program.
+
+    ``mechanism`` is how a graph gets the addresses to its kernels, wherever a kernel allows it.
+    """
 
     slots: tuple[Slot, ...]
+    mechanism: Mechanism = "auto"
 
 
 Input: TypeAlias = Argument | ScalarArgument | Base | Captured | PointerTable

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from pygraph.check import check_program
-from pygraph.errors import StageError, describe
+from pygraph.errors import ArgumentError, StageError, describe
 from pygraph.jit import make_options, transformed
-from pygraph.program import Program
+from pygraph.program import MECHANISMS, Mechanism, Program
 from pygraph.transformed import PASSES, Options, Transformed
 from pygraph.transforms.devicify import devicify_program
 from pygraph.transforms.graphify import graphify_program
@@ -43,19 +43,22 @@ def devicify(fn: Any = None, /) -> Any:
     return _apply("devicify", fn, devicify_program, {})
 
 
-def indirect(fn: Any = None, /) -> Any:
+def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
     """Put arguments and results behind pointer slots, so that a replay updates pointers instead of copying data.
 
     See `pygraph.transforms.indirect.indirect_program` for the IR.
 
     Args:
         fn: A function, a module, or a Program.
+        mechanism: How graphs change pointers: ``host``, ``device``, ``table`` or ``copy`` wherever a kernel allows it,
+            or ``auto`` for the cheapest.
 
     Returns:
         The same kind of thing.
 
     Raises:
         StageError: It or a later transform has been applied already.
+        ArgumentError: There is no such mechanism.
 
     Example:
         >>> import torch, pygraph
@@ -63,10 +66,14 @@ def indirect(fn: Any = None, /) -> Any:
         >>> pygraph.indirect(torch.exp)(x).shape
         torch.Size([2])
     """
-    return _apply("indirect", fn, indirect_program, {})
+    if mechanism not in MECHANISMS:
+        expected = " or ".join(map(repr, MECHANISMS))
+        raise ArgumentError(describe("indirect(…)", f"mechanism={mechanism!r}", expected=expected))
+    on_program = functools.partial(indirect_program, mechanism=mechanism)
+    return _apply("indirect", fn, on_program, {"mechanism": mechanism})
 
 
-def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False) -> Any:
+def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False) -> Any:
     """Record runs of kernels as CUDA graphs and replay them; what cannot be recorded runs between them.
 
     See `pygraph.transforms.graphify.graphify_program` for the IR.
@@ -75,6 +82,7 @@ def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False) -
         fn: A function, a module, or a Program.
         max_graphs: How many kinds of calls are kept as graphs.
         strict: Raise FallbackError where something would not run as a graph.
+        reuse_outputs: Write results to the same memory at every call; any later call may overwrite them.
 
     Returns:
         The same kind of thing.
@@ -89,7 +97,8 @@ def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False) -
         >>> f(f(x)).tolist()
         [3.0, 3.0]
     """
-    return _apply("graphify", fn, graphify_program, {"max_graphs": max_graphs, "strict": strict})
+    options = {"max_graphs": max_graphs, "strict": strict, "reuse_outputs": reuse_outputs}
+    return _apply("graphify", fn, graphify_program, options)
 
 
 def select(fn: Any = None, /, *, timer: Callable[[Callable[[], object]], float] | None = None) -> Any:

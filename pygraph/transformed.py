@@ -25,11 +25,12 @@ from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
 from pygraph.keys import UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
 from pygraph.lowering.aten import written_inputs
-from pygraph.program import Captured, Fallback, Program
+from pygraph.program import Captured, Fallback, Mechanism, Program
 from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
+from pygraph.runtime.reuse import ReusedMemory
 from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
 from pygraph.trace import Traced, trace_call
 from pygraph.tracing.leaves import static_leaves
@@ -73,6 +74,15 @@ class Options:
     max_graphs: int = 64
     strict: bool = False
     timer: Callable[[Callable[[], object]], float] | None = None
+    mechanism: Mechanism = "auto"
+    reuse_outputs: bool = False
+    donate_argnums: tuple[int, ...] = ()
+    donate_argnames: tuple[str, ...] = ()
+
+    @property
+    def donates(self) -> bool:
+        """Whether calls consume arguments."""
+        return bool(self.donate_argnums or self.donate_argnames)
 
 
 @dataclasses.dataclass
@@ -141,6 +151,7 @@ class Transformed(Generic[P, R]):
         self._inline: collections.Counter[Fallback] = collections.Counter()
         self._clear_first = False
         register(self)
+        self._reused = ReusedMemory() if options.reuse_outputs else None
         functools.update_wrapper(self, fn, updated=())
 
     # -- calling --------------------------------------------------------------------------------------------------
@@ -318,7 +329,7 @@ class Transformed(Generic[P, R]):
                     static = traced.static_leaves | stuck
                     continue
             if "indirect" in self.passes:
-                program = check_program(indirect_program(program))
+                program = check_program(indirect_program(program, self.options.mechanism))
             if "graphify" in self.passes:
                 program = check_program(graphify_program(program))
             return traced, program
@@ -332,7 +343,7 @@ class Transformed(Generic[P, R]):
             return None
         if program.device not in self._pools:
             self._pools[program.device] = driver.new_pool()
-        executable = Executable(program, driver, self._pools[program.device], leaves)
+        executable = Executable(program, driver, self._pools[program.device], leaves, self._reused)
         self._captures += len(executable.graphs)
         if "select" in self.passes:
             try:
@@ -415,7 +426,8 @@ class Transformed(Generic[P, R]):
     def explain(self) -> Explanation:
         """What runs how, for every kind of call so far, with the reason for everything that is not a graph."""
         with self._lock if not here.inside else contextlib.nullcontext():
-            return explain(self._name, list(self._entries.values()), dict(self._inline))
+            inline = self._inline if self._reused is None else self._inline + self._reused.notes
+            return explain(self._name, list(self._entries.values()), dict(inline))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does, so that methods can be decorated; the instance is a static argument."""

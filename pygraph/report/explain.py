@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pygraph.program import Fallback, Region
@@ -45,6 +45,15 @@ _NO_COUNTS = {"kernels": 0, "kernels_in_graphs": 0, "nodes": 0, "patched_nodes":
 
 
 @dataclasses.dataclass(frozen=True)
+class DonatedReport:
+    """In how many calls a donated argument's memory became a result's; or did not, for ``reason``."""
+
+    argument: str
+    reason: str | None
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Explanation:
     """The report of a transformed function; ``str()`` is a table, ``to_dict()`` plain data.
 
@@ -52,11 +61,18 @@ class Explanation:
         name: The function.
         calls: One report per kind of call, least recently used first.
         inlined: Calls that became part of something else, or ran as they are without a cache entry.
+        donated: What became of the memory of donated arguments.
     """
 
     name: str
     calls: tuple[CallReport, ...]
     inlined: dict[Fallback, int]
+    donated: tuple[DonatedReport, ...] = ()
+
+    def with_donated(self, notes: Mapping[tuple[str, str | None], int]) -> Explanation:
+        """The same with what became of the memory of donated arguments."""
+        donated = tuple(DonatedReport(path, reason, count) for (path, reason), count in notes.items())
+        return dataclasses.replace(self, donated=donated)
 
     def to_dict(self) -> dict[str, Any]:
         """The most recent kind of call at the top level, all kinds under ``entries``, every fallback counted."""
@@ -71,6 +87,7 @@ class Explanation:
             "name": self.name,
             **latest,
             "fallbacks": [{**dataclasses.asdict(fallback), "count": count} for fallback, count in counted.items()],
+            "donated": [dataclasses.asdict(report) for report in self.donated],
             "entries": [call.to_dict() for call in self.calls],
         }
 
@@ -98,6 +115,9 @@ class Explanation:
                 if region.times:
                     times = ", ".join(f"{way} {time} µs" for way, time in region.times)
                     console.print(Text(f"region {region.index} runs by {region.way}: {times}"))
+        for report in self.donated:
+            what = "became a result's" if report.reason is None else f"was not used: {report.reason}"
+            console.print(Text(f"donated ×{report.count}: {report.argument}: its memory {what}"))
         for fallback in self.to_dict()["fallbacks"]:
             where = f" ({fallback['source']})" if fallback["source"] else ""
             console.print(Text(f"fallback ×{fallback['count']}: {fallback['what']}: {fallback['reason']}{where}"))

@@ -132,6 +132,12 @@ class RegionBody:
             if not is_view(node) and any(root(argument) is origin for argument in node.all_input_nodes)
         ]
 
+    def takes_only_at(self, node: fx.Node, position: int, argument: int) -> bool:
+        """Whether a node takes input number ``position`` as that argument and as no other."""
+        origin = self.inputs[position]
+        others = [a for index, a in enumerate(node.args) if index != argument] + list(node.kwargs.values())
+        return not any(isinstance(a, fx.Node) and root(a) is origin for a in pytree.tree_leaves(others))
+
 
 def _is_table(program: Program, node: fx.Node) -> bool:
     return program.table is not None and node is program.placeholders[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,13 @@ from pygraph.effects import is_operation, is_random
 from pygraph.errors import CaptureError
 from pygraph.evaluate import clone_strided
 from pygraph.printing import target_text
-from pygraph.program import Fallback, TensorSpec, Way
+from pygraph.program import Fallback, Mechanism, TensorSpec, Way
 from pygraph.runtime.body import RegionBody, alignment, copy_span, stand_in
 from pygraph.runtime.driver import Driver, Pool, RecordedGraph
+from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, ValueWord, Word, pointer_words, same_structure, value_words
+from pygraph.runtime.proof import RedZones, Undisturbed, agree, poison
+from pygraph.runtime.reuse import ReusedMemory
 
 # Two numbers that every dtype represents exactly and that nothing else in a kernel's parameters is likely to be.
 _SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, False)}
@@ -30,8 +33,8 @@ _SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, Fa
 # Operations that take a tensor for its shape and dtype only, so that their nodes need not point to it.
 _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
-# Bytes after a result that are watched during the proof, on top of what its operation used as scratch memory.
-_RED_ZONE = 256
+# Operations that do so with one of their arguments: its position.
+_SHAPE_ONLY_ARGUMENT = {"aten.fill": 0, "aten.max_pool2d_with_indices_backward": 1}
 
 
 class RefusedError(CaptureError):
@@ -60,6 +63,10 @@ class FreshMemory:
     scratch: int
 
 
+class UnprovenError(CaptureError):
+    """A graph with work of our own in it does not give what ordinary launches give, or cannot be made."""
+
+
 class RegionGraph:
     """A region recorded as a graph, with a proven plan for every input, number and output.
 
@@ -67,8 +74,9 @@ class RegionGraph:
         RefusedError: The device does not record a node, or a replay does not give what ordinary launches give.
 
     Attributes:
-        patched: Positions of inputs whose pointers are patched; the others are copied to stand-ins.
-        patched_outputs: Which pieces of fresh memory the graph writes to directly; the others are copied out.
+        slots: Positions of the inputs that have memory; the patcher's first slots, before one per entry of ``memory``.
+        memory: What a replay allocates for outputs.
+        choice: By which mechanism each pointer changes.
         fallbacks: Why what is copied is copied.
     """
 
@@ -80,24 +88,35 @@ class RegionGraph:
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
         way: Way,
+        mechanism: Mechanism = "auto",
+        reused: ReusedMemory | None = None,
     ) -> None:
         self.body = body
+        self._reused = reused
+        self._kept: list[torch.Tensor] | None = None
         self.driver = driver
         self.pool = pool
-        self.fallbacks: list[Fallback] = []
-        self._slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
+        self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
         self._input_specs = [TensorSpec.of(tensor) for tensor in inputs]
-        self._stand_ins: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
         self._alignments = [alignment(tensor.data_ptr()) for tensor in inputs]
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self.graph: RecordedGraph
-        self._record(inputs, list(numbers))
-        self.graph.draws = any(is_random(node) for node in body.nodes)
-        try:
-            self._prove(inputs, numbers, way)
-        except BaseException:
-            self.release()
-            raise
+        notes: list[Fallback] = []
+        for request in _attempts("copy" if way == "copy" else mechanism):
+            self.fallbacks: list[Fallback] = list(notes)
+            self._stand_ins: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
+            self._record(inputs, list(numbers))
+            self.graph.draws = any(is_random(node) for node in body.nodes)
+            try:
+                self._prove(inputs, numbers, request)
+                return
+            except UnprovenError as error:
+                self.release()
+                notes.append(Fallback(f"mechanism {request}", str(error)))
+            except BaseException:
+                self.release()
+                raise
+        raise RefusedError(None, "its replay does not give the results of ordinary launches")
 
     # -- recording ------------------------------------------------------------------------------------------------
 
@@ -127,7 +146,7 @@ class RegionGraph:
     def _warm_up(self, inputs: Sequence[torch.Tensor], numbers: list[Any]) -> None:
         """Run once with ordinary launches, so that libraries allocate and choose before anything is recorded."""
         trial = [stand_in(tensor) if tensor.numel() else tensor for tensor in inputs]
-        with _Undisturbed(self.driver, self.body):
+        with Undisturbed(self.driver, self.body):
             self.driver.warm_up(lambda: self.body.run(trial, numbers))
 
     def _record_once(
@@ -149,7 +168,7 @@ class RegionGraph:
             return outputs
 
         try:
-            with _Undisturbed(self.driver, None):
+            with Undisturbed(self.driver, None):
                 graph, outputs = self.driver.record(record, self.pool)
         except CaptureError as error:
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
@@ -169,21 +188,21 @@ class RegionGraph:
         """Find the words of every input, output memory and number."""
         body = self.body
         self._static_outputs = outputs
-        self._memory: list[FreshMemory] = []
+        self.memory: list[FreshMemory] = []
         memory_again: list[Extent] = []
         self._views: list[tuple[int, TensorSpec]] = []
         known: dict[int, int] = {}
         for index, (tensor, again) in enumerate(zip(outputs, outputs_again, strict=True)):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in known or not tensor.numel():
-                known[storage.data_ptr()] = len(self._memory)
+                known[storage.data_ptr()] = len(self.memory)
                 op = body.producer(index)
                 scratch = max(totals[op + 1] - totals[op] - storage.nbytes(), 0)
                 flat = TensorSpec((storage.nbytes() // tensor.element_size(),), (1,), tensor.dtype, tensor.device)
                 spec = TensorSpec.of(tensor)
                 whole = spec.offset == 0 and spec.nbytes == storage.nbytes()
                 extent = Extent(storage.data_ptr(), storage.nbytes(), op)
-                self._memory.append(FreshMemory(spec if whole else flat, flat, extent, scratch))
+                self.memory.append(FreshMemory(spec if whole else flat, flat, extent, scratch))
                 memory_again.append(Extent(again.untyped_storage().data_ptr(), storage.nbytes(), op))
             self._views.append((known[storage.data_ptr()], TensorSpec.of(tensor)))
 
@@ -191,12 +210,12 @@ class RegionGraph:
         comparable = same_structure(nodes, nodes_again)
         if not comparable:
             self.fallbacks.append(Fallback("every pointer", "two recordings of the region differ in their kernels"))
-        extents = [self._extent(self._stand_ins[i]) for i in self._slots] + [m.extent for m in self._memory]
-        extents_again = [self._extent(others[i]) for i in self._slots] + memory_again
+        extents = [self._extent(self._stand_ins[i]) for i in self.slots] + [m.extent for m in self.memory]
+        extents_again = [self._extent(others[i]) for i in self.slots] + memory_again
         words = pointer_words(nodes, nodes_again, extents, extents_again) if comparable else []
         self._words = words
         self._values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or body.numbers else []
-        self._unfound = self._unproven_inputs(words) if comparable else set(range(len(self._slots)))
+        self._unfound = self._unproven_inputs(words) if comparable else set(range(len(self.slots)))
 
     @staticmethod
     def _extent(tensor: torch.Tensor | None) -> Extent:
@@ -221,7 +240,7 @@ class RegionGraph:
         found = {(word.slot, self.graph.nodes[word.node].op) for word in words}
         recorded = {node.op for node in self.graph.nodes}
         missing: set[int] = set()
-        for slot, position in enumerate(self._slots):
+        for slot, position in enumerate(self.slots):
             for op in self.body.readers(position):
                 node = self.body.nodes[op]
                 name = target_text(node.target)
@@ -229,9 +248,14 @@ class RegionGraph:
                     continue
                 if is_operation(node) and any(part in name for part in _SHAPE_ONLY):
                     continue
+                ignored = _SHAPE_ONLY_ARGUMENT.get(name.rpartition(".")[0])
+                if ignored is not None and self.body.takes_only_at(node, position, ignored):
+                    continue
                 missing.add(slot)
                 self._note_copy(
-                    position, f"no pointer to it was found in the kernels of {name}", node.meta.get("source")
+                    position,
+                    f"no pointer to it was found in the kernels of {self._kernels_of(op)}",
+                    node.meta.get("source"),
                 )
                 break
         return missing
@@ -241,78 +265,151 @@ class RegionGraph:
 
     # -- proof ----------------------------------------------------------------------------------------------------
 
-    def _prove(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any], way: Way) -> None:
-        """Choose how each slot changes: patched as far as that is proven, or copied if ``way`` is ``copy``."""
-        slots = len(self._slots) + len(self._memory)
-        candidates = set(range(slots)) - self._unfound if way == "patch" and self._words else set[int]()
-        if way == "patch":
+    def _prove(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any], request: Mechanism | None) -> None:
+        """Find out which slots may be patched, choose how, and prove that; ``request`` None copies everything."""
+        count = len(self.slots)
+        every = frozenset(range(count)) | {count + i for i, memory in enumerate(self.memory) if memory.extent.size}
+        if self._reused is not None:
+            every = frozenset(range(count))  # outputs stay where they were recorded
+        expected = self._reference(inputs, numbers)
+        proven = frozenset[int]()
+        replay_us = 0.0
+        if request is not None:
+            candidates = every - self._unfound if request != "copy" else every - frozenset(range(count))
             # Memory that no node points to (an output that no kernel writes) cannot be patched.
             pointed = {word.slot for word in self._words}
-            candidates -= {s for s in range(len(self._slots), slots) if s not in pointed}
-        expected = self._reference(inputs, numbers)
-        if not self._passes(candidates, inputs, numbers, expected):
-            bad = {slot for slot in candidates if not self._passes({slot}, inputs, numbers, expected)}
-            candidates -= bad
-            for slot in sorted(bad):
-                self._explain_bad(slot)
-            if not self._passes(candidates, inputs, numbers, expected):
-                candidates = set[int]()
-                self.fallbacks.append(Fallback("every pointer", "the proof failed only for several together"))
-                if not self._passes(candidates, inputs, numbers, expected):
-                    raise RefusedError(None, "its replay does not give the results of ordinary launches")
-        self._configure(candidates, keep_stand_ins=False)
+            candidates = frozenset(slot for slot in candidates if slot < count or slot in pointed)
+            proven = self._proven(candidates, inputs, numbers, expected)
+            replay_us = self._replay_us
+        question = Question(
+            words=[word for word in self._words if word.slot in every],
+            mechanisms=[self.graph.mechanisms(node) for node in range(len(self.graph.nodes))],
+            pinned=frozenset(value.node for value in self._values),
+            must_copy=every - proven,
+            inputs=[self._input_specs[position].nbytes for position in self.slots],
+            replay_us=replay_us,
+        )
+        self._follow(choose(question, self.driver.costs(), request or "copy"))
+        if not self.choice.only_host and not self._passes(inputs, numbers, expected):
+            raise UnprovenError("its proof by poisoned buffers failed")
+        self._drop_buffers()
+
+    def _proven(
+        self,
+        candidates: frozenset[int],
+        inputs: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        expected: list[torch.Tensor],
+    ) -> frozenset[int]:
+        """Those of the candidates whose pointers can be patched: tried by the host, with the rest copied by us."""
+        if self._works(candidates, inputs, numbers, expected):
+            return candidates
+        bad = {slot for slot in candidates if not self._works(frozenset({slot}), inputs, numbers, expected)}
+        for slot in sorted(bad):
+            self._explain_bad(slot)
+        if self._works(candidates - bad, inputs, numbers, expected):
+            return candidates - bad
+        self.fallbacks.append(Fallback("every pointer", "the proof failed only for several together"))
+        if self._works(frozenset(), inputs, numbers, expected):
+            return frozenset()
+        raise RefusedError(None, "its replay does not give the results of ordinary launches")
+
+    def _works(
+        self,
+        patched: frozenset[int],
+        inputs: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        expected: list[torch.Tensor],
+    ) -> bool:
+        for word in self._words:
+            self._reset_word(word)  # what another trial patched
+        host = tuple(word for word in self._words if word.slot in patched)
+        self.choice = Choice(host, (), (), frozenset(range(len(self.slots) + len(self.memory))) - patched)
+        self.patcher = self._patcher(host)
+        try:
+            return self._passes(inputs, numbers, expected, copy_outside=True)
+        except CaptureError:  # a node that does not take new parameters
+            return False
 
     def _explain_bad(self, slot: int) -> None:
         reason = "the proof by poisoned buffers failed: a kernel holds its pointer where it cannot be patched"
-        if slot < len(self._slots):
-            position = self._slots[slot]
-            readers = [target_text(self.body.nodes[op].target) for op in self.body.readers(position)]
+        if slot < len(self.slots):
+            position = self.slots[slot]
+            readers = [self._kernels_of(op) for op in self.body.readers(position)]
             self._note_copy(position, f"{reason} (read by {', '.join(dict.fromkeys(readers))})")
         else:
             self.fallbacks.append(Fallback("a result is copied", reason))
 
-    def _configure(self, patched: set[int], keep_stand_ins: bool) -> None:
-        count = len(self._slots)
-        self.patched = [position for slot, position in enumerate(self._slots) if slot in patched]
-        self._copied = [position for slot, position in enumerate(self._slots) if slot not in patched]
-        self.patched_outputs = [slot - count for slot in range(count, count + len(self._memory)) if slot in patched]
-        self._patched_memory = [self._memory[index] for index in self.patched_outputs]
-        self._whole = len(self._patched_memory) == len(self._views) and all(
-            self._memory[number].spec == spec and number == index for index, (number, spec) in enumerate(self._views)
-        )
-        order = [slot for slot in range(count + len(self._memory)) if slot in patched]
-        renumber = {slot: index for index, slot in enumerate(order)}
-        words = [dataclasses.replace(w, slot=renumber[w.slot]) for w in self._words if w.slot in renumber]
-        # Nodes whose words were patched under another configuration get their recorded addresses back.
+    def _kernels_of(self, op: int) -> str:
+        """The operation and the nodes that it became, for a report."""
+        names = dict.fromkeys(node.name for node in self.graph.nodes if node.op == op)
+        return f"{target_text(self.body.nodes[op].target)} ({', '.join(names)})"
+
+    def _follow(self, choice: Choice) -> None:
+        """Make the graph change its pointers as chosen."""
         for word in self._words:
-            if word.slot not in renumber:
-                self._reset_word(word)
-        self.patcher = Patcher(self.graph, words, self._values, len(order), len(self.body.numbers))
-        if not keep_stand_ins:
-            for position in self.patched:
-                self._stand_ins[position] = None
-            self._static_outputs = [
-                None if memory in self.patched_outputs else tensor
-                for tensor, (memory, _) in zip(self._static_outputs, self._views, strict=True)
-            ]  # pyright: ignore[reportAttributeAccessIssue]
+            self._reset_word(word)
+        self.choice = choice
+        words = list(choice.host)
+        if not choice.only_host:
+            inputs = [self._place(self._extent(self._stand_ins[position])) for position in self.slots]
+            outputs = [self._place(memory.extent) for memory in self.memory]
+            written = frozenset(slot for slot, position in enumerate(self.slots) if position in self.body.written)
+            added, values = wiring(choice, inputs, outputs, written)
+            try:
+                places = self.graph.wire(added)
+            except CaptureError as error:
+                raise UnprovenError(str(error)) from error
+            words += [
+                Word(node, offset, slot, delta)
+                for (slot, delta), found in zip(values, places, strict=True)
+                for node, offset in found
+            ]
+        self.patcher = self._patcher(words)
+
+    @staticmethod
+    def _place(extent: Extent) -> tuple[int, int]:
+        return extent.start, extent.size
+
+    def _patcher(self, words: Sequence[Word]) -> Patcher:
+        return Patcher(self.graph, words, self._values, len(self.slots) + len(self.memory), len(self.body.numbers))
+
+    def _drop_buffers(self) -> None:
+        """Let go of every buffer that the graph does not read or write any more."""
+        count = len(self.slots)
+        self._whole = len(self.memory) == len(self._views) and all(
+            self.memory[number].spec == spec and number == index for index, (number, spec) in enumerate(self._views)
+        )
+        for position in self.patched:
+            self._stand_ins[position] = None
+        if self._reused is not None:
+            self._reused.add(self._static_outputs)
+            owners = {number: tensor for tensor, (number, _) in zip(self._static_outputs, self._views, strict=True)}
+            specs = [memory.spec for memory in self.memory]
+            self._kept = [owners[number].as_strided(s.shape, s.stride, 0) for number, s in enumerate(specs)]
+            return
+        self._static_outputs = [
+            tensor
+            for tensor, (memory, _) in zip(self._static_outputs, self._views, strict=True)
+            if count + memory in self.choice.copied
+        ]
 
     def _reset_word(self, word: Word) -> None:
-        count = len(self._slots)
+        """Put the recorded address back."""
+        count = len(self.slots)
         if word.slot < count:
-            tensor = self._stand_ins[self._slots[word.slot]]
-            start = 0 if tensor is None else tensor.data_ptr()
+            start = self._extent(self._stand_ins[self.slots[word.slot]]).start
         else:
-            start = self._memory[word.slot - count].extent.start
-        if start:
-            cell = ctypes.c_uint64.from_address(self.graph.params_address(word.node) + word.offset)
-            if cell.value != start + word.delta:
-                cell.value = start + word.delta
-                self.graph.commit(word.node)
+            start = self.memory[word.slot - count].extent.start
+        cell = ctypes.c_uint64.from_address(self.graph.params_address(word.node) + word.offset)
+        if cell.value != start + word.delta:
+            cell.value = start + word.delta
+            self.graph.commit(word.node)
 
     def _reference(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
         """What ordinary launches give: outputs, then updated inputs, then updated captured tensors."""
         trial = self._trial(inputs)
-        with _Undisturbed(self.driver, self.body):
+        with Undisturbed(self.driver, self.body):
             outputs = [clone_strided(output) if output.numel() else output for output in self.body.run(trial, numbers)]
             written = [trial[i].clone() for i in self.body.written]
             written += [self.body.static_values[i].detach().clone() for i in self.body.written_statics]
@@ -326,33 +423,48 @@ class RegionGraph:
         ]
 
     def _passes(
-        self, patched: set[int], inputs: Sequence[torch.Tensor], numbers: Sequence[Any], expected: list[torch.Tensor]
+        self,
+        inputs: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        expected: list[torch.Tensor],
+        copy_outside: bool = False,
     ) -> bool:
-        """Replay with ``patched`` slots elsewhere and their recorded buffers poisoned; compare with ``expected``."""
-        self._configure(patched, keep_stand_ins=True)
+        """Replay on other buffers than the recorded ones, which are poisoned; compare with ``expected``.
+
+        With ``copy_outside``, what the choice copies is copied here and not by the graph.
+        """
         trial = self._trial(inputs)
-        for position in self._slots:
-            if position in self.patched:
-                _poison(self._stand_ins[position])
-        for tensor, (memory, _) in zip(self._static_outputs, self._views, strict=True):
-            if memory in self.patched_outputs:
-                _poison(tensor)
-        zones: list[torch.Tensor] = []
-
-        def guarded(memory: FreshMemory) -> torch.Tensor:
-            size = -(-memory.extent.size // 16) * 16
-            zone = torch.full((size + memory.scratch + _RED_ZONE,), 0x7F, dtype=torch.uint8, device=memory.spec.device)
-            zones.append(zone[size:])
-            flat = zone[: memory.extent.size].view(memory.spec.dtype)
-            return flat.as_strided(memory.spec.shape, memory.spec.stride, 0)
-
-        with _Undisturbed(self.driver, self.body):
-            outputs = self(trial, numbers, allocate=guarded)
-            results = [*outputs, *(trial[i] for i in self.body.written)]
+        for tensor in (*self._stand_ins, *self._static_outputs):
+            poison(tensor)
+        zones = RedZones()
+        fresh = [zones.allocate(memory.spec, memory.extent.size, memory.scratch) for memory in self.memory]
+        copied = self.choice.copied if copy_outside else frozenset[int]()
+        if self._reused is not None:
+            copied |= set(range(len(self.slots), len(self.slots) + len(self.memory)))
+        with Undisturbed(self.driver, self.body):
+            for slot, position in enumerate(self.slots):
+                if slot in copied:
+                    copy_span(trial[position], self._stand_in(position))
+            self._replay(trial, numbers, fresh)
+            for slot, position in enumerate(self.slots):
+                if slot in copied and position in self.body.written:
+                    copy_span(self._stand_in(position), trial[position])
+            for static, (memory, _) in zip(self._static_outputs, self._views, strict=True):
+                if len(self.slots) + memory in copied and static.numel():
+                    flat = self.memory[memory].flat
+                    target = fresh[memory].as_strided(flat.shape, flat.stride, 0)
+                    target.copy_(static.as_strided(flat.shape, flat.stride, 0))
+            results = [*self._outputs(fresh), *(trial[i] for i in self.body.written)]
             results += [self.body.static_values[i].detach() for i in self.body.written_statics]
-            same = all(_agree(a, b) for a, b in zip(results, expected, strict=True))
-            untouched = all(bool((zone == 0x7F).all()) for zone in zones)
-        return same and untouched
+            same = all(agree(a, b) for a, b in zip(results, expected, strict=True)) and zones.untouched()
+            if same and copy_outside:
+                self._replay_us = self.driver.replay_time(self.graph)
+        return same
+
+    def _stand_in(self, position: int) -> torch.Tensor:
+        tensor = self._stand_ins[position]
+        assert tensor is not None
+        return tensor
 
     def fits(self, position: int, tensor: torch.Tensor) -> bool:
         """Whether input number ``position`` may be ``tensor``: laid out, and at least aligned, as it was recorded."""
@@ -366,17 +478,27 @@ class RegionGraph:
         self,
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
-        allocate: Callable[[FreshMemory], torch.Tensor] | None = None,
+        taken: Mapping[int, torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
-        """Replay on ``inputs`` and ``numbers``; the outputs are in memory of their own."""
-        self.pool.order()
-        if allocate is None:
-            fresh = [memory.spec.empty() for memory in self._patched_memory]
+        """Replay on ``inputs`` and ``numbers``; the outputs are in memory of their own, or in the graph's if reused.
+
+        ``taken`` are tensors that become entries of ``memory`` instead of newly allocated ones.
+        """
+        if self._kept is not None:
+            self._replay(inputs, numbers, self._kept)
+            tracked = [tensor for tensor in self._kept if not tensor.is_inference()]
+            torch.autograd.graph.increment_version(tracked)  # autograd must notice that earlier results have changed
+            return self._outputs(self._kept)
+        if taken:
+            fresh = [taken[i] if i in taken else memory.spec.empty() for i, memory in enumerate(self.memory)]
         else:
-            fresh = [allocate(memory) for memory in self._patched_memory]
-        for position in self._copied:
-            copy_span(inputs[position], self._stand_ins[position])  # pyright: ignore[reportArgumentType]
-        addresses = [inputs[position].data_ptr() for position in self.patched]
+            fresh = [memory.spec.empty() for memory in self.memory]
+        self._replay(inputs, numbers, fresh)
+        return fresh if self._whole else self._outputs(fresh)
+
+    def _replay(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any], fresh: Sequence[torch.Tensor]) -> None:
+        self.pool.order()
+        addresses = [inputs[position].data_ptr() for position in self.slots]
         addresses += [tensor.data_ptr() for tensor in fresh]
         try:
             self.patcher(addresses, numbers)
@@ -384,41 +506,62 @@ class RegionGraph:
         except BaseException:
             self.patcher.forget()  # what was sent before the interruption is not known
             raise
-        for position in self._copied:
-            if position in self.body.written:
-                copy_span(self._stand_ins[position], inputs[position])  # pyright: ignore[reportArgumentType]
-        if self._whole:
-            return fresh
-        return self._assemble_outputs(dict(zip(self.patched_outputs, fresh, strict=True)))
 
-    def _assemble_outputs(self, fresh: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs as views of fresh memory; what the graph wrote elsewhere is cloned first."""
-        outputs: list[torch.Tensor] = []
-        for index, (number, spec) in enumerate(self._views):
-            if number not in fresh:
-                memory = self._memory[number]
-                static = self._static_outputs[index]
-                assert static is not None
-                flat = static.as_strided(memory.flat.shape, (1,), 0).clone()
-                fresh[number] = flat.as_strided(memory.spec.shape, memory.spec.stride, 0)
-            outputs.append(fresh[number].as_strided(spec.shape, spec.stride, spec.offset))
-        return outputs
+    def _outputs(self, fresh: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs as views of the memory that the graph wrote."""
+        return [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self._views]
+
+    # -- reporting ------------------------------------------------------------------------------------------------
+
+    @property
+    def reuses_outputs(self) -> bool:
+        """Whether outputs are in the same memory at every replay."""
+        return self._reused is not None
+
+    def nodes_of(self, slot: int) -> list[int]:
+        """Recorded nodes with a pointer into a slot's memory, in the order in which they run."""
+        return sorted({word.node for word in self._words if word.slot == slot})
+
+    def offsets_of(self, slot: int, node: int) -> list[int]:
+        """Where in the slot's memory that node's pointers point, in bytes from its start."""
+        return [word.delta for word in self._words if word.slot == slot and word.node == node]
+
+    @property
+    def patched(self) -> list[int]:
+        """Positions of inputs whose pointers change; the others are copied."""
+        return [position for slot, position in enumerate(self.slots) if slot not in self.choice.copied]
+
+    @property
+    def patched_outputs(self) -> list[int]:
+        """Which pieces of fresh memory the graph's nodes write to themselves; the others are copied out."""
+        count = len(self.slots)
+        words = {word.slot for word in (*self.choice.host, *self.choice.device, *self.choice.table)}
+        return [index for index in range(len(self.memory)) if count + index in words]
+
+    @property
+    def patched_nodes(self) -> int:
+        """How many recorded nodes have pointers or numbers that change."""
+        words = (*self.choice.host, *self.choice.device, *self.choice.table, *self._values)
+        return len({word.node for word in words})
 
     @property
     def bytes_copied(self) -> int:
         """Bytes of inputs and outputs that every replay copies."""
         total = 0
-        for position in self._copied:
-            times = 2 if position in self.body.written else 1
-            total += times * self._input_specs[position].nbytes
-        copied = {memory for memory, _ in self._views} - set(self.patched_outputs)
-        return total + sum(self._memory[memory].extent.size for memory in copied)
+        for slot in self.choice.copied:
+            if slot < len(self.slots):
+                position = self.slots[slot]
+                total += self._input_specs[position].nbytes * (2 if position in self.body.written else 1)
+            else:
+                total += self.memory[slot - len(self.slots)].extent.size
+        return total
 
     def release(self) -> None:
         """Give the graph and its buffers back."""
         self.graph.release()
         self._stand_ins = []
         self._static_outputs = []
+        self._kept = None
 
     def __del__(self) -> None:
         # A replay may still run, on another stream than the one that the buffers' memory goes back to.
@@ -426,47 +569,9 @@ class RegionGraph:
             self.release()
 
 
-class _Undisturbed:
-    """Run trials without a trace: the random generator and captured tensors that a region updates are put back."""
-
-    def __init__(self, driver: Driver, body: RegionBody | None) -> None:
-        self._driver = driver
-        self._written = [] if body is None else [body.static_values[i].detach() for i in body.written_statics]
-
-    def __enter__(self) -> None:
-        self._random = self._driver.random_state()
-        self._saved = [clone_strided(tensor) for tensor in self._written]
-
-    def __exit__(self, *error: object) -> None:
-        self._driver.set_random_state(self._random)
-        for tensor, saved in zip(self._written, self._saved, strict=True):
-            tensor.copy_(saved)
-
-
-def _poison(tensor: torch.Tensor | None) -> None:
-    """Fill a buffer with what must not be seen again: NaN, or zeros where any other integer could be unsafe."""
-    if tensor is None or not tensor.numel():
-        return
-    span = TensorSpec.of(tensor).span
-    flat = tensor.as_strided((span,), (1,), tensor.storage_offset())
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        flat.fill_(float("nan"))
-    else:
-        flat.zero_()  # an index of zero is in range wherever any index is
-
-
-def _agree(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Equal, or for floating point close: kernels with atomics do not repeat to the last bit."""
-    if got.numel() == 0:
-        return True
-    if got.dtype.is_floating_point or got.dtype.is_complex:
-        if got.dtype.itemsize < 2 or str(got.dtype).startswith("torch.float8"):
-            return torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
-        tolerance = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
-        rtol = tolerance.get(got.dtype, 1.3e-5)
-        scale = float(torch.nan_to_num(expected.abs().float(), 0.0, 0.0, 0.0).max())
-        return torch.allclose(got, expected, rtol=rtol, atol=rtol * max(scale, 1e-30), equal_nan=True)
-    return torch.equal(got, expected)
+def _attempts(request: Mechanism) -> list[Mechanism | None]:
+    """What to try in turn; None copies inputs and outputs alike."""
+    return list(dict.fromkeys((request, "host", "copy", None)))
 
 
 def _reason(error: BaseException) -> str:

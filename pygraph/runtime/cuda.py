@@ -1,7 +1,4 @@
-"""The CUDA driver: PyTorch captures and owns memory, cuda-bindings reads and changes nodes.
-
-The only module that imports cuda-bindings.
-"""
+"""The CUDA driver: PyTorch captures and owns memory, cuda-bindings reads and changes nodes."""
 
 # Parts of the allocator are reachable only through torch._C. Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false
@@ -20,26 +17,27 @@ from typing import Any, TypeVar
 
 import torch
 
-from pygraph.errors import CaptureError, DeviceError, describe
+from pygraph.errors import CaptureError
 from pygraph.runtime.collection import no_collection
-from pygraph.runtime.driver import Counters, Driver, Pool, RecordedGraph, RecordedNode
-
-cu: Any  # the driver, whose bindings have no type stubs
-try:
-    from cuda.bindings import driver as cu  # pyright: ignore
-except ImportError as error:  # the extra `cuda` is not installed
-    raise DeviceError(
-        describe("import cuda.bindings", "cuda-bindings is not installed", remedy="pip install 'pygraph[cuda]'.")
-    ) from error
+from pygraph.runtime.cuda_api import check, cu, function_pointer
+from pygraph.runtime.cuda_costs import device_time, measured_costs
+from pygraph.runtime.cuda_nodes import KernelParams, NodeParams, graph_nodes, node_params
+from pygraph.runtime.cuda_rewrite import replace_unpatchable
+from pygraph.runtime.cuda_wiring import add_wiring
+from pygraph.runtime.driver import (
+    Costs,
+    Counters,
+    Driver,
+    NativeCommit,
+    NodeMechanism,
+    Pool,
+    RecordedGraph,
+    RecordedNode,
+    Wiring,
+)
+from pygraph.runtime.trampoline import KernelsByFunction, launched_kernels
 
 T = TypeVar("T")
-
-
-def _check(result: tuple[Any, ...]) -> Any:
-    """The values of a driver call; CaptureError if it failed."""
-    if result[0] != cu.CUresult.CUDA_SUCCESS:
-        raise CaptureError(f"CUDA driver call failed: {result[0].name}")
-    return result[1] if len(result) == 2 else result[1:]
 
 
 class _Ordered:
@@ -48,17 +46,18 @@ class _Ordered:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._last: torch.cuda.Stream | None = None
-        self._last_id = -1
+        #: The raw stream of the last replay; native code compares it with the current one.
+        self.last_stream = ctypes.c_int64(-1)
 
     def order(self) -> None:
         """Make the current stream wait for the last use, if that was on another one."""
         current = torch._C._cuda_getCurrentRawStream(self.device.index)  # checked with torch 2.11 and 2.13
-        if current == self._last_id:
+        if current == self.last_stream.value:
             return
         stream = torch.cuda.current_stream(self.device)
         if self._last is not None:
             stream.wait_stream(self._last)
-        self._last, self._last_id = stream, current
+        self._last, self.last_stream.value = stream, current
 
 
 class CudaPool(_Ordered, Pool):
@@ -104,175 +103,110 @@ def _tiny_graph(device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
     return graph
 
 
-class _Kernel:
-    """A kernel node with a writable copy of its arguments."""
-
-    def __init__(self, node: Any) -> None:
-        self.node = node
-        self.params = _check(cu.cuGraphKernelNodeGetParams(node))
-        self.name = _kernel_name(self.params)
-        if int(self.params.kernelParams):
-            self._copy_arguments()
-        else:
-            self._copy_extra()
-
-    def _copy_arguments(self) -> None:
-        sizes = _argument_sizes(self.params)
-        total = sum(-(-size // 8) * 8 for size in sizes)
-        # TMA descriptors are aligned to 64 bytes inside an argument; so are copies of arguments here.
-        self.buffer = ctypes.create_string_buffer(max(total, 8))
-        source = ctypes.cast(int(self.params.kernelParams), ctypes.POINTER(ctypes.c_void_p))
-        pointers = (ctypes.c_void_p * max(len(sizes), 1))()
-        offset = 0
-        for index, size in enumerate(sizes):
-            address = ctypes.addressof(self.buffer) + offset
-            ctypes.memmove(address, source[index] or 0, size)
-            pointers[index] = address
-            offset += -(-size // 8) * 8
-        self._keep = pointers
-        self.params.kernelParams = ctypes.addressof(pointers)
-
-    def _copy_extra(self) -> None:
-        """Arguments in one packed buffer (CU_LAUNCH_PARAM_BUFFER_POINTER 1, _SIZE 2, _END 0): cuBLAS's way."""
-        if not int(self.params.extra):
-            self.buffer = ctypes.create_string_buffer(8)
-            return
-        extra = ctypes.cast(int(self.params.extra), ctypes.POINTER(ctypes.c_void_p))
-        entries: dict[int, int] = {}
-        index = 0
-        while extra[index]:
-            entries[extra[index] or 0] = extra[index + 1] or 0
-            index += 2
-        size = ctypes.cast(entries[2], ctypes.POINTER(ctypes.c_size_t))[0]
-        self.buffer = ctypes.create_string_buffer(ctypes.string_at(entries[1], size), -(-size // 8) * 8)
-        length = ctypes.c_size_t(size)
-        array = (ctypes.c_void_p * 5)(1, ctypes.addressof(self.buffer), 2, ctypes.addressof(length), 0)
-        self._keep = (length, array)
-        self.params.extra = ctypes.addressof(array)
-
-    def commit(self, executable: Any) -> None:
-        _check(cu.cuGraphExecKernelNodeSetParams(executable, self.node, self.params))
-
-
-class _Memcpy:
-    """A copy node: source and destination addresses, eight bytes each."""
-
-    name = "memcpy"
-
-    def __init__(self, node: Any) -> None:
-        self.node = node
-        self.params = _check(cu.cuGraphMemcpyNodeGetParams(node))
-        self._context = _check(cu.cuCtxGetCurrent())  # a later commit may be on another thread or current device
-        words = (int(self.params.srcDevice), int(self.params.dstDevice))
-        self.buffer = ctypes.create_string_buffer(b"".join(word.to_bytes(8, "little") for word in words), 16)
-
-    def commit(self, executable: Any) -> None:
-        source, target = (int.from_bytes(self.buffer.raw[i : i + 8], "little") for i in (0, 8))
-        self.params.srcDevice = cu.CUdeviceptr(source)
-        self.params.dstDevice = cu.CUdeviceptr(target)
-        _check(cu.cuGraphExecMemcpyNodeSetParams(executable, self.node, self.params, self._context))
-
-
-class _Memset:
-    """A fill node: its destination address, then its value."""
-
-    name = "memset"
-
-    def __init__(self, node: Any) -> None:
-        self.node = node
-        self.params = _check(cu.cuGraphMemsetNodeGetParams(node))
-        self._context = _check(cu.cuCtxGetCurrent())
-        words = (int(self.params.dst), int(self.params.value))
-        self.buffer = ctypes.create_string_buffer(b"".join(word.to_bytes(8, "little") for word in words), 16)
-
-    def commit(self, executable: Any) -> None:
-        self.params.dst = cu.CUdeviceptr(int.from_bytes(self.buffer.raw[0:8], "little"))
-        self.params.value = int.from_bytes(self.buffer.raw[8:12], "little")
-        _check(cu.cuGraphExecMemsetNodeSetParams(executable, self.node, self.params, self._context))
-
-
-class _Opaque:
-    """A node of another kind, without parameters that could be patched."""
-
-    def __init__(self, node: Any, kind: str) -> None:
-        self.node = node
-        self.name = kind
-        self.buffer = ctypes.create_string_buffer(8)
-
-    def commit(self, executable: Any) -> None:
-        raise CaptureError(f"a {self.name} node cannot be patched")
-
-
-def _argument_sizes(params: Any) -> list[int]:
-    sizes: list[int] = []
-    while True:
-        if int(params.func):
-            result = cu.cuFuncGetParamInfo(params.func, len(sizes))
-        else:
-            result = cu.cuKernelGetParamInfo(params.kern, len(sizes))
-        if result[0] != cu.CUresult.CUDA_SUCCESS:  # one past the last argument
-            return sizes
-        sizes.append(result[2])
-
-
-def _kernel_name(params: Any) -> str:
-    result = cu.cuFuncGetName(params.func) if int(params.func) else cu.cuKernelGetName(params.kern)
-    if result[0] != cu.CUresult.CUDA_SUCCESS:
-        return "kernel"
-    return result[1].decode() if isinstance(result[1], bytes) else str(result[1])
-
-
-_KINDS = {"KERNEL": "kernel", "MEMCPY": "memcpy", "MEMSET": "memset"}
-
-
 class CudaGraph(RecordedGraph):
     """A captured graph, its executable form, and writable copies of its nodes' parameters."""
 
     def __init__(
-        self, graph: torch.cuda.CUDAGraph, pool: CudaPool, counters: Counters, progress: list[tuple[int, int]]
+        self,
+        graph: torch.cuda.CUDAGraph,
+        pool: CudaPool,
+        counters: Counters,
+        progress: list[tuple[int, int]],
+        triton_kernels: KernelsByFunction,
     ) -> None:
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._pool = pool
         self._counters = counters
+        self._triton_kernels = triton_kernels
+        self._wires: list[object] = []
+        self._replayed = False
         raw = cu.CUgraph(graph.raw_cuda_graph())
-        handles = _graph_nodes(raw)
+        handles = graph_nodes(raw)
         ops = _ops_by_position(progress)
         if len(ops) != len(handles):
             raise CaptureError(f"{len(handles)} nodes were captured where {len(ops)} had been counted")
-        graph.instantiate()
-        self._executable = cu.CUgraphExec(graph.raw_cuda_graph_exec())
-        self._holders = [_holder(handle) for handle in handles]
-        self.nodes = tuple(
-            RecordedNode(
-                kind=_node_kind(handle),
-                name=holder.name,
-                op=op,
-                params=holder.buffer.raw,
-            )
-            for handle, holder, op in zip(handles, self._holders, ops, strict=True)
-        )
+        handles = replace_unpatchable(raw, handles, pool.device)
+        self._instantiate()
+        self._params: list[NodeParams] = []
+        nodes: list[RecordedNode] = []
+        for handle, op in zip(handles, ops, strict=True):
+            for params in node_params(handle):
+                self._params.append(params)
+                nodes.append(RecordedNode(params.kind, params.name, op, params.buffer.raw))
+        self.nodes = tuple(nodes)
+
+    def _instantiate(self) -> None:
+        assert self._graph is not None, "the graph has been released"
+        self._graph.instantiate()
+        self._executable = cu.CUgraphExec(self._graph.raw_cuda_graph_exec())
 
     def params_address(self, node: int) -> int:
         """Address of the writable copy."""
-        return ctypes.addressof(self._holders[node].buffer)
+        return ctypes.addressof(self._params[node].buffer)
 
     def commit(self, node: int) -> None:
         """Send the writable copy to the executable graph."""
-        self._holders[node].commit(self._executable)
+        self._params[node].commit(self._executable)
         self._counters.patches += 1
+
+    def mechanisms(self, node: int) -> frozenset[NodeMechanism]:
+        """Kernels can be updated by the device, Triton's can load from a table."""
+        params = self._params[node]
+        found: set[NodeMechanism] = {"host"}
+        if isinstance(params, KernelParams) and params.arguments:
+            found.add("device")
+            if params.function in self._triton_kernels:
+                found.add("table")
+        return frozenset(found)
+
+    def wire(self, wiring: Wiring) -> list[list[tuple[int, int]]]:
+        """Add kernels of our own to the captured graph and make its executable anew."""
+        assert self._graph is not None, "the graph has been released"
+        graph = cu.CUgraph(self._graph.raw_cuda_graph())
+        added = add_wiring(graph, self._params, wiring, self._triton_kernels, self._pool.device)
+        self._wires += added.keep
+        places: list[list[tuple[int, int]]] = [[] for _ in range(wiring.values)]
+        for params, values in added.nodes:
+            for index, value in enumerate(values):
+                places[value].append((len(self._params), 8 * index))
+            self._params.append(params)
+            self.nodes += (RecordedNode(params.kind, params.name, -1, params.buffer.raw),)
+        self._instantiate()
+        stream = torch.cuda.current_stream(self._pool.device)
+        # A graph whose nodes are updated by the device must be on the device before its first launch.
+        check(cu.cuGraphUpload(self._executable, cu.CUstream(stream.cuda_stream)))
+        return places
 
     def replay(self) -> None:
         """Launch on the current stream."""
         assert self._graph is not None, "the graph has been released"
-        if self.draws:
-            # Graphs of one generator read its seed from memory that torch 2.11 writes before each replay of any.
-            with _random_lock:
-                _random_order(self._pool.device).order()
-                self._graph.replay()
+        if self.draws or not self._replayed:
+            self._replay_and_see(self._graph)
         else:
             self._graph.replay()
         self._counters.replays += 1
         self._counters.launches += 1
+
+    def _replay_and_see(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Replay as a graph that may draw random numbers, and find out whether it does."""
+        # Graphs of one generator read its seed from memory that torch 2.11 writes before each replay of any.
+        generator = torch.cuda.default_generators[self._pool.device.index]
+        with _random_lock:
+            _random_order(self._pool.device).order()
+            before = generator.get_offset()
+            graph.replay()
+            self.draws = self.draws or generator.get_offset() != before
+        self._replayed = True
+
+    def native_commit(self, node: int) -> NativeCommit | None:
+        """As the driver's function that sends a node of that kind."""
+        return self._params[node].native(self._executable)
+
+    def native_launch(self) -> tuple[int, int] | None:
+        """As cuGraphLaunch; not if random numbers are drawn, whose state torch prepares before a replay."""
+        if self.draws or not self._replayed:
+            return None
+        return function_pointer("cuGraphLaunch"), int(self._executable)
 
     def release(self) -> None:
         """Destroy the graph once the device is done with it."""
@@ -281,30 +215,8 @@ class CudaGraph(RecordedGraph):
             _synchronize(self._pool.device)
             self._graph.reset()
             self._graph = None
-            self._holders = []
-
-
-def _graph_nodes(graph: Any) -> list[Any]:
-    number = _check(cu.cuGraphGetNodes(graph, 0))[1]
-    return list(_check(cu.cuGraphGetNodes(graph, number))[0])[:number] if number else []
-
-
-def _node_kind(handle: Any) -> str:
-    name = str(_check(cu.cuGraphNodeGetType(handle)).name).removeprefix("CU_GRAPH_NODE_TYPE_")
-    return _KINDS.get(name, name.lower())
-
-
-def _holder(handle: Any) -> Any:
-    kind = _node_kind(handle)
-    match kind:
-        case "kernel":
-            return _Kernel(handle)
-        case "memcpy":
-            return _Memcpy(handle)
-        case "memset":
-            return _Memset(handle)
-        case _:
-            return _Opaque(handle, kind)
+            self._params = []
+            self._wires = []
 
 
 class CudaDriver(Driver):
@@ -353,9 +265,11 @@ class CudaDriver(Driver):
             stream = torch.cuda.current_stream()
             failure: BaseException | None = None
             result: Any = None
+            kernels: KernelsByFunction = {}
             try:
                 graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-                result = body(lambda op: progress.append((op, _captured_count(stream))))
+                with launched_kernels() as kernels:
+                    result = body(lambda op: progress.append((op, _captured_count(stream))))
                 progress.append((-1, _captured_count(stream)))
             except BaseException as error:
                 failure = error
@@ -379,7 +293,7 @@ class CudaDriver(Driver):
                 raise CaptureError(str(failure).splitlines()[0]) from failure
             raise failure
         self.counters.captures += 1
-        return CudaGraph(graph, pool, self.counters, progress), result
+        return CudaGraph(graph, pool, self.counters, progress, kernels), result
 
     def tensor_at(
         self, address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
@@ -409,6 +323,18 @@ class CudaDriver(Driver):
     def live_bytes(self) -> int:
         """Bytes that tensors use now."""
         return torch.cuda.memory_allocated(self.device)
+
+    def costs(self) -> Costs:
+        """Measured once per machine and kept on disk."""
+        return measured_costs(self.device)
+
+    def replay_time(self, graph: RecordedGraph) -> float:
+        """Median of a few replays, by events."""
+        return device_time(graph.replay, self.device)
+
+    def native_is_capturing(self) -> int:
+        """The address of ``cuStreamIsCapturing(stream, int *status)``."""
+        return function_pointer("cuStreamIsCapturing")
 
     def measure(self, run: Callable[[], object]) -> float:
         """Median microseconds of a call in a row of calls: the larger of what the host and the device need."""
@@ -475,10 +401,10 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
 def _captured_count(stream: torch.cuda.Stream) -> int:
     """How many nodes the stream's capture has so far; -1 if the stream has not joined all of them yet."""
     # cuda-bindings 12 and 13 agree on: status, id, graph, dependencies, …, number of dependencies
-    values = _check(cu.cuStreamGetCaptureInfo(cu.CUstream(stream.cuda_stream)))
+    values = check(cu.cuStreamGetCaptureInfo(cu.CUstream(stream.cuda_stream)))
     if values[0] != cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
         raise CaptureError("the capture was invalidated")
-    return _check(cu.cuGraphGetNodes(values[2], 0))[1]
+    return check(cu.cuGraphGetNodes(values[2], 0))[1]
 
 
 def _ops_by_position(progress: list[tuple[int, int]]) -> list[int]:

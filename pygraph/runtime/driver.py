@@ -8,11 +8,53 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
+from pygraph.errors import CaptureError
+
 T = TypeVar("T")
+
+NodeMechanism = Literal["host", "device", "table"]
+"""How the pointers of one node can change: the host changes its parameters; a node at the graph's start does; the
+kernel loads them from a table that such a node fills."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeCommit:
+    """How native code sends a node: ``function(executable, node, params)``, and ``context`` if it is not zero."""
+
+    function: int
+    executable: int
+    node: int
+    params: int
+    context: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What the mechanisms cost on a device, in microseconds; the host's time and the device's.
+
+    Attributes:
+        replay: Host: one replay.
+        host_node: Host: sending one node.
+        update: Device: the node that updates others.
+        update_word: Device: each pointer that it writes into another node.
+        table: Device: the node that fills the table.
+        load: Device: each pointer loaded from the table.
+        copy: Device: the node that copies.
+        copy_rate: Bytes that it copies in a microsecond.
+    """
+
+    replay: float
+    host_node: float
+    update: float
+    update_word: float
+    table: float
+    load: float
+    copy: float
+    copy_rate: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +74,56 @@ class RecordedNode:
     params: bytes
 
 
+@dataclasses.dataclass(frozen=True)
+class Wiring:
+    """Work of our own to add to a graph: nodes at its start that patch and copy, and at its end that copy.
+
+    Their parameters hold ``values`` addresses, which the host changes instead of those of the graph's own nodes.
+
+    Attributes:
+        values: How many addresses.
+        updates: ``(value, node, offset)``: before anything else, value is written over that node's parameter bytes.
+        loads: ``(value, node, offset)``: the node loads its pointer from a table, in which value is.
+        copies_in: ``(value, target, nbytes)``: before anything else, bytes at value are copied to a fixed address.
+        copies_out: ``(value, source, nbytes)``: after everything, bytes at a fixed address are copied to value.
+    """
+
+    values: int
+    updates: tuple[tuple[int, int, int], ...] = ()
+    loads: tuple[tuple[int, int, int], ...] = ()
+    copies_in: tuple[tuple[int, int, int], ...] = ()
+    copies_out: tuple[tuple[int, int, int], ...] = ()
+
+
 class RecordedGraph(abc.ABC):
     """A recorded graph that can be patched and replayed."""
 
     nodes: tuple[RecordedNode, ...]
     draws: bool = False
     """Whether it draws random numbers from the device's generator."""
+
+    def mechanisms(self, node: int) -> frozenset[NodeMechanism]:
+        """How that node's pointers can be changed: by the ``host``, by the ``device``, through a ``table``."""
+        return frozenset({"host"})
+
+    def wire(self, wiring: Wiring) -> list[list[tuple[int, int]]]:
+        """Add nodes of our own, once; the writable copies must hold what was recorded.
+
+        Returns:
+            Per value, the ``(node, offset)`` parameter bytes of added nodes that hold it: `commit` sends those.
+
+        Raises:
+            CaptureError: A node does not allow it. The graph cannot be used any more, only released.
+        """
+        raise CaptureError("graphs of this device take no nodes of our own")
+
+    def native_commit(self, node: int) -> NativeCommit | None:
+        """How native code sends that node; None if it cannot."""
+        return None
+
+    def native_launch(self) -> tuple[int, int] | None:
+        """``(function, executable)`` for native code: ``function(executable, stream)`` replays; None if it does not."""
+        return None
 
     @abc.abstractmethod
     def params_address(self, node: int) -> int:
@@ -128,6 +214,14 @@ class Driver(abc.ABC):
     @abc.abstractmethod
     def live_bytes(self) -> int:
         """Bytes in use by tensors on the device now."""
+
+    @abc.abstractmethod
+    def costs(self) -> Costs:
+        """What the mechanisms cost here."""
+
+    @abc.abstractmethod
+    def replay_time(self, graph: RecordedGraph) -> float:
+        """Microseconds that the device needs for a replay, which is run a few times."""
 
     @abc.abstractmethod
     def measure(self, run: Callable[[], object]) -> float:

@@ -34,10 +34,11 @@ from pygraph import ops
 from pygraph.errors import ArgumentError, CaptureError, describe
 from pygraph.runtime import emulated_device as device
 from pygraph.runtime import emulated_tensors as memory
-from pygraph.runtime import turns
+from pygraph.runtime import emulated_wiring, turns
 from pygraph.runtime.collection import no_collection
-from pygraph.runtime.driver import Counters, Driver, Pool, RecordedGraph, RecordedNode
+from pygraph.runtime.driver import Costs, Counters, Driver, NodeMechanism, Pool, RecordedGraph, RecordedNode, Wiring
 from pygraph.runtime.emulated_memory import EmulatedPool
+from pygraph.runtime.emulated_wiring import Step
 
 T = TypeVar("T")
 
@@ -270,16 +271,13 @@ class _Memset:
         target.view(torch.uint8).fill_(params[8]) if target.dim() else target.view(1).view(torch.uint8).fill_(params[8])
 
 
-_Step = _Kernel | _Memcpy | _Memset
-
-
 def _operand(tensor: torch.Tensor, offset: int) -> _Operand:
     address = tensor.data_ptr()
     _stale.see(address)
     return _Operand(offset, tuple(tensor.shape), tensor.stride(), tensor.dtype, min(_ALIGNMENT, address & -address))
 
 
-def _node(launch: device.Launch, op: int) -> tuple[RecordedNode, _Step]:
+def _node(launch: device.Launch, op: int) -> tuple[RecordedNode, Step]:
     """The node for a launch: its parameter bytes, and how a replay reads them."""
     tensors = [leaf for leaf in launch.leaves if memory.is_emulated(leaf)]
     plain = all(t.is_contiguous() and t.numel() and not t.is_conj() and not t.is_neg() for t in tensors)
@@ -314,7 +312,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.nodes: list[RecordedNode] = []
-        self.steps: list[_Step] = []
+        self.steps: list[Step] = []
         self.refused: RuntimeError | None = None
         self._op = -1
         self._saved: dict[tuple[int, int], bytes] = {}
@@ -351,11 +349,14 @@ class EmulatedGraph(RecordedGraph):
     """A recorded graph of the emulated device."""
 
     def __init__(
-        self, nodes: Sequence[RecordedNode], steps: list[_Step], pool: EmulatedPool, replayed: list[int]
+        self, nodes: Sequence[RecordedNode], steps: list[Step], pool: EmulatedPool, replayed: list[int]
     ) -> None:
         self.nodes = tuple(nodes)
-        self._steps: list[_Step] | None = steps
+        self._steps: list[Step] | None = steps
+        self._order = list(range(len(steps)))
         self._params = [node.params for node in nodes]
+        self._updated: frozenset[int] = frozenset()
+        self._table: torch.Tensor | None = None
         self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._replayed = replayed
         self._let_go = weakref.finalize(self, memory.allocator.let_go, pool)
@@ -371,9 +372,33 @@ class EmulatedGraph(RecordedGraph):
     @override
     def commit(self, node: int) -> None:
         self._check_held("commit")
+        if node in self._updated:
+            raise RuntimeError("emu error: a node that the device updates was sent without uploading the graph again")
         self.params_address(node)
         self._params[node] = self._buffers[node].raw
         device.counters.patches += 1
+
+    @override
+    def mechanisms(self, node: int) -> frozenset[NodeMechanism]:
+        return emulated_wiring.mechanisms(self.nodes[node])
+
+    @override
+    def wire(self, wiring: Wiring) -> list[list[tuple[int, int]]]:
+        steps = self._check_held("wire")
+        self._params[:] = [node.params for node in self.nodes]  # a new executable of what was recorded
+        added = emulated_wiring.add_wiring(self.nodes, self._params, steps, wiring)
+        self._table, self._updated = added.table, added.updated
+        places: list[list[tuple[int, int]]] = [[] for _ in range(wiring.values)]
+        for nodes, front in ((added.first, True), (added.last, False)):
+            for node, step in nodes:
+                index = len(steps)
+                steps.append(step)
+                self._params.append(node.params)
+                self.nodes += (node,)
+                self._order.insert(0 if front else index, index)
+                for value, found in enumerate(places):
+                    found.append((index, 8 * value))
+        return places
 
     @override
     def replay(self) -> None:
@@ -381,7 +406,7 @@ class EmulatedGraph(RecordedGraph):
         with device.lock:
             self._replay(steps)
 
-    def _replay(self, steps: list[_Step]) -> None:
+    def _replay(self, steps: list[Step]) -> None:
         if device.recorder is not None:
             raise device.recorder.refuse("graph launch")
         device.counters.launches += 1
@@ -392,15 +417,15 @@ class EmulatedGraph(RecordedGraph):
             torch._C._DisableTorchDispatch(),  # pyright: ignore
             torch._C._AutoDispatchBelowAutograd(),  # pyright: ignore
         ):
-            for step, params in zip(steps, self._params, strict=True):
-                step.run(params)
+            for index in self._order:
+                steps[index].run(self._params[index])
 
     @override
     def release(self) -> None:
         self._steps = None
         self._let_go()
 
-    def _check_held(self, call: str) -> list[_Step]:
+    def _check_held(self, call: str) -> list[Step]:
         if self._steps is None:
             raise RuntimeError(f"{call}(): the graph has been released")
         return self._steps
@@ -523,6 +548,14 @@ class EmulatedDriver(Driver):
     @override
     def live_bytes(self) -> int:
         return memory.allocator.live_bytes()
+
+    @override
+    def costs(self) -> Costs:
+        return Costs(_REPLAY_US, _PATCH_US, 12.0, 0.02, 4.0, 0.1, _COPY_US, _COPY_BYTES_PER_US)
+
+    @override
+    def replay_time(self, graph: RecordedGraph) -> float:
+        return _NODE_US * len(graph.nodes)
 
     @override
     def measure(self, run: Callable[[], object]) -> float:

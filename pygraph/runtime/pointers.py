@@ -138,12 +138,22 @@ _CTYPES: dict[str, Any] = {
 class Patcher:
     """Writes new addresses and numbers into a graph's nodes; only what changed since the last time is sent.
 
+    What was sent last is read from the parameter bytes themselves, so that native code can share the work: a slot is
+    unchanged if `synced` is set and its first cell holds its address already.
+
     Args:
         graph: The recorded graph.
         words: Its pointer words, of slots ``0 … slots - 1``.
         values: Its number words, of numbers ``0 … numbers - 1``.
         slots: How many pointer slots there are.
         numbers: How many numbers there are.
+
+    Attributes:
+        cells: Per slot, where its words are in memory and what is added to its address there.
+        slot_nodes: Per slot, the nodes to send when it changes.
+        number_cells: Per number, where its bytes are in memory and their dtype.
+        number_nodes: Per number, the nodes to send when it changes.
+        synced: Nonzero if the graph has what the cells hold.
     """
 
     def __init__(
@@ -155,47 +165,50 @@ class Patcher:
         numbers: int,
     ) -> None:
         self._graph = graph
-        self._last: list[int] = [-1] * slots
-        self._last_numbers: list[float | None] = [None] * numbers
-        self._cells: list[list[tuple[ctypes.c_uint64, int]]] = [[] for _ in range(slots)]
-        self._nodes: list[tuple[int, ...]] = [()] * slots
-        self._number_cells: list[list[Any]] = [[] for _ in range(numbers)]  # ctypes values, by number
-        self._number_nodes: list[tuple[int, ...]] = [()] * numbers
+        self.cells: list[list[tuple[int, int]]] = [[] for _ in range(slots)]
+        self.slot_nodes: list[tuple[int, ...]] = [()] * slots
+        self.number_cells: list[list[tuple[int, str]]] = [[] for _ in range(numbers)]
+        self.number_nodes: list[tuple[int, ...]] = [()] * numbers
+        self.synced = ctypes.c_int64(0)
         for word in words:
-            address = graph.params_address(word.node) + word.offset
-            self._cells[word.slot].append((ctypes.c_uint64.from_address(address), word.delta))
-            self._nodes[word.slot] = tuple(dict.fromkeys((*self._nodes[word.slot], word.node)))
+            self.cells[word.slot].append((graph.params_address(word.node) + word.offset, word.delta))
+            self.slot_nodes[word.slot] = tuple(dict.fromkeys((*self.slot_nodes[word.slot], word.node)))
         for value in values:
-            cell = _CTYPES[value.dtype].from_address(graph.params_address(value.node) + value.offset)
-            self._number_cells[value.slot].append(cell)
-            self._number_nodes[value.slot] = (*self._number_nodes[value.slot], value.node)
+            address = graph.params_address(value.node) + value.offset
+            self.number_cells[value.slot].append((address, value.dtype))
+            self.number_nodes[value.slot] = (*self.number_nodes[value.slot], value.node)
+        self._views = [[(ctypes.c_uint64.from_address(a), delta) for a, delta in cells] for cells in self.cells]
+        self._number_views = [
+            [((ctypes.c_char * ctypes.sizeof(_CTYPES[dtype])).from_address(a), _CTYPES[dtype]) for a, dtype in cells]
+            for cells in self.number_cells
+        ]
 
     @property
     def patched_nodes(self) -> int:
-        """How many nodes can change."""
-        return len({node for nodes in (*self._nodes, *self._number_nodes) for node in nodes})
+        """How many nodes the host changes."""
+        return len({node for nodes in (*self.slot_nodes, *self.number_nodes) for node in nodes})
 
     def __call__(self, addresses: Sequence[int], numbers: Sequence[float]) -> None:
         """Make the next replay use ``addresses[slot]`` and ``numbers[i]``."""
+        synced = self.synced.value
+        self.synced.value = 0  # what an interruption in the middle leaves is not known
         dirty: set[int] = set()
-        last = self._last
-        for slot, address in enumerate(addresses):
-            if address != last[slot]:
-                last[slot] = address
-                for cell, delta in self._cells[slot]:
+        for cells, nodes, address in zip(self._views, self.slot_nodes, addresses, strict=True):
+            if cells and not (synced and cells[0][0].value == address + cells[0][1]):
+                for cell, delta in cells:
                     cell.value = address + delta
-                dirty.update(self._nodes[slot])
-        for index, number in enumerate(numbers):
-            # Compared with its type and sign: 0.0 == -0.0 and 1 == True, but their bytes differ.
-            if repr(number) != repr(self._last_numbers[index]):
-                self._last_numbers[index] = number
-                for cell in self._number_cells[index]:
-                    cell.value = number
-                dirty.update(self._number_nodes[index])
+                dirty.update(nodes)
+        for cells, nodes, number in zip(self._number_views, self.number_nodes, numbers, strict=True):
+            for cell, ctype in cells:
+                # Compared as bytes: 0.0 == -0.0, but they differ there.
+                encoded = bytes(ctype(number))
+                if not synced or cell.raw != encoded:
+                    cell.raw = encoded
+                    dirty.update(nodes)
         for node in dirty:
             self._graph.commit(node)
+        self.synced.value = 1
 
     def forget(self) -> None:
         """Send everything the next time, as after an error in the middle."""
-        self._last = [-1] * len(self._last)
-        self._last_numbers = [None] * len(self._last_numbers)
+        self.synced.value = 0

@@ -32,7 +32,7 @@ from pygraph.tracing.aliasing import (
     whole_memory,
     with_strides,
 )
-from pygraph.tracing.hidden_writes import HIDDEN_WRITES
+from pygraph.tracing.hidden_writes import HIDDEN_WRITES, check_described
 from pygraph.tracing.modes import fake_tracing
 from pygraph.tracing.recording import Recording, check_plain, relative_spec
 
@@ -161,6 +161,7 @@ class _Replay(fx.Interpreter):
         return super().get_attr(target, args, kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        check_described(target, args)
         rule = HIDDEN_WRITES.get(target)
         if rule is not None and args[3] is not None and args[4] is not None and args[5]:
             return rule(*args, **kwargs)

@@ -20,6 +20,7 @@ from pygraph.program import (
     Argument,
     Base,
     Input,
+    Mechanism,
     Output,
     PointerTable,
     Program,
@@ -31,7 +32,7 @@ from pygraph.program import (
 )
 
 
-def indirect_program(program: Program) -> Program:
+def indirect_program(program: Program, mechanism: Mechanism = "auto") -> Program:
     """Put every device argument and result behind a slot of a pointer table.
 
     IR before::
@@ -53,6 +54,10 @@ def indirect_program(program: Program) -> Program:
 
     Args:
         program: A Program at stage ``aten`` (it is lowered first) or ``kernels``.
+        mechanism: How graphs change pointers: ``host`` (the host changes kernels' parameters), ``device`` (a kernel at
+            the graph's start does), ``table`` (Triton kernels load them from a table that it fills), ``copy`` (one
+            kernel copies all inputs to where the others read them), or ``auto``: the cheapest for each graph by
+            costs measured on this machine. Kernels that do not allow a mechanism get their pointers from the host.
 
     Returns:
         A Program at stage ``pointers``. Captured tensors stay inputs of their own, at their own addresses; so do
@@ -123,7 +128,7 @@ def indirect_program(program: Program) -> Program:
 
     return program.replace(
         module=module,
-        inputs=(PointerTable(tuple(slots)), *inputs),
+        inputs=(PointerTable(tuple(slots), mechanism), *inputs),
         outputs=tuple(outputs),
         aliases=tuple(map(moved, program.aliases)),
         stage="pointers",

@@ -1,0 +1,509 @@
+"""One case of the conformance of zero-copy replay: one sample of one operator, against eager PyTorch.
+
+The operator is a function of every tensor in its sample. It is captured with one set of tensors, whose memory is then
+filled with NaN (integers: zero), and called again with tensors at other addresses and of other values. A replay that
+still reads what was captured gives NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+import re
+import sys
+import types
+import unittest
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
+
+import pygraph
+
+CLASSES = (
+    "wrong", "error", "copied", "partly", "not capturable", "zero-copy", "no device work", "skipped",
+)  # fmt: skip
+"""How a case may end, what matters most first."""
+
+DTYPES = ("float32", "bfloat16", "int64")
+
+# Their results are memory as it was found, of which only the layout is defined.
+_UNINITIALISED = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    }
+)
+
+_ROUNDS = 3
+"""Calls on fresh tensors after the first."""
+
+_ALIGNMENT = 256
+
+
+class Mismatch(Exception):
+    """A result is not that of eager."""
+
+
+class DeviceLostError(Exception):
+    """The device reports an error from which this process cannot recover, such as an illegal access."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One sample of an operator as a function of its tensors.
+
+    Attributes:
+        call: Takes the tensors, returns what the operator returns.
+        sets: Tensors of the same layout and other values, one list per seed; the first belong to the sample.
+    """
+
+    call: Callable[..., Any]
+    sets: tuple[list[torch.Tensor], ...]
+
+
+class InPlace:
+    """The in-place variant of an operator, described as the operator itself is."""
+
+    def __init__(self, operator: Any) -> None:
+        self.op = operator.inplace_variant
+        self.supported_dtypes = operator.supported_dtypes
+        self._operator = operator
+
+    def sample_inputs(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """The samples whose first argument can take the result."""
+        for sample in self._operator.sample_inputs(*args, **kwargs):
+            if isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
+                yield sample
+
+
+def load_operators() -> dict[str, Any]:
+    """PyTorch's own operator descriptions (``op_db``) by name, with a variant's name after a dot.
+
+    In-place variants end in ``_``.
+    """
+    try:
+        import expecttest  # noqa: F401  # pyright: ignore
+    except ModuleNotFoundError:
+        # torch.testing's helpers import it for a base class of tests, of which there are none here.
+        stub = types.ModuleType("expecttest")
+        stub.TestCase = unittest.TestCase  # pyright: ignore
+        sys.modules["expecttest"] = stub
+    from torch.testing._internal import common_methods_invocations as descriptions  # checked with torch 2.11 and 2.13
+
+    # Random operators are described with a seed of their own inside; here the seed is set before each call.
+    descriptions.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # pyright: ignore
+    found: dict[str, Any] = {}
+    for op in descriptions.op_db:
+        found[".".join(filter(None, (op.name, op.variant_test_name)))] = op
+        if op.inplace_variant is not None and not op.name.endswith("_"):
+            found[".".join(filter(None, (f"{op.name}_", op.variant_test_name)))] = InPlace(op)
+    return found
+
+
+def supports(operator: Any, device_type: str, dtype: str) -> bool:
+    """Whether the operator's description claims to support a dtype; the emulated device runs CPU kernels."""
+    return getattr(torch, dtype) in operator.supported_dtypes("cuda" if device_type == "cuda" else "cpu")
+
+
+# -- making cases -------------------------------------------------------------------------------------------------
+
+
+def samples(operator: Any, device: torch.device, dtype: torch.dtype, count: int, seed: int) -> Iterator[Any]:
+    """The first samples of an operator; other seeds give other values."""
+    found = iter(operator.sample_inputs(device, dtype, requires_grad=False, set_seed=False))
+    for index in range(count):
+        _seed_all(1000 * seed + index)
+        try:
+            yield next(found)
+        except StopIteration:
+            return
+
+
+def cases(operator: Any, device: torch.device, dtype: torch.dtype, count: int) -> Iterator[Case]:
+    """The first samples of an operator as cases, with values of other seeds where these have the same layout."""
+    seeds = [samples(operator, device, dtype, count, seed) for seed in range(_ROUNDS)]
+    for same in itertools.zip_longest(*seeds):
+        flat = [None if s is None else pytree.tree_flatten((s.input, s.args, s.kwargs)) for s in same]
+        if flat[0] is None:
+            return
+        leaves, structure = flat[0]
+        places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        sets = [[leaves[place] for place in places]]
+        for other in flat[1:]:
+            usable = other is not None and other[1] == structure and _same_layout(leaves, other[0])
+            sets.append([other[0][place] for place in places] if usable else sets[0])
+        yield Case(_as_function(operator.op, structure, leaves, places), tuple(sets))
+
+
+def _as_function(operation: Any, structure: pytree.TreeSpec, leaves: Sequence[Any], places: list[int]) -> Any:
+    """The operation as a function of its sample's tensors; everything else is closed over."""
+    others = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+
+    def call(*tensors: torch.Tensor) -> Any:
+        filled = list(others)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        first, args, kwargs = pytree.tree_unflatten(filled, structure)
+        return operation(first, *args, **kwargs)
+
+    return call
+
+
+def _same_layout(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
+    def layout(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+            return type(leaf)
+        return (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.storage_offset())
+
+    return [layout(leaf) for leaf in leaves] == [layout(leaf) for leaf in others]
+
+
+def _seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+# -- tensors ------------------------------------------------------------------------------------------------------
+
+
+def clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies at other addresses with the same layout, alignment and sharing of memory."""
+    storages: dict[int, torch.Tensor] = {}
+    objects: dict[int, torch.Tensor] = {}
+    result: list[torch.Tensor] = []
+    for tensor in tensors:
+        if id(tensor) not in objects:
+            objects[id(tensor)] = _clone(tensor, storages)
+        result.append(objects[id(tensor)])
+    return result
+
+
+def _clone(tensor: torch.Tensor, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return tensor.clone()
+    if not tensor.numel():
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    storage = tensor.untyped_storage()
+    if storage._cdata not in storages:
+        size, shift = storage.nbytes(), storage.data_ptr() % _ALIGNMENT
+        memory = torch.empty(size + 2 * _ALIGNMENT, dtype=torch.uint8, device=tensor.device)
+        start = (shift - memory.data_ptr()) % _ALIGNMENT
+        copy = memory[start : start + size]
+        copy.copy_(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (size,), (1,)))
+        storages[storage._cdata] = copy
+    copy = storages[storage._cdata]
+    typed = copy[: copy.numel() // tensor.element_size() * tensor.element_size()].view(tensor.dtype)
+    offset = typed.storage_offset() + tensor.storage_offset()
+    view = typed.as_strided(tensor.shape, tensor.stride(), offset)
+    view = view.conj() if tensor.is_conj() else view
+    return torch._neg_view(view) if tensor.is_neg() else view
+
+
+def poison(tensors: Sequence[torch.Tensor]) -> None:
+    """Fill the memory of tensors with NaN, or with zeros where any other integer could be unsafe as an index."""
+    for tensor in tensors:
+        if tensor.layout != torch.strided or not tensor.numel() or tensor.is_quantized:
+            continue
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            flat.fill_(float("nan"))
+        else:
+            flat.zero_()
+
+
+# -- comparing ----------------------------------------------------------------------------------------------------
+
+
+def compare(got: Any, expected: Any, where: str, *, values: bool = True, loose: bool = False) -> bool:
+    """Whether two results are equal to the last bit; they must at least be close.
+
+    Args:
+        got: What pygraph returned.
+        expected: What eager returned.
+        where: What the results are, for the message.
+        values: Compare values too, not only types and layouts.
+        loose: Allow for sums in another order: tolerance relative to the largest value.
+
+    Raises:
+        Mismatch: Structure, layout, dtype or values differ.
+    """
+    leaves, structure = pytree.tree_flatten(got)
+    wanted, wanted_structure = pytree.tree_flatten(expected)
+    if structure != wanted_structure:
+        raise Mismatch(f"{where}: structure {structure} instead of {wanted_structure}")
+    exact = True
+    for index, (a, b) in enumerate(zip(leaves, wanted, strict=True)):
+        place = where if len(leaves) == 1 else f"{where} [{index}]"
+        if isinstance(b, torch.Tensor):
+            exact &= _compare_tensors(a, b, place, values, loose)
+        elif type(a) is not type(b) or (values and a != b and not (_is_nan(a) and _is_nan(b))):
+            raise Mismatch(f"{place}: {a!r} instead of {b!r}")
+    return exact
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _compare_tensors(a: Any, b: torch.Tensor, place: str, values: bool, loose: bool) -> bool:
+    if not isinstance(a, torch.Tensor):
+        raise Mismatch(f"{place}: a {type(a).__name__} instead of a tensor")
+    for name in ("shape", "dtype", "device", "layout", "requires_grad"):
+        if getattr(a, name) != getattr(b, name):
+            raise Mismatch(f"{place}: {name} {getattr(a, name)} instead of {getattr(b, name)}")
+    if b.layout == torch.strided and b.numel() and a.stride() != b.stride():
+        raise Mismatch(f"{place}: strides {a.stride()} instead of {b.stride()}")
+    if not values or not b.numel():
+        return True
+    tolerance = _TOLERANCES.get(b.dtype, (1.3e-6, 1e-5))
+    a, b = (plain(x) for x in (a, b))
+    if same_bits(a, b):
+        return True
+    if not (b.dtype.is_floating_point or b.dtype.is_complex):
+        raise Mismatch(f"{place}: {int((a != b).sum())} of {b.numel()} integers differ")
+    rtol, atol = tolerance
+    wide = torch.complex128 if b.dtype.is_complex else torch.float64
+    a, b = a.to(wide), b.to(wide)
+    if loose:
+        rtol *= 10
+        largest = torch.nan_to_num(b.abs(), 0.0, 0.0, 0.0).max()
+        atol = max(atol, rtol * float(largest))
+    if not torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True):
+        lost = int((a.isnan() & ~b.isnan()).sum())
+        gap = torch.nan_to_num((a - b).abs(), 0.0, float("inf"), float("inf")).max()
+        extra = f", {lost} NaN where there should be none" if lost else ""
+        raise Mismatch(f"{place}: largest difference {float(gap):.3g} of {float(b.abs().max()):.3g}{extra}")
+    return False
+
+
+# The defaults of torch.testing.assert_close.
+_TOLERANCES = {
+    torch.float16: (1e-3, 1e-5), torch.bfloat16: (1.6e-2, 1e-5), torch.float32: (1.3e-6, 1e-5),
+    torch.float64: (1e-7, 1e-7), torch.complex64: (1.3e-6, 1e-5), torch.complex128: (1e-7, 1e-7),
+    torch.complex32: (1e-3, 1e-5),
+}  # fmt: skip
+
+
+_NARROW = {torch.complex32: torch.complex64, torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32}
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor in ordinary memory of the host."""
+    tensor = tensor.detach()
+    if tensor.dtype in _NARROW:  # the host cannot compare them
+        tensor = tensor.to(_NARROW[tensor.dtype])
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    return tensor.resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors on the host are the same to the last bit, any NaN being equal to any other."""
+    if torch.equal(a, b):
+        return True
+    if a.dtype.is_floating_point or a.dtype.is_complex:
+        return bool(((a == b) | ((a != a) & (b != b))).all())
+    return False
+
+
+def aliases(result: Any, tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """For each tensor of a result the argument in whose memory it lies."""
+    owners: dict[int, int] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.layout == torch.strided and tensor.numel():
+            owners.setdefault(tensor.untyped_storage().data_ptr(), index)
+    found: list[int | None] = []
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, torch.Tensor):
+            strided = leaf.layout == torch.strided and leaf.numel()
+            found.append(owners.get(leaf.untyped_storage().data_ptr()) if strided else None)
+    return found
+
+
+# -- running ------------------------------------------------------------------------------------------------------
+
+
+def run_case(name: str, case: Case, mechanism: Any = "auto") -> dict[str, Any]:
+    """Capture a case, poison what was captured, call it on other tensors, and compare each call with eager.
+
+    Returns:
+        A record: ``class`` (of `CLASSES`), ``reasons``, ``exact`` and the counts of ``explain()``.
+
+    Raises:
+        DeviceLostError: This process cannot use the device any more.
+    """
+    try:
+        eager = [_eager(case, tensors) for tensors in case.sets]
+    except Exception as error:  # the sample is at fault, or the device does not implement the operator
+        _check_device(error)
+        return {"class": "skipped", "reasons": [f"eager: {_line(error)}"]}
+    return _run(name, case, eager, mechanism)
+
+
+def _eager(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+    """Result and arguments after an eager call on copies."""
+    arguments = clones(tensors)
+    _seed_all(7)
+    return case.call(*arguments), arguments
+
+
+def _run(name: str, case: Case, eager: list[tuple[Any, list[torch.Tensor]]], mechanism: Any) -> dict[str, Any]:
+    fast = pygraph.graphify(pygraph.indirect(pygraph.devicify(case.call), mechanism=mechanism))
+    check = _Check(name.partition(".")[0] not in _UNINITIALISED)
+    held: list[tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]] = []
+    report: dict[str, Any] = {}
+    try:
+        for turn in range(1 + _ROUNDS):
+            which = turn % len(case.sets)
+            arguments = clones(case.sets[which])
+            _seed_all(7)
+            result = fast(*arguments)
+            check(f"call {turn}", case, which, eager[which], result, arguments)
+            taken = aliases(result, arguments)
+            own = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            held.append((arguments, [(t, plain(t)) for t, alias in zip(own, taken, strict=True) if alias is None]))
+            if turn == 0:
+                poison(arguments)
+        report = _report(fast)
+        if check.values:
+            for turn, (_, results) in enumerate(held):
+                if not all(same_bits(plain(tensor), before) for tensor, before in results):
+                    raise Mismatch(f"the result of call {turn} changed after it was returned")
+        ended, reasons = classify(report)
+        _synchronise(case)
+    except Mismatch as error:
+        ended, reasons = "wrong", [str(error)]
+        report = report or _report(fast)
+    except Exception as error:
+        _check_device(error)
+        ended, reasons = "error", [f"{type(error).__name__}: {_line(error)}"]
+    finally:
+        fast.cache_clear()
+    counts = {key: report[key] for key in ("kernels", "kernels_in_graphs", "nodes", "patched_nodes") if key in report}
+    bytes_copied = report.get("bytes_copied_per_replay", 0)
+    notes = {"note": check.note} if check.note else {}
+    return {"class": ended, "reasons": reasons, "exact": check.exact, "bytes": bytes_copied, **counts, **notes}
+
+
+class _Check:
+    """Compare calls with eager; a difference counts unless eager does not repeat itself either."""
+
+    def __init__(self, values: bool) -> None:
+        self.values = values
+        self.exact = True
+        self.note = "" if values else "uninitialised memory: layout only"
+
+    def __call__(
+        self, what: str, case: Case, which: int, eager: tuple[Any, list[torch.Tensor]], result: Any, arguments: Any
+    ) -> None:
+        expected, expected_arguments = eager
+        try:
+            self._once(what, result, arguments, expected, expected_arguments)
+        except Mismatch:
+            spread = self._spread(case, which, expected)
+            if spread == "none":
+                raise
+            self.exact = False
+            self.note = f"eager does not repeat itself ({spread})"
+            self._once(what, result, arguments, expected, expected_arguments, loose=True, values=spread == "rounding")
+        if aliases(result, arguments) != aliases(expected, expected_arguments):
+            got, wanted = aliases(result, arguments), aliases(expected, expected_arguments)
+            raise Mismatch(f"{what}: results lie in the memory of arguments {got} instead of {wanted}")
+
+    def _once(
+        self, what: str, result: Any, arguments: Any, expected: Any, expected_arguments: Any,
+        *, loose: bool = False, values: bool = True,
+    ) -> None:  # fmt: skip
+        values = values and self.values
+        self.exact &= compare(result, expected, f"{what}, result", values=values, loose=loose)
+        self.exact &= compare(arguments, expected_arguments, f"{what}, arguments", values=values, loose=loose)
+
+    def _spread(self, case: Case, which: int, expected: Any) -> str:
+        """How much eager differs from itself over a few calls: ``none``, ``rounding`` or ``arbitrary``."""
+        spread = "none"
+        for _ in range(3):
+            again, _arguments = _eager(case, case.sets[which])
+            try:
+                if not compare(again, expected, ""):
+                    spread = "rounding"
+            except Mismatch:
+                try:
+                    compare(again, expected, "", loose=True)
+                    spread = "rounding"
+                except Mismatch:
+                    return "arbitrary"
+        return spread
+
+
+def _report(fast: Any) -> dict[str, Any]:
+    return {**fast.explain().to_dict(), "replays": fast.cache_info().hits}
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def _synchronise(case: Case) -> None:
+    if any(tensor.is_cuda for tensor in case.sets[0]):
+        torch.cuda.synchronize()
+
+
+def _check_device(error: BaseException) -> None:
+    """Raise DeviceLostError if the device does not answer any more after ``error``."""
+    if not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device="cuda").item()
+    except RuntimeError as lost:
+        raise DeviceLostError(f"{_line(error)} (then: {_line(lost)})") from lost
+
+
+def classify(report: dict[str, Any]) -> tuple[str, list[str]]:
+    """The class of a case whose results are right, and why, given ``explain().to_dict()``.
+
+    >>> counts = {"kernels": 2, "kernels_in_graphs": 2, "nodes": 2, "bytes_copied_per_replay": 0, "fallbacks": []}
+    >>> classify(counts)
+    ('zero-copy', [])
+    >>> classify({**counts, "kernels_in_graphs": 0, "fallbacks": [{"what": "aten.sum", "reason": "…"}]})
+    ('not capturable', ['aten.sum: …'])
+    """
+    reasons = list(dict.fromkeys(_fallback_text(f["what"], f["reason"]) for f in report["fallbacks"]))
+    replays = report.get("replays", _ROUNDS)
+    if report["bytes_copied_per_replay"]:
+        return "copied", reasons or ["no reason given"]
+    if report["kernels_in_graphs"] == 0:
+        if report["kernels"] == 0 and not reasons:
+            return "no device work", []
+        return "not capturable", reasons or ["no reason given"]
+    if replays < _ROUNDS:  # what was captured last has not been replayed, or not on other tensors
+        return "not capturable", [f"{_ROUNDS - replays} of {_ROUNDS} later calls capture it anew"]
+    if report["nodes"] == 0:
+        return "no device work", reasons
+    if report["kernels_in_graphs"] < report["kernels"]:
+        return "partly", reasons or ["no reason given"]
+    return "zero-copy", reasons
+
+
+def _fallback_text(what: str, reason: str) -> str:
+    """One line for a fallback, without the place in this program that a trace ends at."""
+    reason = re.sub(r"^trace\(call\)\(…\): | From \S+:\d+\.$| \(unhinted.*", "", reason)
+    what = what.removeprefix("the call").strip()
+    text = f"{what}: {reason}" if what else reason
+    return text if len(text) <= 160 else f"{text[:159]}…"

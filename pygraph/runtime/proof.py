@@ -1,0 +1,77 @@
+"""What the proof of a plan needs: poisoned buffers, watched memory, comparison, and trials that leave no trace."""
+
+from __future__ import annotations
+
+import torch
+
+from pygraph.evaluate import clone_strided
+from pygraph.program import TensorSpec
+from pygraph.runtime.body import RegionBody
+from pygraph.runtime.driver import Driver
+
+# Bytes after a result that are watched, on top of what its operation used as scratch memory.
+_RED_ZONE = 256
+_UNTOUCHED = 0x7F
+
+
+class Undisturbed:
+    """Run trials without a trace: the random generator and captured tensors that a region updates are put back."""
+
+    def __init__(self, driver: Driver, body: RegionBody | None) -> None:
+        self._driver = driver
+        self._written = [] if body is None else [body.static_values[i].detach() for i in body.written_statics]
+
+    def __enter__(self) -> None:
+        self._random = self._driver.random_state()
+        self._saved = [clone_strided(tensor) for tensor in self._written]
+
+    def __exit__(self, *error: object) -> None:
+        self._driver.set_random_state(self._random)
+        for tensor, saved in zip(self._written, self._saved, strict=True):
+            tensor.copy_(saved)
+
+
+class RedZones:
+    """Memory for results with watched bytes behind it, where a graph could write what is not its own."""
+
+    def __init__(self) -> None:
+        self._zones: list[torch.Tensor] = []
+
+    def allocate(self, spec: TensorSpec, nbytes: int, scratch: int) -> torch.Tensor:
+        """A tensor of ``spec`` in ``nbytes`` of memory; more bytes than ``scratch`` behind it are watched."""
+        size = -(-nbytes // 16) * 16
+        zone = torch.full((size + scratch + _RED_ZONE,), _UNTOUCHED, dtype=torch.uint8, device=spec.device)
+        self._zones.append(zone[size:])
+        return zone[:nbytes].view(spec.dtype).as_strided(spec.shape, spec.stride, 0)
+
+    def untouched(self) -> bool:
+        """Whether nothing was written behind any of them."""
+        return all(bool((zone == _UNTOUCHED).all()) for zone in self._zones)
+
+
+def poison(tensor: torch.Tensor | None) -> None:
+    """Fill a buffer with what must not be seen again: NaN, or zeros where any other integer could be unsafe."""
+    if tensor is None or not tensor.numel():
+        return
+    span = TensorSpec.of(tensor).span
+    flat = tensor.as_strided((span,), (1,), tensor.storage_offset())
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        flat.fill_(float("nan"))
+    else:
+        flat.zero_()  # an index of zero is in range wherever any index is
+
+
+def agree(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Equal, or for floating point close: kernels with atomics do not repeat to the last bit."""
+    if got.device != expected.device or got.dtype != expected.dtype:
+        return False  # some operations return their random state on the host, and in a capture on the device
+    if got.numel() == 0:
+        return True
+    if got.dtype.is_floating_point or got.dtype.is_complex:
+        if got.dtype.itemsize < 2 or str(got.dtype).startswith("torch.float8"):
+            return torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+        tolerance = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
+        rtol = tolerance.get(got.dtype, 1.3e-5)
+        scale = float(torch.nan_to_num(expected.abs().float(), 0.0, 0.0, 0.0).max())
+        return torch.allclose(got, expected, rtol=rtol, atol=rtol * max(scale, 1e-30), equal_nan=True)
+    return torch.equal(got, expected)

@@ -30,10 +30,14 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 # Triton's names of element types in signatures, and in its language where they differ.
-_ELEMENTS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "i1": "int1"}
-_ELEMENTS |= {f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}
-_ELEMENTS |= {f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)}
-_ELEMENTS |= {name: f"float8{name[3:]}" for name in ("fp8e4nv", "fp8e5", "fp8e4b15", "fp8e4b8", "fp8e5b16")}
+_ELEMENTS = {
+    **{f"fp{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "bf16": "bfloat16",
+    "i1": "int1",
+    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{name: f"float8{name[3:]}" for name in ("fp8e4nv", "fp8e5", "fp8e4b15", "fp8e4b8", "fp8e5b16")},
+}
 
 _POINTER = re.compile(r"\*k?(\w+)")
 

@@ -511,6 +511,11 @@ class RegionGraph:
         """Outputs as views of the memory that the graph wrote."""
         return [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self._views]
 
+    @property
+    def reuses(self) -> bool:
+        """Whether the outputs are in the same memory at every call."""
+        return self._kept is not None
+
     # -- reporting ------------------------------------------------------------------------------------------------
 
     @property

@@ -333,6 +333,10 @@ class CudaDriver(Driver):
         """Median of a few replays, by events."""
         return device_time(graph.replay, self.device)
 
+    def native_stream(self) -> tuple[Callable[[int], int], int]:
+        """PyTorch's current stream, and cuStreamIsCapturing."""
+        return torch._C._cuda_getCurrentRawStream, self.native_is_capturing()  # checked with torch 2.11 and 2.13
+
     def native_is_capturing(self) -> int:
         """The address of ``cuStreamIsCapturing(stream, int *status)``."""
         return function_pointer("cuStreamIsCapturing")

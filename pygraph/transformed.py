@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,7 +23,7 @@ from pygraph.effects import writes_memory
 from pygraph.errors import FallbackError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
-from pygraph.keys import UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
+from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
 from pygraph.lowering.aten import written_inputs
 from pygraph.native import build
 from pygraph.native.callpath import CallPath, live_numbers
@@ -42,9 +42,6 @@ from pygraph.transforms.indirect import indirect_program
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Key: TypeAlias = "tuple[Hashable, Hashable]"
-"""What is known of a call before its trace, and the values of the numbers that its trace turned out to need."""
-
 PASSES = ("devicify", "indirect", "graphify", "select")
 """The transforms in the order in which they are applied."""
 

@@ -5,7 +5,7 @@ is of a kind that cannot be described, there is no plan, and Python serves it ag
 """
 
 # The plan is made of the private parts of what it replaces: entries, executables and environments.
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import ctypes
@@ -14,13 +14,14 @@ import functools
 import gc
 import types
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.environment import IMMUTABLE, Environment, _same
+from pygraph.keys import Key
 from pygraph.native import build
 from pygraph.runtime.turns import here
 from pygraph.tracing.leaves import is_live_number
@@ -39,7 +40,7 @@ class _Made:
     """A plan, whose it is, and what of its counts has been taken."""
 
     plan: Any
-    key: Hashable
+    key: Key
     entry: Entry
     hits: int = 0
     replays: int = 0
@@ -50,7 +51,7 @@ class _Made:
 class Served:
     """Calls that plans of one entry have served since the last time; ``stamp`` orders the last ones of entries."""
 
-    key: Hashable
+    key: Key
     entry: Entry
     hits: int
     stamp: int
@@ -77,7 +78,7 @@ class CallPath:
 
     def plan(
         self,
-        key: Hashable,
+        key: Key,
         entry: Entry,
         live: frozenset[int],
         leaves: list[Any],

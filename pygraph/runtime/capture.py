@@ -7,6 +7,7 @@ updated arguments and memory beyond the results must be what ordinary launches g
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import sys
@@ -171,8 +172,14 @@ class RegionGraph:
             with Undisturbed(self.driver, None):
                 graph, outputs = self.driver.record(record, self.pool)
         except CaptureError as error:
+            self._settle_libraries(actual, numbers)
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
         return graph, outputs, totals
+
+    def _settle_libraries(self, inputs: Sequence[Any], numbers: list[Any]) -> None:
+        """Run once more after a refused recording: cuSOLVER fails the next call too (torch 2.11), and then no more."""
+        with Undisturbed(self.driver, self.body), contextlib.suppress(RuntimeError):
+            self.body.run(inputs, numbers)
 
     # -- planning -------------------------------------------------------------------------------------------------
 

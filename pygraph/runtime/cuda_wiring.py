@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def add_wiring(
     targets = _update_targets(params, wiring)
     targets += _table_targets(params, wiring, device, added.keep)
     if targets:
-        _add(graph, added, "pygraph_update", targets, lambda rows: 1, device, after=[], before=first)
+        _add(graph, added, "pygraph_update", targets, _one_block, device, after=[], before=first)
     copies = [(fixed, nbytes, value) for value, fixed, nbytes in wiring.copies_in]
     if copies:
         _add(graph, added, "pygraph_copy_in", copies, _chunked, device, after=[], before=first)
@@ -113,6 +113,10 @@ def _table_targets(
     return [(0, entry[value], value) for value in values]
 
 
+def _one_block(rows: list[list[int]]) -> int:
+    return 1
+
+
 def _chunked(rows: list[list[int]]) -> int:
     """Number the blocks that copy each segment; how many blocks there are."""
     blocks = 0
@@ -127,7 +131,7 @@ def _add(
     added: Added,
     name: str,
     rows: Sequence[tuple[int, int, int]],
-    blocks: Any,
+    blocks: Callable[[list[list[int]]], int],
     device: torch.device,
     after: list[Any],
     before: list[Any],

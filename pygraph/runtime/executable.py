@@ -346,7 +346,7 @@ class Executable:
 
     def memory_use(self) -> dict[str, int]:
         """Bytes: of the pool, which all graphs of the function share, and those of `RegionGraph.memory_use`."""
-        total = dict.fromkeys(("pool", "static", "copied", "outputs"), 0)
+        total = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
         if self.graphs:
             total["pool"] = self.pool.nbytes()
         for graph in self.graphs:

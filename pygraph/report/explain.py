@@ -8,6 +8,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pygraph.native import build
 from pygraph.program import Fallback, Region
 
 if TYPE_CHECKING:
@@ -52,11 +53,13 @@ class Explanation:
         name: The function.
         calls: One report per kind of call, least recently used first.
         inlined: Calls that became part of something else, or ran as they are without a cache entry.
+        slow_calls: Why the extension does not serve calls, so that each costs some time in Python; None if it does.
     """
 
     name: str
     calls: tuple[CallReport, ...]
     inlined: dict[Fallback, int]
+    slow_calls: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The most recent kind of call at the top level, all kinds under ``entries``, every fallback counted."""
@@ -72,6 +75,7 @@ class Explanation:
             **latest,
             "fallbacks": [{**dataclasses.asdict(fallback), "count": count} for fallback, count in counted.items()],
             "entries": [call.to_dict() for call in self.calls],
+            "slow_calls": self.slow_calls,
         }
 
     def __str__(self) -> str:
@@ -103,6 +107,8 @@ class Explanation:
             console.print(Text(f"fallback ×{fallback['count']}: {fallback['what']}: {fallback['reason']}{where}"))
         if not self.to_dict()["fallbacks"]:
             console.print("no fallbacks")
+        if self.slow_calls is not None:
+            console.print(Text(f"calls are recognised in Python: {self.slow_calls}"))
         return text.getvalue()
 
     __repr__ = __str__
@@ -110,7 +116,7 @@ class Explanation:
 
 def explain(name: str, entries: Sequence[Entry], inlined: dict[Fallback, int]) -> Explanation:
     """Make the report of a function from its cache entries and the calls that had none."""
-    return Explanation(name, tuple(map(call_report, entries)), inlined)
+    return Explanation(name, tuple(map(call_report, entries)), inlined, build.reason())
 
 
 def call_report(entry: Entry) -> CallReport:

@@ -239,6 +239,7 @@ class Environment:
             for key, item in list(state.items()):
                 self._entries.append((state, key, item))
                 self._visit(_join(name, key), item, depth + 1)
+        self._class(name, type(value))
         call = getattr(type(value), "__call__", None)  # noqa: B004  (its function is wanted, not whether it is there)
         if isinstance(call, types.FunctionType):
             self._visit(name, call, depth)

@@ -243,6 +243,8 @@ class Transformed(Generic[P, R]):
 
     def _plan(self, key: Key, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> None:
         """Have calls like this one take the native path from now on, where that can do what is done here."""
+        if self._clear_first:
+            return
         if entry.executable is None and (entry.program is not None or (self.options.strict and entry.fallbacks)):
             return
         static = static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)

@@ -8,6 +8,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pygraph.native import build
 from pygraph.program import Fallback, Region
 
 if TYPE_CHECKING:
@@ -78,12 +79,14 @@ class Explanation:
         calls: One report per kind of call, least recently used first.
         inlined: Calls that became part of something else, or ran as they are without a cache entry.
         donated: What became of the memory of donated arguments.
+        slow_calls: Why the extension does not serve calls, so that each costs some time in Python; None if it does.
     """
 
     name: str
     calls: tuple[CallReport, ...]
     inlined: dict[Fallback, int]
     donated: tuple[DonatedReport, ...] = ()
+    slow_calls: str | None = None
 
     def with_donated(self, notes: Mapping[tuple[str, str | None], int]) -> Explanation:
         """The same with what became of the memory of donated arguments."""
@@ -105,6 +108,7 @@ class Explanation:
             "fallbacks": [{**dataclasses.asdict(fallback), "count": count} for fallback, count in counted.items()],
             "donated": [dataclasses.asdict(report) for report in self.donated],
             "entries": [call.to_dict() for call in self.calls],
+            "slow_calls": self.slow_calls,
         }
 
     def __str__(self) -> str:
@@ -141,6 +145,8 @@ class Explanation:
             console.print(Text(f"fallback ×{fallback['count']}: {fallback['what']}: {fallback['reason']}{where}"))
         if not self.to_dict()["fallbacks"]:
             console.print("no fallbacks")
+        if self.slow_calls is not None:
+            console.print(Text(f"calls are recognised in Python: {self.slow_calls}"))
         return text.getvalue()
 
     def _memory_table(self) -> Table:
@@ -173,7 +179,7 @@ def _patched(counts: dict[str, int], mechanisms: dict[str, int]) -> str:
 
 def explain(name: str, entries: Sequence[Entry], inlined: dict[Fallback, int]) -> Explanation:
     """Make the report of a function from its cache entries and the calls that had none."""
-    return Explanation(name, tuple(map(call_report, entries)), inlined)
+    return Explanation(name, tuple(map(call_report, entries)), inlined, slow_calls=build.reason())
 
 
 def call_report(entry: Entry) -> CallReport:

@@ -1,0 +1,98 @@
+"""Random histories of calls: with the extension and without it, results and statistics are the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.native import build
+
+pytest.importorskip("hypothesis")
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+pytestmark = pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
+
+TENSORS = ["plain", "other", "long", "transposed", "shifted", "double", "grad", "host", "view"]
+STEP = st.one_of(
+    st.tuples(st.just("call"), st.sampled_from(TENSORS), st.sampled_from(TENSORS), st.sampled_from([1, 2, 0.5, -0.0])),
+    st.tuples(st.just("no_grad call"), st.sampled_from(TENSORS), st.sampled_from(TENSORS), st.just(2)),
+    st.tuples(st.just("set"), st.sampled_from(["factor", "table", "items", "weight", "shift"]), st.integers(1, 3)),
+)
+
+
+class State:
+    def __init__(self, device: torch.device) -> None:
+        self.factor: Any = 1
+        self.table = {"a": 1}
+        self.items = [1]
+        self.shift = torch.ones(4, device=device)
+
+    def change(self, what: str, value: int, device: torch.device) -> None:
+        if what == "factor":
+            self.factor = value
+        elif what == "table":
+            self.table["a"] = value
+        elif what == "items":
+            self.items[:] = [1] * value
+        elif what == "weight":
+            self.shift.fill_(value)
+        else:
+            self.shift = torch.full((4,), float(value), device=device)
+
+
+def make_tensors(device: torch.device) -> dict[str, torch.Tensor]:
+    memory = torch.arange(64.0, device=device)
+    return {
+        "plain": memory[:16].view(4, 4),
+        "other": torch.randn(4, 4, device=device),
+        "long": torch.randn(8, 4, device=device),
+        "transposed": torch.randn(4, 4, device=device).t(),
+        "shifted": memory[17:33].view(4, 4),
+        "double": torch.randn(4, 4, device=device, dtype=torch.float64),
+        "grad": torch.randn(4, 4, device=device, requires_grad=True),
+        "host": torch.randn(()),
+        "view": memory[4:20].view(4, 4),
+    }
+
+
+def play(steps: list[tuple[Any, ...]], device: torch.device, transform: Any) -> tuple[list[Any], Any]:
+    torch.manual_seed(0)
+    state, tensors = State(device), make_tensors(device)
+
+    def fn(x: torch.Tensor, y: torch.Tensor, k: Any) -> torch.Tensor:
+        return (x * k + state.shift * state.factor + len(state.items)) * state.table["a"] + y
+
+    function = transform(fn)
+    results: list[Any] = []
+    for step in steps:
+        if step[0] == "set":
+            state.change(step[1], step[2], device)
+            continue
+        try:
+            with torch.set_grad_enabled(step[0] == "call"):
+                result = function(tensors[step[1]], tensors[step[2]], step[3])
+            results.append((result.detach().cpu(), result.requires_grad))
+        except RuntimeError:
+            results.append("error")
+    return results, function
+
+
+@settings(max_examples=25)
+@given(steps=st.lists(STEP, min_size=4, max_size=14).map(lambda steps: [*steps, *steps]))
+def test_histories(device: torch.device, steps: list[tuple[Any, ...]]) -> None:
+    expected, _ = play(steps, device, lambda fn: fn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYGRAPH_NATIVE", "0")
+        python, slow = play(steps, device, lambda fn: pygraph.jit(fn, max_graphs=4))
+    native, fast = play(steps, device, lambda fn: pygraph.jit(fn, max_graphs=4))
+    assert slow._native.dispatch is None
+    for one, two, three in zip(native, python, expected, strict=True):
+        torch.testing.assert_close(one, three) if one != "error" else None
+        torch.testing.assert_close(two, three) if two != "error" else None
+        assert (one == "error") == (two == "error") == (three == "error")
+    assert fast.cache_info() == slow.cache_info()
+    assert [r.calls for r in fast.explain().calls] == [r.calls for r in slow.explain().calls]

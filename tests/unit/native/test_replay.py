@@ -1,0 +1,272 @@
+"""Native replays, on the emulated device: its graphs get C functions that do what CUDA's do."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.native import build
+from pygraph.runtime import emulated
+from pygraph.runtime.driver import NativeCommit
+
+pytestmark = pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
+
+STREAM = 2**63 + 5  # a handle may use all bits
+
+
+class Fake:
+    """C functions as of the CUDA driver, whose graphs and nodes are numbers."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[int, Any] = {}
+        self.commits: list[tuple[int, int]] = []
+        self.launches: list[tuple[int, int]] = []
+        self.refuse: str | None = None
+        self.capturing = 0
+        self.stream = STREAM
+        word = ctypes.c_uint64
+        self.commit3 = ctypes.CFUNCTYPE(ctypes.c_int, word, word, word)(self._commit)
+        self.commit4 = ctypes.CFUNCTYPE(ctypes.c_int, word, word, word, word)(self._commit_in)
+        self.launch = ctypes.CFUNCTYPE(ctypes.c_int, word, word)(self._launch)
+        self.status = ctypes.CFUNCTYPE(ctypes.c_int, word, ctypes.POINTER(ctypes.c_int))(self._status)
+
+    def _commit(self, graph: int, node: int, params: int) -> int:
+        if self.refuse == "commit":
+            return 1
+        assert params == self.graphs[graph].params_address(node)
+        self.graphs[graph].commit(node)
+        self.commits.append((graph, node))
+        return 0
+
+    def _commit_in(self, graph: int, node: int, params: int, context: int) -> int:
+        assert context == 77
+        return self._commit(graph, node, params)
+
+    def _launch(self, graph: int, stream: int) -> int:
+        if self.refuse == "launch":
+            return 1
+        assert stream == STREAM
+        self.graphs[graph].replay()
+        self.launches.append((graph, stream))
+        return 0
+
+    def _status(self, stream: int, status: Any) -> int:
+        status[0] = self.capturing
+        return 0
+
+
+def address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    fake = Fake()
+    driver = type(emulated.driver())
+    graph = emulated.EmulatedGraph
+    pool = emulated.EmulatedPool
+
+    def native_launch(self: Any) -> tuple[int, int]:
+        fake.graphs[id(self)] = self
+        return address(fake.launch), id(self)
+
+    def native_commit(self: Any, node: int) -> NativeCommit:
+        function, context = (fake.commit3, 0) if node % 2 else (fake.commit4, 77)
+        return NativeCommit(address(function), id(self), node, self.params_address(node), context)
+
+    monkeypatch.setattr(graph, "native_launch", native_launch)
+    monkeypatch.setattr(graph, "native_commit", native_commit)
+    monkeypatch.setattr(driver, "native_stream", lambda self: (lambda index: fake.stream, address(fake.status)))
+    monkeypatch.setattr(pool, "last_stream", ctypes.c_int64(STREAM - 2**64), raising=False)
+    yield fake
+    assert fake.commits or fake.launches or fake.refuse, "the test has used it"
+
+
+def replayed(function: Any) -> int:
+    return sum(made.plan.hits for made in function._native._made if made.plan.way == "replay")
+
+
+def check(fn: Callable[..., Any], calls: list[tuple[Any, ...]], native: int | None = None) -> Any:
+    """The calls give what they give eagerly, in order; all but the first two of a kind natively."""
+    function = pygraph.jit(fn)
+    kept: list[tuple[Any, Any]] = []
+    for args in calls:
+        got, expected = function(*args), fn(*args)
+        kept.append((got, expected))
+        for result, reference in kept:  # those of earlier calls stay as they were
+            torch.testing.assert_close(result, reference)
+    assert replayed(function) == (len(calls) - 2 if native is None else native)
+    return function
+
+
+def vectors(count: int, *, size: int = 5) -> list[torch.Tensor]:
+    return [torch.randn(size, device="emu") for _ in range(count)]
+
+
+def test_fresh_results_at_live_addresses(fake: Fake) -> None:
+    function = check(lambda x: torch.relu(x) + 1, [(x,) for x in vectors(6)])
+    assert len(fake.launches) == 4
+    x = vectors(1)[0]
+    results = {function(x).data_ptr() for _ in range(3)}
+    torch.testing.assert_close(function(function(x)), torch.relu(torch.relu(x) + 1) + 1)
+    assert results
+
+
+def test_many_inputs(fake: Fake) -> None:
+    def fn(*xs: torch.Tensor) -> torch.Tensor:
+        return functools.reduce(torch.add, xs)
+
+    check(fn, [tuple(vectors(32)) for _ in range(4)])
+
+
+def test_only_what_changed_is_sent(fake: Fake) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(x.exp())
+        out.add_(y)
+
+    x, y, out = vectors(3)
+    function = pygraph.jit(fn)
+    for _ in range(3):
+        function(x, y, out)
+    fake.commits.clear()
+    function(x, y, out)
+    assert fake.commits == []
+    other = vectors(1)[0]
+    function(x, other, out)
+    assert len(fake.commits) == 1
+    torch.testing.assert_close(out, x.exp() + other)
+
+
+@pytest.mark.parametrize("numbers", [(0.5, -0.0, 0.0, 1e30, -7.25), (3, -1, 0, 2**31 - 1, 5)])
+def test_numbers(fake: Fake, numbers: tuple[Any, ...]) -> None:
+    x = torch.ones(4, device="emu")
+    check(lambda x, k: x * k, [(x, k) for k in (*numbers, *numbers)])
+    check(lambda x, k: 1 / (x * k), [(x, k) for k in numbers])
+    if isinstance(numbers[0], int):
+        check(lambda x, k: x.long() + k, [(x, k) for k in numbers])
+
+
+def test_numpy_numbers(fake: Fake) -> None:
+    import numpy as np
+
+    x = torch.ones(4, device="emu")
+    for kind in (np.float64, np.float32, np.int64, np.int32):
+        check(lambda x, k: x * k, [(x, kind(k)) for k in (1, 2, 3, 4)])
+
+
+def test_results_of_every_kind(fake: Fake) -> None:
+    def several(x: torch.Tensor, y: torch.Tensor) -> Any:
+        a = x + y
+        return a, [x * 2, None], {"same": a, "number": 3}, y
+
+    def views(x: torch.Tensor) -> Any:
+        a, b = (x + 1).reshape(2, 3).unbind(0)
+        return a.t() if a.dim() == 2 else a, b
+
+    x, y = vectors(2, size=6)
+    calls = [(torch.randn(6, device="emu"), y) for _ in range(4)]
+    function = check(several, calls)
+    result = function(x, y)
+    assert result[2]["same"] is result[0]
+    assert result[3] is y
+    check(lambda x: (x + 1, x * 2), [(v,) for v in vectors(4)])
+    check(lambda x: [x + 1], [(v,) for v in vectors(4)])
+    check(lambda x: (x + 1,), [(v,) for v in vectors(4)])
+
+
+def test_results_are_made_as_in_python(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).t()
+
+    x = torch.randn(2, 3, device="emu")
+    for context in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with context():
+            function = pygraph.jit(fn)
+            results = [function(x) for _ in range(3)]
+            assert replayed(function) == 1
+            for attribute in ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad_fn"):
+                assert getattr(results[1], attribute) == getattr(results[2], attribute), attribute
+            for method in ("stride", "storage_offset", "is_inference", "is_contiguous"):
+                assert getattr(results[1], method)() == getattr(results[2], method)(), method
+            assert results[1].untyped_storage().nbytes() == results[2].untyped_storage().nbytes()
+            assert torch.is_grad_enabled() == (context is not torch.no_grad and context is not torch.inference_mode)
+
+
+def test_python_and_native_calls_in_turn(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn = lambda x, k: torch.relu(x) * k  # noqa: E731
+    function = pygraph.jit(fn)
+    x, y = vectors(2)
+    for step in range(12):
+        native = function._native.dispatch
+        if step % 3 == 2:
+            function._native.dispatch = None
+        for tensor, number in ((x, 2.0), (y, 2.0), (y, float(step))):
+            torch.testing.assert_close(function(tensor, number), fn(tensor, number))
+        function._native.dispatch = native or function._native.dispatch
+    assert function.cache_info()[:2] == (35, 1)
+
+
+@pytest.mark.parametrize("refused", ["commit", "launch"])
+def test_after_a_refusal_everything_is_sent_again(fake: Fake, refused: str) -> None:
+    fn = lambda x: torch.relu(x) + 1  # noqa: E731
+    function = pygraph.jit(fn)
+    for x in vectors(3):
+        function(x)
+    fake.refuse = refused
+    for x in vectors(2):
+        torch.testing.assert_close(function(x), fn(x))
+    assert replayed(function) == 1, "Python served those"
+    fake.refuse = None
+    for x in vectors(2):
+        torch.testing.assert_close(function(x), fn(x))
+    assert replayed(function) == 3
+
+
+def test_another_stream_or_a_capture_is_left_to_python(fake: Fake) -> None:
+    function = pygraph.jit(torch.relu)
+    x = vectors(1)[0]
+    for _ in range(3):
+        function(x)
+    launches = len(fake.launches)
+    fake.stream = 3
+    torch.testing.assert_close(function(x), torch.relu(x))
+    fake.stream, fake.capturing = STREAM, 1
+    torch.testing.assert_close(function(x), torch.relu(x))
+    assert len(fake.launches) == launches == replayed(function)
+    fake.capturing = 0
+    function(x)
+    assert replayed(function) == launches + 1
+
+
+def test_what_draws_random_numbers_or_has_more_than_a_graph_is_run_by_python(fake: Fake) -> None:
+    x = vectors(1)[0]
+    function = pygraph.jit(lambda x: torch.relu(x) + float(torch.sigmoid(x).sum()))
+    for _ in range(4):
+        function(x)
+    assert replayed(function) == 0
+    pygraph.jit(torch.relu)(x)
+    fake.refuse = "nothing was launched"
+
+
+def test_counters_include_native_replays(fake: Fake) -> None:
+    from pygraph.native.callpath import count_replays
+
+    counters = emulated.driver().counters
+    function = pygraph.jit(torch.relu)
+    for x in vectors(2):
+        function(x)
+    count_replays()
+    before = counters.replays, counters.launches, counters.patches
+    for x in vectors(3):
+        function(x)
+    native = fake.commits
+    count_replays()
+    # The fake replays and commits through the emulated graph, which counts as well.
+    assert counters.replays - before[0] == 6
+    assert counters.patches - before[2] >= len(native) > 0

@@ -113,7 +113,14 @@ def trace_call(
     with _LOCK, no_collection():
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs})
-            recording = record(fn, args, kwargs, static, name, environment)
+            asked: set[int] = set()
+            try:
+                recording = record(fn, args, kwargs, static, name, environment, asked)
+            except TraceError:
+                if asked <= static:
+                    raise
+                static |= asked  # it may have failed because the answer was not a number's
+                continue
             if recording.specialize <= static:
                 return Traced(_functional(recording), static, Environment(fn, _objects(args, kwargs)))
             static |= recording.specialize

@@ -327,7 +327,8 @@ class CudaDriver(Driver):
 
     def costs(self) -> Costs:
         """Measured once per machine and kept on disk."""
-        return measured_costs(self.device)
+        with _capture_lock:  # it captures and waits, which must not meet a capture of another thread
+            return measured_costs(self.device)
 
     def replay_time(self, graph: RecordedGraph) -> float:
         """Median of a few replays, by events."""

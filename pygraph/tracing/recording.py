@@ -31,6 +31,7 @@ from pygraph.program import (
     TensorSpec,
 )
 from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
+from pygraph.tracing.live_numbers import LiveFloat, LiveInt
 from pygraph.tracing.modes import NumbersStayLive, Sources, fake_tracing, first_line, user_line
 
 
@@ -59,6 +60,7 @@ def record(
     static: frozenset[int],
     name: str,
     environment: Environment,
+    asked: set[int] | None = None,
 ) -> Recording:
     """Run ``fn`` once on fakes of its arguments.
 
@@ -69,6 +71,7 @@ def record(
         static: Leaves of numbers that are baked in.
         name: What errors call the function.
         environment: What the function can reach besides; put back afterwards.
+        asked: Gets the leaves of numbers whose type the function asks for, also if it fails.
 
     Raises:
         TraceError: The function fails, or does what a Program cannot say.
@@ -86,6 +89,7 @@ def record(
     inputs: list[Input] = []
     values: list[Any] = []
     symbols: dict[Any, int] = {}
+    asked = set() if asked is None else asked
     traced_leaves = list(leaves)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
@@ -95,7 +99,7 @@ def record(
             inputs.append(Argument(paths[index], index, relative_spec(leaf)))
         elif index not in static and is_live_number(leaf):
             number = to_number(leaf)
-            traced_leaves[index] = symbol = _symbol(shape_env, number, paths[index])
+            traced_leaves[index] = symbol = _symbol(shape_env, number, paths[index], index, asked)
             symbols[symbol.node.expr] = index
             inputs.append(ScalarArgument(paths[index], index, type(number)))
             values.append(symbol)
@@ -164,7 +168,7 @@ def record(
             )  # fmt: skip
     return Recording(
         name, mode, module, inputs, values, box["leaves"], box["paths"], in_tree, box["tree"], environment,
-        _needed_values(shape_env, module, symbols), _baked(inputs, paths, leaves),
+        _needed_values(shape_env, module, symbols) | asked, _baked(inputs, paths, leaves),
     )  # fmt: skip
 
 
@@ -187,15 +191,15 @@ def relative_spec(tensor: torch.Tensor) -> TensorSpec:
     return dataclasses.replace(TensorSpec.of(tensor), offset=0)
 
 
-def _symbol(shape_env: ShapeEnv, number: int | float, path: str) -> Any:
-    """A SymInt or SymFloat that stands for ``number`` and remembers every question asked about its value."""
+def _symbol(shape_env: ShapeEnv, number: int | float, path: str, leaf: int, asked: set[int]) -> Any:
+    """A SymInt or SymFloat that stands for ``number`` and remembers every question asked about its value or type."""
     from torch._dynamo.source import ConstantSource  # checked with torch 2.11 and 2.13
 
     source = ConstantSource(path)
     symbol = shape_env.create_unspecified_symbol(number, source=source, dynamic_dim=DimDynamic.DYNAMIC)
     if isinstance(number, int):
-        return shape_env.create_symintnode(symbol, hint=number, source=source)
-    return shape_env.create_symfloatnode(symbol, hint=number, source=source)
+        return LiveInt(shape_env.create_symintnode(symbol, hint=number, source=source).node, leaf, asked)  # pyright: ignore
+    return LiveFloat(shape_env.create_symfloatnode(symbol, hint=number, source=source).node, leaf, asked)  # pyright: ignore
 
 
 def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeTensor]:

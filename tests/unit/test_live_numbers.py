@@ -1,0 +1,112 @@
+"""Numbers whose type or text a function asks for are baked in; all others stay live."""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+
+
+def helper(k: Any) -> float:
+    return 3.0 if isinstance(k, float) else 5.0
+
+
+@functools.singledispatch
+def dispatched(k: Any) -> float:
+    return 1.0
+
+
+@dispatched.register
+def _(k: float) -> float:
+    return 2.0
+
+
+@dispatched.register
+def _(k: int) -> float:
+    return 4.0
+
+
+def matched(k: Any) -> float:
+    match k:
+        case float():
+            return 2.0
+        case int() | bool():
+            return 4.0
+    return 1.0
+
+
+ASKING: dict[str, Callable[..., Any]] = {
+    "isinstance": lambda x, k: x * k if isinstance(k, float) else x + k,
+    "isinstance of several": lambda x, k: x * k if isinstance(k, (int, str)) else x + k,
+    "isinstance of an abstract class": lambda x, k: x * k if isinstance(k, numbers.Integral) else x + k,
+    "not an instance": lambda x, k: x * len(k) if isinstance(k, collections.abc.Sized) else x + k,
+    "a helper": lambda x, k: x * helper(k),
+    "over two lines": lambda x, k: (
+        x * k
+        if isinstance(
+            k,
+            float,
+        )
+        else x + k
+    ),
+    "in a comprehension": lambda x, k: sum([x * v if isinstance(v, float) else x + v for v in (k, k)]),
+    "__class__": lambda x, k: x * k if k.__class__ is int else x + k,
+    "match": lambda x, k: x * matched(k),
+    "singledispatch": lambda x, k: x * dispatched(k),
+    "str": lambda x, k: x * float(str(k)),
+    "repr": lambda x, k: x * len(repr(k)),
+    "format": lambda x, k: x * float(f"{k:.1f}"),
+    "f-string": lambda x, k: x * len(f"{k}"),
+}
+
+LIVE: dict[str, Callable[..., Any]] = {
+    "multiply": lambda x, k: x * k,
+    "beside a question": lambda x, k: x * k if isinstance(x, torch.Tensor) else x,
+    "arithmetic": lambda x, k: x * (k * 2 + 1),
+    "full": lambda x, k: torch.full((3,), k, device=x.device) + x,
+    "tensor": lambda x, k: torch.tensor(k, device=x.device, dtype=torch.float32) + x,
+    "clamp": lambda x, k: x.clamp(min=k),
+    "addcmul": lambda x, k: torch.addcmul(x, x, x, value=k),
+    "alpha": lambda x, k: torch.add(x, x, alpha=k),
+    "threshold": lambda x, k: torch.nn.functional.threshold(x, k, k),
+}
+
+
+@pytest.mark.parametrize("kind", ASKING)
+def test_what_is_asked_is_baked_in(device: torch.device, kind: str) -> None:
+    fn = ASKING[kind]
+    for _ in range(30):  # Python specialises code that runs often
+        fn(torch.ones(1), 1.5)
+    jitted = pygraph.jit(fn)
+    for k in (2.5, 3, 0.5, 7, 2.5, 3):
+        x = torch.arange(3.0, device=device)
+        assert torch.equal(jitted(x, k), fn(x, k)), k
+    assert jitted.cache_info()[:2] == (2, 4)
+    assert jitted.explain().to_dict()["fallbacks"] == []
+
+
+@pytest.mark.parametrize("kind", LIVE)
+def test_what_is_not_asked_stays_live(device: torch.device, kind: str) -> None:
+    fn = LIVE[kind]
+    jitted = pygraph.jit(fn)
+    for k in (2.5, 3, 0.5, 7, -1.5, 4):
+        x = torch.arange(3.0, device=device)
+        assert torch.equal(jitted(x, k), fn(x, k)), k
+    assert jitted.cache_info()[:2] == (4, 2)
+
+
+def test_only_the_number_that_is_asked_is_baked_in(device: torch.device) -> None:
+    fn = lambda x, scale, shift: (x * scale if isinstance(scale, float) else x) + shift  # noqa: E731
+    jitted = pygraph.jit(fn)
+    x = torch.arange(3.0, device=device)
+    for shift in (1.5, 2.5, 3.5):
+        for scale in (2.0, 3):
+            assert torch.equal(jitted(x, scale, shift), fn(x, scale, shift))
+    assert jitted.cache_info()[:2] == (4, 2)

@@ -68,7 +68,7 @@ def work(options: argparse.Namespace) -> None:
         operator, dtype = operators[request["operator"]], getattr(torch, request["dtype"])
         try:
             with torch.no_grad():
-                for answer in _serve(request, operator, device, dtype, options.samples):
+                for answer in _serve(request, operator, device, dtype, options):
                     answers.write(json.dumps(answer) + "\n")
         except DeviceLostError as error:
             answers.write(json.dumps({"lost": str(error)}) + "\n")
@@ -77,9 +77,11 @@ def work(options: argparse.Namespace) -> None:
         answers.write('{"end": true}\n')
 
 
-def _serve(request: dict[str, Any], operator: Any, device: Any, dtype: Any, count: int) -> Iterator[dict[str, Any]]:
+def _serve(
+    request: dict[str, Any], operator: Any, device: Any, dtype: Any, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """Records of the cases from ``request["start"]`` on, each announced before."""
-    found = cases(operator, device, dtype, count)
+    found = cases(operator, device, dtype, options.samples)
     index = -1
     while True:
         index += 1
@@ -93,7 +95,7 @@ def _serve(request: dict[str, Any], operator: Any, device: Any, dtype: Any, coun
         if case is None:
             return
         if index >= request["start"]:
-            yield {"record": {"sample": index, **run_case(request["operator"], case)}}
+            yield {"record": {"sample": index, **run_case(request["operator"], case, options.mechanism)}}
 
 
 class _Worker:
@@ -101,7 +103,8 @@ class _Worker:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, str(_HERE / "conformance.py"), "--worker", "--samples", str(options.samples)]
+        command = [sys.executable, str(_HERE / "conformance.py"), "--worker"]
+        command += ["--samples", str(options.samples), "--mechanism", options.mechanism]
         environment = {**os.environ, "PYGRAPH_DEVICE": options.device, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment
@@ -288,6 +291,12 @@ def versions(device: str) -> dict[str, str]:
     return found
 
 
+def command_line() -> str:
+    """The command that was run, without this machine's folders."""
+    arguments = [Path(argument).name if argument.startswith("/") else argument for argument in sys.argv[1:]]
+    return " ".join(["python", "benchmarks/conformance.py", *arguments])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "emulated"), default="")
@@ -296,6 +305,7 @@ def main() -> None:
     parser.add_argument("--ops", default="", help="operators by name, with all their variants; all by default")
     parser.add_argument("--dtypes", default="", help=f"some of {','.join(DTYPES)}")
     parser.add_argument("--samples", type=int, default=3, help="samples per operator and dtype")
+    parser.add_argument("--mechanism", default="auto", help="how graphs change pointers, see pygraph.indirect")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one case")
     parser.add_argument("--minutes", type=float, default=60.0, help="after this, start nothing more")
     parser.add_argument("--out", type=Path, help="JSON; records go to the same name with .jsonl as they come")
@@ -320,7 +330,7 @@ def main() -> None:
                 lines.close()
     records = in_order(records)
     result = {
-        "command": " ".join(["python", "benchmarks/conformance.py", *sys.argv[1:]]),
+        "command": command_line(),
         "versions": versions(options.device),
         "summary": summarise(records),
         "rows": by_operator(records),

@@ -87,7 +87,10 @@ class InPlace:
 
 
 def load_operators() -> dict[str, Any]:
-    """PyTorch's own operator descriptions (``op_db``) by name, with a variant's name after a dot; in-place variants end in ``_``."""
+    """PyTorch's own operator descriptions (``op_db``) by name, with a variant's name after a dot.
+
+    In-place variants end in ``_``.
+    """
     try:
         import expecttest  # noqa: F401  # pyright: ignore
     except ModuleNotFoundError:
@@ -335,7 +338,7 @@ def aliases(result: Any, tensors: Sequence[torch.Tensor]) -> list[int | None]:
 # -- running ------------------------------------------------------------------------------------------------------
 
 
-def run_case(name: str, case: Case) -> dict[str, Any]:
+def run_case(name: str, case: Case, mechanism: Any = "auto") -> dict[str, Any]:
     """Capture a case, poison what was captured, call it on other tensors, and compare each call with eager.
 
     Returns:
@@ -349,7 +352,7 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
     except Exception as error:  # the sample is at fault, or the device does not implement the operator
         _check_device(error)
         return {"class": "skipped", "reasons": [f"eager: {_line(error)}"]}
-    return _run(name, case, eager)
+    return _run(name, case, eager, mechanism)
 
 
 def _eager(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
@@ -359,8 +362,8 @@ def _eager(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch
     return case.call(*arguments), arguments
 
 
-def _run(name: str, case: Case, eager: list[tuple[Any, list[torch.Tensor]]]) -> dict[str, Any]:
-    fast = pygraph.graphify(pygraph.indirect(pygraph.devicify(case.call)))
+def _run(name: str, case: Case, eager: list[tuple[Any, list[torch.Tensor]]], mechanism: Any) -> dict[str, Any]:
+    fast = pygraph.graphify(pygraph.indirect(pygraph.devicify(case.call), mechanism=mechanism))
     check = _Check(name.partition(".")[0] not in _UNINITIALISED)
     held: list[tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]] = []
     report: dict[str, Any] = {}
@@ -448,7 +451,7 @@ class _Check:
 
 
 def _report(fast: Any) -> dict[str, Any]:
-    return {**fast.explain().to_dict(), "cache": fast.cache_info()._asdict()}
+    return {**fast.explain().to_dict(), "replays": fast.cache_info().hits}
 
 
 def _line(error: BaseException) -> str:
@@ -482,15 +485,15 @@ def classify(report: dict[str, Any]) -> tuple[str, list[str]]:
     ('not capturable', ['aten.sum: …'])
     """
     reasons = list(dict.fromkeys(_fallback_text(f["what"], f["reason"]) for f in report["fallbacks"]))
-    cache = report.get("cache", {"hits": 1})
+    replays = report.get("replays", _ROUNDS)
     if report["bytes_copied_per_replay"]:
         return "copied", reasons or ["no reason given"]
     if report["kernels_in_graphs"] == 0:
         if report["kernels"] == 0 and not reasons:
             return "no device work", []
         return "not capturable", reasons or ["no reason given"]
-    if not cache["hits"]:
-        return "not capturable", ["it is captured anew at every call"]
+    if replays < _ROUNDS:  # what was captured last has not been replayed, or not on other tensors
+        return "not capturable", [f"{_ROUNDS - replays} of {_ROUNDS} later calls capture it anew"]
     if report["nodes"] == 0:
         return "no device work", reasons
     if report["kernels_in_graphs"] < report["kernels"]:
@@ -500,6 +503,7 @@ def classify(report: dict[str, Any]) -> tuple[str, list[str]]:
 
 def _fallback_text(what: str, reason: str) -> str:
     """One line for a fallback, without the place in this program that a trace ends at."""
-    reason = re.sub(r"^trace\(call\)\(…\): | From conformance_cases\.py:\d+\.| \(unhinted.*", "", reason)
+    reason = re.sub(r"^trace\(call\)\(…\): | From \S+:\d+\.$| \(unhinted.*", "", reason)
     what = what.removeprefix("the call").strip()
-    return f"{what}: {reason}" if what else reason
+    text = f"{what}: {reason}" if what else reason
+    return text if len(text) <= 160 else f"{text[:159]}…"

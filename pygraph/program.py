@@ -355,6 +355,12 @@ class Program:
                     return spec.device
         return torch.device("cpu")
 
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All accelerators that its tensors are on, in the order in which they are met."""
+        specs = (spec for node in self.nodes for spec in tensor_specs(node.meta.get("spec")))
+        return tuple(dict.fromkeys(spec.device for spec in specs if spec.device.type not in ("cpu", "meta")))
+
     def copy_graph(self) -> fx.GraphModule:
         """A copy of the graph, for a pass to edit: node metadata is kept, submodules are shared."""
         graph = fx.Graph()

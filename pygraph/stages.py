@@ -14,6 +14,7 @@ from pygraph.keys import overlap_key
 from pygraph.program import Program
 from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.body import alignment
+from pygraph.runtime.turns import reason_inside
 from pygraph.trace import Traced
 from pygraph.tracing.leaves import static_leaves
 from pygraph.transformed import Entry, Transformed
@@ -38,11 +39,13 @@ class Lowered:
 
     def compile(self) -> Compiled:
         """Record the graphs, with the arguments given to ``lower`` as examples."""
-        executable = self._function.make_executable(self.program, self._leaves)
+        with self._function.turn() as mine:
+            executable = self._function.make_executable(self.program, self._leaves) if mine else None
         program = self.program if executable is None else executable.program
         fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
+        entry = Entry(self._traced, program, executable, fallbacks)
         donation = self._function.donation if isinstance(self._function, Donating) else None
-        return Compiled(program.name, Entry(self._traced, program, executable, fallbacks), self._leaves, donation)
+        return Compiled(self._function, entry, self._leaves, donation)
 
 
 class Compiled:
@@ -52,10 +55,17 @@ class Compiled:
         program: The Program as it runs.
     """
 
-    def __init__(self, name: str, entry: Entry, leaves: list[Any], donation: Donation | None = None) -> None:
+    def __init__(
+        self,
+        function: Transformed[..., Any],
+        entry: Entry,
+        leaves: list[Any],
+        donation: Donation | None = None,
+    ) -> None:
         self._donation = donation
         assert entry.program is not None
-        self._name = name
+        self._function = function
+        self._name = entry.program.name
         self._entry = entry
         self.program = entry.program
         self._alignments = [(index, _alignment(leaf)) for index, leaf in enumerate(leaves) if _alignment(leaf) > 1]
@@ -82,10 +92,13 @@ class Compiled:
                 raise ArgumentError(describe(f"{self._name}(…)", problem, expected=wanted, remedy="Clone it."))
         if overlap_key(leaves) != self._overlap:
             raise ArgumentError(describe(f"{self._name}(…)", "the arguments share memory otherwise than when compiled"))
-        self._entry.calls += 1
-        if self._entry.executable is None:
-            return evaluate(self.program, *args, **kwargs)
-        return self._entry.executable(leaves)
+        with self._function.turn() as mine:
+            self._entry.calls += 1
+            if self._entry.executable is not None and mine:
+                return self._entry.executable(leaves)
+        if not mine:
+            reason_inside(self._name, leaves)  # raises where the device cannot be used at all
+        return evaluate(self.program, *args, **kwargs)
 
     def explain(self) -> Explanation:
         """What runs how, and why."""

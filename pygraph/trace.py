@@ -21,12 +21,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.utils import _pytree as pytree
 
-from pygraph.environment import Environment
+from pygraph.environment import IMMUTABLE, Environment
 from pygraph.errors import TraceError, describe
 from pygraph.program import (
     Program,
 )
+from pygraph.runtime.collection import no_collection
 from pygraph.tracing.functionalize import functionalize
 from pygraph.tracing.leaves import static_leaves
 from pygraph.tracing.modes import first_line, user_line
@@ -108,14 +110,20 @@ def trace_call(
 ) -> Traced:
     """Trace one call; numbers at the leaves in ``static`` are baked in from the start."""
     name = str(name or getattr(fn, "__name__", type(fn).__name__))
-    with _LOCK:
+    with _LOCK, no_collection():
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs})
             recording = record(fn, args, kwargs, static, name, environment)
             if recording.specialize <= static:
-                return Traced(_functional(recording), static, environment)
+                return Traced(_functional(recording), static, Environment(fn, _objects(args, kwargs)))
             static |= recording.specialize
     raise TraceError(describe(f"trace({name})", "its arguments' values decide its operations without end"))
+
+
+def _objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that have attributes of their own, which a trace bakes in; tensors and containers are in the key."""
+    keyed = pytree.tree_flatten_with_path((args, kwargs))[0]
+    return {pytree.keystr(path): leaf for path, leaf in keyed if not isinstance(leaf, (torch.Tensor, *IMMUTABLE))}
 
 
 def _functional(recording: Recording) -> Program:

@@ -7,11 +7,13 @@ from then on runs the result.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
+import sys
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Hashable, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -21,14 +23,17 @@ from pygraph.effects import writes_memory
 from pygraph.errors import FallbackError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
-from pygraph.keys import UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
+from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
 from pygraph.lowering.aten import written_inputs
+from pygraph.native import build
+from pygraph.native.callpath import CallPath, live_numbers
 from pygraph.program import Captured, Fallback, Mechanism, Program
 from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
 from pygraph.runtime.reuse import ReusedMemory
+from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
 from pygraph.trace import Traced, trace_call
 from pygraph.tracing.leaves import static_leaves
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
@@ -37,9 +42,6 @@ from pygraph.transforms.indirect import indirect_program
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Key: TypeAlias = "tuple[Hashable, Hashable]"
-"""What is known of a call before its trace, and the values of the numbers that its trace turned out to need."""
-
 PASSES = ("devicify", "indirect", "graphify", "select")
 """The transforms in the order in which they are applied."""
 
@@ -95,6 +97,8 @@ class Entry:
     fallbacks: list[Fallback]
     calls: int = 0
     described: Program | None = None
+    plans: int = 0
+    stamp: int = 0
 
     def __post_init__(self) -> None:
         program = self.program or self.described
@@ -121,7 +125,7 @@ class Entry:
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (tensor.shape, tensor.stride(), tensor.dtype)
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad and torch.is_grad_enabled())
 
 
 class Transformed(Generic[P, R]):
@@ -146,6 +150,9 @@ class Transformed(Generic[P, R]):
         self._hits = self._misses = self._captures = self._evictions = 0
         self._pools: dict[torch.device, Pool] = {}
         self._inline: collections.Counter[Fallback] = collections.Counter()
+        self._clear_first = False
+        self._native = CallPath(self._lock)
+        register(self)
         self._reused = ReusedMemory() if options.reuse_outputs else None
         functools.update_wrapper(self, fn, updated=())
 
@@ -153,6 +160,11 @@ class Transformed(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function."""
+        native = self._native
+        if native.dispatch is not None and not torch.compiler.is_compiling():
+            result = native.dispatch(args, kwargs)
+            if result is not native.miss:
+                return result
         reason = functorch.inline_reason()
         if reason is not None:
             return self._run_inline(Fallback("the call", reason), args, kwargs)
@@ -167,26 +179,36 @@ class Transformed(Generic[P, R]):
             kind = type(leaves[error.leaf]).__name__
             note = Fallback("the call", f"argument {where} is a {kind}, which cannot be part of a cache key")
             return self._run_inline(note, args, kwargs)
+        if here.inside:
+            return self._run_inline(Fallback("the call", reason_inside(self._name, leaves)), args, kwargs)
         # Replays of one function share memory, so threads take turns; what runs as it is needs no turn.
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None and entry.points_to_live_memory():
-                if entry.executable is not None and entry.executable.is_pure:
-                    # Replaying leaves no trace but its results, so the rest is checked while the device works.
-                    done, result = self._replay_early(entry, leaves)
-                    if done:
+            here.inside = True
+            try:
+                if self._clear_first:
+                    self._clear()
+                entry = self._entries.get(key)
+                if entry is not None and entry.points_to_live_memory():
+                    if entry.executable is not None and entry.executable.is_pure:
+                        # Replaying leaves no trace but its results, so the rest is checked while the device works.
+                        done, result = self._replay_early(entry, leaves)
+                        if done:
+                            self._count_hit(key, entry)
+                            self._plan(key, entry, leaves, args, kwargs)
+                            return result
+                        entry = self._compile(key, entry, leaves, structure, args, kwargs)
+                    elif entry.is_current():
                         self._count_hit(key, entry)
-                        return result
-                    entry = self._compile(key, entry, leaves, structure, args, kwargs)
-                elif entry.is_current():
-                    self._count_hit(key, entry)
+                        self._plan(key, entry, leaves, args, kwargs)
+                    else:
+                        entry = self._compile(key, entry, leaves, structure, args, kwargs)
                 else:
                     entry = self._compile(key, entry, leaves, structure, args, kwargs)
-            else:
-                entry = self._compile(key, entry, leaves, structure, args, kwargs)
-            shared = entry.shares_memory(leaves)
-            if entry.executable is not None and not shared:
-                return entry.executable(leaves)
+                shared = entry.shares_memory(leaves)
+                if entry.executable is not None and not shared:
+                    return entry.executable(leaves)
+            finally:
+                here.inside = False
         if shared:
             note = Fallback("the call", "an argument shares memory with a captured tensor, and one is written")
             return self._run_inline(note, args, kwargs)
@@ -216,11 +238,35 @@ class Transformed(Generic[P, R]):
         if self._streak:
             self._streak = 0
             self._seen.clear()
+        entry.stamp = self._native.tick()
         self._entries.move_to_end(key)
+
+    def _plan(self, key: Key, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> None:
+        """Have calls like this one take the native path from now on, where that can do what is done here."""
+        if entry.executable is None and (entry.program is not None or (self.options.strict and entry.fallbacks)):
+            return
+        static = static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)
+        live = live_numbers(leaves, static | {index for index, _ in key[1]})
+        self._native.plan(key, entry, live, leaves, args, kwargs, self.fn, self._device_type(leaves))
+
+    def _settle(self) -> None:
+        """Count what the native path has served, as if it had been served here."""
+        served = self._native.served()
+        for calls in served:
+            self._hits += calls.hits
+            calls.entry.calls += calls.hits
+            calls.entry.stamp = max(calls.entry.stamp, calls.stamp)
+            if calls.entry.calls >= _SETTLED:
+                self._retraces.pop(calls.key[0], None)
+        if served:
+            self._streak = 0
+            self._seen.clear()
+            for key in sorted(self._entries, key=lambda key: self._entries[key].stamp):
+                self._entries.move_to_end(key)
 
     def _run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:
         self._inline[fallback] += 1
-        if self.options.strict and fallback.reason not in functorch.EXPECTED:
+        if self.options.strict and fallback.reason not in _EXPECTED:
             raise self._strict_error([fallback])
         return self.fn(*args, **kwargs)
 
@@ -251,11 +297,13 @@ class Transformed(Generic[P, R]):
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
                 return leaf.device.type
-        return next(iter(self._pools)).type if self._pools else default_accelerator()
+        pools = tuple(self._pools)  # at once: another thread may clear the cache
+        return pools[0].type if pools else default_accelerator()
 
     def _compile(
         self, key: Key, old: Entry | None, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any
     ) -> Entry:
+        self._settle()
         self._misses += 1
         base = key[0]
         if old is not None:
@@ -281,9 +329,12 @@ class Transformed(Generic[P, R]):
         found = frozenset(traced.static_leaves) - static_leaves(
             args, kwargs, self.options.static_argnums, self.options.static_argnames
         )
-        if found - self._needed.get(base, frozenset()):
+        if found:
+            # Also when all were known: another thread may have found them after this call's key was made.
             self._needed[base] = self._needed.get(base, frozenset()) | found
             key = self._key(leaves, structure, args, kwargs)
+            if key in self._entries:
+                self._drop(key)
         executable = self.make_executable(program, leaves)
         fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
         if self.options.strict and fallbacks and "graphify" in self.passes:
@@ -319,7 +370,7 @@ class Transformed(Generic[P, R]):
 
     def make_executable(self, program: Program, leaves: list[Any]) -> Executable | None:
         """Record the graphs of a Program that `make_programs` made; None where nothing can be recorded."""
-        if "graphify" not in self.passes or program.device.type == "cpu":
+        if "graphify" not in self.passes or program.device.type == "cpu" or len(program.devices) > 1:
             return None
         driver = driver_for(program.device)
         if driver is None:
@@ -327,14 +378,20 @@ class Transformed(Generic[P, R]):
         if program.device not in self._pools:
             self._pools[program.device] = driver.new_pool()
         executable = Executable(program, driver, self._pools[program.device], leaves, self._reused)
+        build.start()
         self._captures += len(executable.graphs)
         if "select" in self.passes:
-            executable.measure(leaves, self.options.timer)
+            try:
+                executable.measure(leaves, self.options.timer)
+            except BaseException:
+                executable.release()
+                raise
         return executable
 
     def _keep(self, key: Key, entry: Entry) -> Entry:
         self._entries[key] = entry
         entry.calls = 1
+        entry.stamp = self._native.tick()
         while len(self._entries) > self.options.max_graphs:
             self._drop(next(iter(self._entries)))
             self._evictions += 1
@@ -347,6 +404,7 @@ class Transformed(Generic[P, R]):
 
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key)
+        self._native.drop(entry)
         if entry.executable is not None:
             entry.executable.release()
 
@@ -354,19 +412,52 @@ class Transformed(Generic[P, R]):
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
-        return CacheInfo(self._hits, self._misses, self._captures, self._evictions, len(self._entries))
+        hits = self._hits + self._native.unsettled
+        return CacheInfo(hits, self._misses, self._captures, self._evictions, len(self._entries))
 
     def cache_clear(self) -> None:
-        """Forget every trace and give back every graph."""
+        """Forget every trace and give back every graph; from inside a call, before this function's next one."""
+        if here.inside:
+            self._clear_first = True  # the call that is going on may be one of this function's graphs
+            self._native.clear()
+            return
         with self._lock:
-            for key in list(self._entries):
-                self._drop(key)
-            self._needed.clear()
-            self._retraces.clear()
-            self._seen.clear()
-            self._inline.clear()
-            self._pools.clear()
-            self._streak = self._hits = self._misses = self._captures = self._evictions = 0
+            self._clear()
+
+    def _clear(self) -> None:
+        self._clear_first = False
+        for key in list(self._entries):
+            self._drop(key)
+        self._native.clear()
+        self._native.served()
+        self._needed.clear()
+        self._retraces.clear()
+        self._seen.clear()
+        self._inline.clear()
+        self._pools.clear()
+        self._streak = self._hits = self._misses = self._captures = self._evictions = 0
+
+    @contextlib.contextmanager
+    def turn(self) -> Generator[bool, None, None]:
+        """Hold the function's graphs for this thread; False if it is inside a call and must do without them."""
+        if here.inside:
+            yield False
+            return
+        with self._lock:
+            here.inside = True
+            try:
+                yield True
+            finally:
+                here.inside = False
+
+    def after_fork(self) -> None:
+        """Free the lock in a child process; a call that another thread had begun is forgotten with all graphs."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._lock._at_fork_reinit()  # pyright: ignore  # as CPython does for its own locks, 3.11 to 3.14
+            self._clear_first = True
+            self._native.clear()
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Trace and transform for these arguments without recording; see `pygraph.stages.Lowered`."""
@@ -376,13 +467,22 @@ class Transformed(Generic[P, R]):
 
     def explain(self) -> Explanation:
         """What runs how, for every kind of call so far, with the reason for everything that is not a graph."""
-        with self._lock:
+        with self._lock if not here.inside else contextlib.nullcontext():
+            self._settle()
             inline = self._inline if self._reused is None else self._inline + self._reused.notes
             return explain(self._name, list(self._entries.values()), dict(inline))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does, so that methods can be decorated; the instance is a static argument."""
         return self if instance is None else functools.partial(self, instance)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # For pickles and copies: what a module has a name for goes by that name, as functions do; anything else as
+        # the function and its options, without graphs.
+        module, path = getattr(self, "__module__", None), getattr(self, "__qualname__", None)
+        if module is not None and path is not None and _lookup(module, path) is self:
+            return path
+        return Transformed, (self.fn, self.passes, self.options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "fn" not in self.__dict__:
@@ -394,6 +494,17 @@ class Transformed(Generic[P, R]):
         for name in self.passes:
             inner = f"{name}({inner})"
         return f"<pygraph {inner}>"
+
+
+_EXPECTED = functorch.EXPECTED | {INSIDE_CALL}
+
+
+def _lookup(module: str, path: str) -> Any:
+    """What a name says now; None if nothing."""
+    value: Any = sys.modules.get(module)
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 def default_accelerator() -> str:

@@ -1,5 +1,8 @@
 """When a transformed function is traced through instead of running its own graph."""
 
+# The length of a stack of modes is known to torch._C only. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,12 +12,15 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack  # checked with torch 2.11, 2.13
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.overrides import _get_current_function_mode_stack  # checked with torch 2.11 and 2.13
+from torch.utils._device import DeviceContext
 
 from pygraph.donated import DonatedTensor, donated_error
 
 INSIDE_TRANSFORM = "it is inside a torch.func transform, which traces through it"
 INSIDE_TRACE = "it is inside a trace, which includes it"
 INSIDE_CAPTURE = "a CUDA graph is being captured, which includes it"
+UNDER_MODE = "a mode is active that sees every operation, which a replay would not show it"
 
 EXPECTED = frozenset({INSIDE_TRANSFORM, INSIDE_TRACE, INSIDE_CAPTURE})
 """Reasons that are no loss: the work becomes part of something larger."""
@@ -29,7 +35,14 @@ def inline_reason() -> str | None:
         return INSIDE_TRANSFORM
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return INSIDE_CAPTURE
+    if torch._C._len_torch_dispatch_stack() or (torch._C._len_torch_function_stack() and _is_watched()):
+        return UNDER_MODE
     return None
+
+
+def _is_watched() -> bool:
+    """Whether a TorchFunctionMode is active besides those of default devices, which are in the cache key."""
+    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
 def special_tensor(leaves: Sequence[Any]) -> str | None:

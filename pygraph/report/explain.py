@@ -22,6 +22,8 @@ class CallReport:
 
     ``memory`` holds bytes: ``pool``, private memory that all graphs of the function share; ``static``, captured tensors
     that are read where they are; ``copied``, stand-ins of inputs that are copied; ``outputs``, allocated at every call.
+    ``mechanisms`` holds how many nodes get their pointers from the ``host``, from the ``device`` and from a ``table``,
+    and how many inputs and results are copied (``copy``).
     """
 
     arguments: tuple[str, ...]
@@ -30,6 +32,7 @@ class CallReport:
     fallbacks: tuple[Fallback, ...]
     calls: int
     memory: dict[str, int]
+    mechanisms: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -37,6 +40,7 @@ class CallReport:
             "arguments": list(self.arguments),
             **self.counts,
             "memory": dict(self.memory),
+            "mechanisms": dict(self.mechanisms),
             "regions": [
                 {
                     "kind": region.kind, "way": region.way, "reason": region.reason, "source": region.source,
@@ -50,6 +54,8 @@ class CallReport:
 
 
 _NO_COUNTS = {"kernels": 0, "kernels_in_graphs": 0, "nodes": 0, "patched_nodes": 0, "bytes_copied_per_replay": 0}
+
+_NO_MECHANISMS = {"host": 0, "device": 0, "table": 0, "copy": 0}
 
 _NO_MEMORY = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
 
@@ -90,7 +96,7 @@ class Explanation:
         for call in self.calls:
             for fallback in call.fallbacks:
                 counted[fallback] += call.calls
-        latest: dict[str, Any] = {"arguments": [], **_NO_COUNTS, "memory": dict(_NO_MEMORY), "regions": [], "calls": 0}
+        latest = CallReport((), _NO_COUNTS, (), (), 0, _NO_MEMORY, _NO_MECHANISMS).to_dict()
         if self.calls:
             latest = self.calls[-1].to_dict()
         return {
@@ -116,7 +122,7 @@ class Explanation:
             regions = ", ".join(f"{region.kind}:{region.way}" for region in call.regions) or "as it is"
             table.add_row(
                 Text(", ".join(call.arguments)), str(call.calls), str(counts["kernels"]),
-                str(counts["kernels_in_graphs"]), str(counts["nodes"]), str(counts["patched_nodes"]),
+                str(counts["kernels_in_graphs"]), str(counts["nodes"]), _patched(counts, call.mechanisms),
                 str(counts["bytes_copied_per_replay"]), regions,
             )  # fmt: skip
         console.print(table)
@@ -158,6 +164,13 @@ class Explanation:
     __repr__ = __str__
 
 
+def _patched(counts: dict[str, int], mechanisms: dict[str, int]) -> str:
+    """How many nodes change, and by which mechanisms if it is not the host alone."""
+    used = [f"{count} by {name}" for name, count in mechanisms.items() if count and name != "copy"]
+    alone = len(used) < 2 and not mechanisms["device"] and not mechanisms["table"]
+    return str(counts["patched_nodes"]) if alone else f"{counts['patched_nodes']} ({', '.join(used)})"
+
+
 def explain(name: str, entries: Sequence[Entry], inlined: dict[Fallback, int]) -> Explanation:
     """Make the report of a function from its cache entries and the calls that had none."""
     return Explanation(name, tuple(map(call_report, entries)), inlined)
@@ -174,12 +187,14 @@ def call_report(entry: Entry) -> CallReport:
         for descriptor in argument_descriptors(program):
             kind = descriptor.spec if isinstance(descriptor, Argument) else descriptor.type.__name__
             arguments.append(f"{descriptor.path}: {kind}")
-    counts, memory = dict(_NO_COUNTS), dict(_NO_MEMORY)
+    counts, memory, mechanisms = dict(_NO_COUNTS), dict(_NO_MEMORY), dict(_NO_MECHANISMS)
     if entry.executable is not None:
         counts, memory = entry.executable.counts(), entry.executable.memory_use()
+        mechanisms = entry.executable.mechanisms()
     elif program is not None:
         from pygraph.transforms.graphify import kernels
 
         counts["kernels"] = kernels(program.nodes)
     regions = program.regions if program is not None else ()
-    return CallReport(tuple(arguments), counts, regions, tuple(entry.fallbacks), entry.calls, memory)
+    fallbacks = entry.fallbacks if entry.executable is None else entry.executable.fallbacks
+    return CallReport(tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms)

@@ -7,19 +7,21 @@ updated arguments and memory beyond the results must be what ordinary launches g
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pygraph.effects import is_operation
+from pygraph.effects import is_operation, is_random
 from pygraph.errors import CaptureError
 from pygraph.evaluate import clone_strided
 from pygraph.printing import target_text
 from pygraph.program import Fallback, Mechanism, TensorSpec, Way
-from pygraph.runtime.body import RegionBody, copy_span, stand_in
+from pygraph.runtime.body import RegionBody, alignment, copy_span, stand_in
 from pygraph.runtime.driver import Driver, Pool, RecordedGraph
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, ValueWord, Word, pointer_words, same_structure, value_words
@@ -31,6 +33,9 @@ _SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, Fa
 
 # Operations that take a tensor for its shape and dtype only, so that their nodes need not point to it.
 _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+
+# Operations that do so with one of their arguments: its position.
+_SHAPE_ONLY_ARGUMENT = {"aten.fill": 0, "aten.max_pool2d_with_indices_backward": 1}
 
 
 class RefusedError(CaptureError):
@@ -94,6 +99,7 @@ class RegionGraph:
         self.pool = pool
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
         self._input_specs = [TensorSpec.of(tensor) for tensor in inputs]
+        self._alignments = [alignment(tensor.data_ptr()) for tensor in inputs]
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self.graph: RecordedGraph
         notes: list[Fallback] = []
@@ -101,6 +107,7 @@ class RegionGraph:
             self.fallbacks: list[Fallback] = list(notes)
             self._stand_ins: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
             self._record(inputs, list(numbers))
+            self.graph.draws = any(is_random(node) for node in body.nodes)
             try:
                 self._prove(inputs, numbers, request)
                 return
@@ -131,6 +138,9 @@ class RegionGraph:
             raise
         try:
             self._plan(outputs, outputs_again, others, marks, second, sentinels)
+        except BaseException:
+            first.release()
+            raise
         finally:
             second.release()
 
@@ -162,8 +172,14 @@ class RegionGraph:
             with Undisturbed(self.driver, None):
                 graph, outputs = self.driver.record(record, self.pool)
         except CaptureError as error:
+            self._settle_libraries(actual, numbers)
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
         return graph, outputs, totals
+
+    def _settle_libraries(self, inputs: Sequence[Any], numbers: list[Any]) -> None:
+        """Run once more after a refused recording: cuSOLVER fails the next call too (torch 2.11), and then no more."""
+        with Undisturbed(self.driver, self.body), contextlib.suppress(RuntimeError):
+            self.body.run(inputs, numbers)
 
     # -- planning -------------------------------------------------------------------------------------------------
 
@@ -239,6 +255,9 @@ class RegionGraph:
                     continue
                 if is_operation(node) and any(part in name for part in _SHAPE_ONLY):
                     continue
+                ignored = _SHAPE_ONLY_ARGUMENT.get(name.rpartition(".")[0])
+                if ignored is not None and self.body.takes_only_at(node, position, ignored):
+                    continue
                 missing.add(slot)
                 self._note_copy(
                     position,
@@ -266,9 +285,7 @@ class RegionGraph:
             candidates = every - self._unfound if request != "copy" else every - frozenset(range(count))
             # Memory that no node points to (an output that no kernel writes) cannot be patched.
             pointed = {word.slot for word in self._words}
-            candidates = (
-                frozenset(s for s in candidates if s < count or s in pointed) if self._words else frozenset[int]()
-            )
+            candidates = frozenset(slot for slot in candidates if slot < count or slot in pointed)
             proven = self._proven(candidates, inputs, numbers, expected)
             replay_us = self._replay_us
         question = Question(
@@ -457,6 +474,12 @@ class RegionGraph:
         assert tensor is not None
         return tensor
 
+    def fits(self, position: int, tensor: torch.Tensor) -> bool:
+        """Whether input number ``position`` may be ``tensor``: laid out, and at least aligned, as it was recorded."""
+        spec = self._input_specs[position]
+        same = tensor.shape == spec.shape and tensor.stride() == spec.stride and tensor.dtype == spec.dtype
+        return same and tensor.data_ptr() % self._alignments[position] == 0
+
     # -- replay ---------------------------------------------------------------------------------------------------
 
     def __call__(
@@ -494,6 +517,11 @@ class RegionGraph:
     def _outputs(self, fresh: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs as views of the memory that the graph wrote."""
         return [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self._views]
+
+    @property
+    def reuses(self) -> bool:
+        """Whether the outputs are in the same memory at every call."""
+        return self._kept is not None
 
     # -- reporting ------------------------------------------------------------------------------------------------
 
@@ -557,6 +585,11 @@ class RegionGraph:
         self._static_outputs = []
         self._kept = None
         self._tracked: list[torch.Tensor] = []
+
+    def __del__(self) -> None:
+        # A replay may still run, on another stream than the one that the buffers' memory goes back to.
+        if "graph" in self.__dict__ and not sys.is_finalizing():
+            self.release()
 
 
 def _attempts(request: Mechanism) -> list[Mechanism | None]:

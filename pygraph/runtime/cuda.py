@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import itertools
 import statistics
 import sys
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.runtime.collection import no_collection
 from pygraph.runtime.cuda_api import check, cu, function_pointer
 from pygraph.runtime.cuda_costs import device_time, measured_costs
 from pygraph.runtime.cuda_nodes import KernelParams, NodeParams, graph_nodes, node_params
@@ -35,21 +35,38 @@ from pygraph.runtime.driver import (
     RecordedNode,
     Wiring,
 )
-from pygraph.runtime.trampoline import KernelsByFunction, launched_kernels
+from pygraph.runtime.trampoline import can_load, kernel_of, launched_kernels
 
 T = TypeVar("T")
 
 
-class CudaPool(Pool):
-    """A private pool of PyTorch's caching allocator; replays on it are ordered across streams."""
+class _Ordered:
+    """What is used on one stream at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._keepers: list[tuple[Any, torch.cuda.CUDAGraph]] = []
-        self.renew()
         self._last: torch.cuda.Stream | None = None
         #: The raw stream of the last replay; native code compares it with the current one.
         self.last_stream = ctypes.c_int64(-1)
+
+    def order(self) -> None:
+        """Make the current stream wait for the last use, if that was on another one."""
+        current = torch._C._cuda_getCurrentRawStream(self.device.index)  # checked with torch 2.11 and 2.13
+        if current == self.last_stream.value:
+            return
+        stream = torch.cuda.current_stream(self.device)
+        if self._last is not None:
+            stream.wait_stream(self._last)
+        self._last, self.last_stream.value = stream, current
+
+
+class CudaPool(_Ordered, Pool):
+    """A private pool of PyTorch's caching allocator; replays on it are ordered across streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._keepers: list[tuple[Any, torch.cuda.CUDAGraph]] = []
+        self.renew()
 
     def __del__(self) -> None:
         if sys is not None and not sys.is_finalizing():
@@ -70,16 +87,6 @@ class CudaPool(Pool):
         snapshots: list[Any] = [torch.cuda.memory_snapshot(handle) for handle, _ in self._keepers]  # pyright: ignore
         return sum(segment["total_size"] for snapshot in snapshots for segment in snapshot)
 
-    def order(self) -> None:
-        """Make the current stream wait for the last replay, if that was on another one."""
-        current = torch._C._cuda_getCurrentRawStream(self.device.index)  # checked with torch 2.11 and 2.13
-        if current == self.last_stream.value:
-            return
-        stream = torch.cuda.current_stream(self.device)
-        if self._last is not None:
-            stream.wait_stream(self._last)
-        self._last, self.last_stream.value = stream, current
-
 
 def _tiny_graph(device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
     """A graph of one small kernel.
@@ -89,7 +96,7 @@ def _tiny_graph(device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
     """
     graph = torch.cuda.CUDAGraph()
     stream = _capture_stream(device)
-    with torch.cuda.device(device), torch.cuda.stream(stream):
+    with _capture_lock, no_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         torch.zeros(1, device=device)
         graph.capture_end()
@@ -105,14 +112,12 @@ class CudaGraph(RecordedGraph):
         pool: CudaPool,
         counters: Counters,
         progress: list[tuple[int, int]],
-        triton_kernels: KernelsByFunction,
     ) -> None:
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._pool = pool
         self._counters = counters
-        self._triton_kernels = triton_kernels
         self._wires: list[object] = []
-        self._draws: bool | None = None
+        self._replayed = False
         raw = cu.CUgraph(graph.raw_cuda_graph())
         handles = graph_nodes(raw)
         ops = _ops_by_position(progress)
@@ -127,6 +132,8 @@ class CudaGraph(RecordedGraph):
                 self._params.append(params)
                 nodes.append(RecordedNode(params.kind, params.name, op, params.buffer.raw))
         self.nodes = tuple(nodes)
+        # Triton unloads a kernel when nobody holds it.
+        self._kernels = [kernel_of(params.function) for params in self._params if isinstance(params, KernelParams)]
 
     def _instantiate(self) -> None:
         assert self._graph is not None, "the graph has been released"
@@ -148,7 +155,8 @@ class CudaGraph(RecordedGraph):
         found: set[NodeMechanism] = {"host"}
         if isinstance(params, KernelParams) and params.arguments:
             found.add("device")
-            if params.function in self._triton_kernels:
+            kernel = kernel_of(params.function)
+            if kernel is not None and can_load(kernel):
                 found.add("table")
         return frozenset(found)
 
@@ -156,7 +164,7 @@ class CudaGraph(RecordedGraph):
         """Add kernels of our own to the captured graph and make its executable anew."""
         assert self._graph is not None, "the graph has been released"
         graph = cu.CUgraph(self._graph.raw_cuda_graph())
-        added = add_wiring(graph, self._params, wiring, self._triton_kernels, self._pool.device)
+        added = add_wiring(graph, self._params, wiring, self._pool.device)
         self._wires += added.keep
         places: list[list[tuple[int, int]]] = [[] for _ in range(wiring.values)]
         for params, values in added.nodes:
@@ -173,15 +181,23 @@ class CudaGraph(RecordedGraph):
     def replay(self) -> None:
         """Launch on the current stream."""
         assert self._graph is not None, "the graph has been released"
-        if self._draws is None:
-            generator = torch.cuda.default_generators[self._pool.device.index]
-            before = generator.get_offset()
-            self._graph.replay()
-            self._draws = generator.get_offset() != before
+        if self.draws or not self._replayed:
+            self._replay_and_see(self._graph)
         else:
             self._graph.replay()
         self._counters.replays += 1
         self._counters.launches += 1
+
+    def _replay_and_see(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Replay as a graph that may draw random numbers, and find out whether it does."""
+        # Graphs of one generator read its seed from memory that torch 2.11 writes before each replay of any.
+        generator = torch.cuda.default_generators[self._pool.device.index]
+        with _random_lock:
+            _random_order(self._pool.device).order()
+            before = generator.get_offset()
+            graph.replay()
+            self.draws = self.draws or generator.get_offset() != before
+        self._replayed = True
 
     def native_commit(self, node: int) -> NativeCommit | None:
         """As the driver's function that sends a node of that kind."""
@@ -189,7 +205,7 @@ class CudaGraph(RecordedGraph):
 
     def native_launch(self) -> tuple[int, int] | None:
         """As cuGraphLaunch; not if random numbers are drawn, whose state torch prepares before a replay."""
-        if self._draws is not False:
+        if self.draws or not self._replayed:
             return None
         return function_pointer("cuGraphLaunch"), int(self._executable)
 
@@ -197,11 +213,12 @@ class CudaGraph(RecordedGraph):
         """Destroy the graph once the device is done with it."""
         if self._graph is not None:
             # The executable must not go while a replay may still run.
-            torch.cuda.synchronize(self._pool.device)
+            _synchronize(self._pool.device)
             self._graph.reset()
             self._graph = None
             self._params = []
             self._wires = []
+            self._kernels = []
 
 
 class CudaDriver(Driver):
@@ -230,30 +247,29 @@ class CudaDriver(Driver):
 
     def warm_up(self, run: Callable[[], object]) -> None:
         """Run on the stream that captures, so that cuBLAS has its workspace there before a capture begins."""
-        with _capture_lock, self._on(_capture_stream(self.device)):
-            run()
-        torch.cuda.synchronize(self.device)
+        with _capture_lock:
+            with self._on(_capture_stream(self.device)):
+                run()
+            torch.cuda.synchronize(self.device)
 
     def record(self, body: Callable[[Callable[[int], None]], T], pool: Pool) -> tuple[RecordedGraph, T]:
         """Capture ``body`` into a graph."""
         assert isinstance(pool, CudaPool)
-        with _capture_lock:
+        # A collection may free tensors, and with them call into CUDA, in the middle of a capture.
+        with _capture_lock, no_collection(), torch.cuda.device(self.device), _workspaces_in_pool():
             return self._record(body, pool)
 
     def _record(self, body: Callable[[Callable[[int], None]], T], pool: CudaPool) -> tuple[RecordedGraph, T]:
         torch.cuda.synchronize(self.device)
-        gc_was_on = gc.isenabled()
-        gc.disable()  # a collection may free tensors, and with them call into CUDA, in the middle of a capture
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         progress: list[tuple[int, int]] = []
         with self._on(_capture_stream(self.device)):
             stream = torch.cuda.current_stream()
             failure: BaseException | None = None
             result: Any = None
-            kernels: KernelsByFunction = {}
             try:
                 graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-                with launched_kernels() as kernels:
+                with launched_kernels():
                     result = body(lambda op: progress.append((op, _captured_count(stream))))
                 progress.append((-1, _captured_count(stream)))
             except BaseException as error:
@@ -268,9 +284,6 @@ class CudaDriver(Driver):
                 # capture_end left the allocator in the pool; checked with torch 2.11 and 2.13.
                 with contextlib.suppress(RuntimeError):
                     torch._C._cuda_endAllocateToPool(self.device.index, pool.handle)
-            finally:
-                if gc_was_on:
-                    gc.enable()
         if failure is not None:
             del result
             with contextlib.suppress(RuntimeError):  # a capture that was refused has no graph to reset
@@ -281,7 +294,7 @@ class CudaDriver(Driver):
                 raise CaptureError(str(failure).splitlines()[0]) from failure
             raise failure
         self.counters.captures += 1
-        return CudaGraph(graph, pool, self.counters, progress, kernels), result
+        return CudaGraph(graph, pool, self.counters, progress), result
 
     def tensor_at(
         self, address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
@@ -294,7 +307,7 @@ class CudaDriver(Driver):
     def synchronize(self) -> None:
         """Wait for the device."""
         self.counters.synchronizations += 1
-        torch.cuda.synchronize(self.device)
+        _synchronize(self.device)
 
     def random_state(self) -> Any:
         """The default generator's state."""
@@ -320,6 +333,10 @@ class CudaDriver(Driver):
         """Median of a few replays, by events."""
         return device_time(graph.replay, self.device)
 
+    def native_stream(self) -> tuple[Callable[[int], int], int]:
+        """PyTorch's current stream, and cuStreamIsCapturing."""
+        return torch._C._cuda_getCurrentRawStream, self.native_is_capturing()  # checked with torch 2.11 and 2.13
+
     def native_is_capturing(self) -> int:
         """The address of ``cuStreamIsCapturing(stream, int *status)``."""
         return function_pointer("cuStreamIsCapturing")
@@ -328,10 +345,10 @@ class CudaDriver(Driver):
         """Median microseconds of a call in a row of calls: the larger of what the host and the device need."""
         for _ in range(3):
             run()
-        torch.cuda.synchronize(self.device)
+        _synchronize(self.device)
         start = time.perf_counter()
         run()
-        torch.cuda.synchronize(self.device)
+        _synchronize(self.device)
         once = time.perf_counter() - start
         count = max(1, min(20, int(0.01 / max(once, 1e-6))))
         times: list[float] = []
@@ -339,13 +356,43 @@ class CudaDriver(Driver):
             start = time.perf_counter()
             for _ in range(count):
                 run()
-            torch.cuda.synchronize(self.device)
+            _synchronize(self.device)
             times.append((time.perf_counter() - start) / count * 1e6)
         return statistics.median(times)
 
 
 _streams: dict[int, torch.cuda.Stream] = {}
 _capture_lock = threading.RLock()  # one capture at a time, and no warm-up on its stream meanwhile
+
+
+_random_orders: dict[int, _Ordered] = {}
+_random_lock = threading.RLock()  # from the order of a replay that draws to its launch
+
+
+def _random_order(device: torch.device) -> _Ordered:
+    return _random_orders.setdefault(device.index, _Ordered(device))
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait for a device; not while another thread captures, which such a wait would break."""
+    with _capture_lock:
+        torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def _workspaces_in_pool() -> Generator[None, None, None]:
+    """Have what is captured use cuBLAS workspaces of its own, which live in its pool.
+
+    Torch keeps one workspace per cuBLAS handle and stream (2.11 to 2.13). Recorded graphs would share that of the
+    capture stream, also when they are replayed on several streams at once, and would go on writing to it after
+    somebody (the cudagraph trees of torch.compile do) has cleared the workspaces and others have got the memory.
+    Where there is none, torch allocates it during the capture.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:

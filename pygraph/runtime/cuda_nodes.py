@@ -127,8 +127,10 @@ class MemcpyParams(NodeParams):
 
     def __init__(self, node: Any) -> None:
         super().__init__(node)
-        self.buffer = ctypes.create_string_buffer(_MEMCPY_BYTES)
-        ctypes.memmove(self.buffer, int(check(cu.cuGraphMemcpyNodeGetParams(node)).getPtr()), _MEMCPY_BYTES)
+        recorded = check(cu.cuGraphMemcpyNodeGetParams(node))
+        self.buffer = ctypes.create_string_buffer(
+            ctypes.string_at(int(recorded.getPtr()), _MEMCPY_BYTES), _MEMCPY_BYTES
+        )
         self.params = cu.CUDA_MEMCPY3D(ctypes.addressof(self.buffer))
         self._context = check(cu.cuCtxGetCurrent())
 
@@ -155,8 +157,10 @@ class MemsetParams(NodeParams):
 
     def __init__(self, node: Any) -> None:
         super().__init__(node)
-        self.buffer = ctypes.create_string_buffer(_MEMSET_BYTES)
-        ctypes.memmove(self.buffer, int(check(cu.cuGraphMemsetNodeGetParams(node)).getPtr()), _MEMSET_BYTES)
+        recorded = check(cu.cuGraphMemsetNodeGetParams(node))
+        self.buffer = ctypes.create_string_buffer(
+            ctypes.string_at(int(recorded.getPtr()), _MEMSET_BYTES), _MEMSET_BYTES
+        )
         self.params = cu.CUDA_MEMSET_NODE_PARAMS(ctypes.addressof(self.buffer))
         self._context = check(cu.cuCtxGetCurrent())
 

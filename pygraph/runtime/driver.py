@@ -99,6 +99,8 @@ class RecordedGraph(abc.ABC):
     """A recorded graph that can be patched and replayed."""
 
     nodes: tuple[RecordedNode, ...]
+    draws: bool = False
+    """Whether it draws random numbers from the device's generator."""
 
     def mechanisms(self, node: int) -> frozenset[NodeMechanism]:
         """How that node's pointers can be changed: by the ``host``, by the ``device``, through a ``table``."""
@@ -182,6 +184,13 @@ class Driver(abc.ABC):
         ``body`` calls ``mark(i)`` before operation ``i``. Raises CaptureError when the device refuses, in which
         case nothing stays recorded and the device works on.
         """
+
+    def native_stream(self) -> tuple[Callable[[int], int], int] | None:
+        """For native replays: the raw current stream by device index, and ``is_capturing(stream, int *status)``.
+
+        None if they are not possible.
+        """
+        return None
 
     def warm_up(self, run: Callable[[], object]) -> None:
         """Run as `record` will, but for real, so that libraries allocate and choose their kernels beforehand."""

@@ -34,7 +34,8 @@ from pygraph import ops
 from pygraph.errors import ArgumentError, CaptureError, describe
 from pygraph.runtime import emulated_device as device
 from pygraph.runtime import emulated_tensors as memory
-from pygraph.runtime import emulated_wiring
+from pygraph.runtime import emulated_wiring, turns
+from pygraph.runtime.collection import no_collection
 from pygraph.runtime.driver import Costs, Counters, Driver, NodeMechanism, Pool, RecordedGraph, RecordedNode, Wiring
 from pygraph.runtime.emulated_memory import EmulatedPool
 from pygraph.runtime.emulated_wiring import Step
@@ -447,6 +448,15 @@ class EmulatedDriver(Driver):
         self.device = torch.device(device.NAME, 0)
         self.counters: Counters = device.counters
         self._replayed = [0]  # nodes that replays have run
+        turns.register(self)
+
+    def after_fork(self) -> None:
+        """Free the device in a child process: what another thread was recording is not recorded there."""
+        for lock in (device.lock, memory.allocator.lock):
+            lock._at_fork_reinit()  # pyright: ignore  # as CPython does for its own locks, 3.11 to 3.14
+        if device.recorder is not None:
+            device.set_recorder(None)
+            memory.allocator.current, memory.allocator.freed = memory.allocator.default, None
 
     @override
     def new_pool(self) -> Pool:
@@ -464,7 +474,7 @@ class EmulatedDriver(Driver):
             raise ArgumentError(
                 describe(call, f"pool is a {type(pool).__name__}", expected="a pool of driver.new_pool()")
             )
-        with device.lock:
+        with device.lock, no_collection():
             return self._record(call, body, pool)
 
     def _record(

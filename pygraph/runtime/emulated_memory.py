@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override  # torch depends on it
 
+from pygraph.runtime.collection import no_collection
 from pygraph.runtime.driver import Pool
 
 GRANULE = 512
@@ -102,7 +103,7 @@ class Allocator:
     """Hands out and takes back memory; see the module's description."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()  # taken without collections: a finalizer may want memory
         self._bases: list[int] = []
         self._segments: list[Segment] = []  # of all pools, by address, as _bases
         self._live = 0
@@ -121,7 +122,7 @@ class Allocator:
 
         While a recording is in progress the memory counts as the recording's own unless ``own`` is false.
         """
-        with self._lock:
+        with self.lock, no_collection():
             self.settle()
             block = self._take(max(GRANULE, -(-nbytes // GRANULE) * GRANULE))
             block.requested = nbytes
@@ -136,7 +137,7 @@ class Allocator:
 
     def live_bytes(self) -> int:
         """Requested bytes of all blocks in use."""
-        with self._lock:
+        with self.lock, no_collection():
             self.settle()
             return self._live
 
@@ -166,14 +167,14 @@ class Allocator:
 
     def poison_owned(self, pool: EmulatedPool) -> None:
         """Fill what the recording in progress has allocated, and own nothing any more."""
-        with self._lock:
+        with self.lock, no_collection():
             for segment in pool.segments:
                 segment.bytes.reshape(-1, GRANULE)[segment.owned] = POISON
                 segment.owned.fill(False)
 
     def settle(self) -> None:
         """Give back what has died since the last call."""
-        with self._lock:
+        with self.lock, no_collection():
             trim: list[EmulatedPool] = []
             while self._let_go:
                 pool = self._let_go.popleft()

@@ -48,6 +48,8 @@ class _Step:
     region: Region
     body: RegionBody
     graph: RegionGraph | None
+    unkeyed: list[int] = dataclasses.field(default_factory=list[int])
+    """Inputs of the graph that operations outside of graphs make: their layout is in no cache key."""
     adoption: Adoption | None = None
 
 
@@ -100,6 +102,13 @@ class Executable:
         self._captured = [d.value for d in self.program.inputs if isinstance(d, Captured)]
         self._single = self.program.out_tree == pytree.tree_structure(0)
         self.static_addresses = [tensor.data_ptr() for tensor in self._captured]
+        self._find_unkeyed()
+
+    def _find_unkeyed(self) -> None:
+        makers = {node: step for step in self._steps for node in step.body.outputs}
+        for step in self._steps:
+            origins = [makers.get(root(node)) for node in step.body.inputs]
+            step.unkeyed = [i for i, maker in enumerate(origins) if maker is not None and maker.graph is None]
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -320,6 +329,7 @@ class Executable:
             if step.region.way == "launch" and step.graph is not None:
                 step.graph.release()
                 step.graph = None
+        self._find_unkeyed()
         self.program = self.program.replace(history=(*self.program.history, "select"))
 
     # -- reporting ------------------------------------------------------------------------------------------------
@@ -344,9 +354,17 @@ class Executable:
             "bytes_copied_per_replay": sum(graph.bytes_copied for graph in self.graphs),
         }
 
+    def mechanisms(self) -> dict[str, int]:
+        """How many nodes get their pointers from the host, from the device and from a table; inputs that are copied."""
+        total: dict[str, int] = {"host": 0, "device": 0, "table": 0, "copy": 0}
+        for graph in self.graphs:
+            for name, count in graph.choice.counts().items():
+                total[name] += count
+        return total
+
     def memory_use(self) -> dict[str, int]:
         """Bytes: of the pool, which all graphs of the function share, and those of `RegionGraph.memory_use`."""
-        total = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
+        total: dict[str, int] = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
         if self.graphs:
             total["pool"] = self.pool.nbytes()
         for graph in self.graphs:
@@ -364,7 +382,7 @@ class Executable:
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:
     """The leaves with every tensor replaced by a copy of the same alignment; shared memory stays shared."""
-    result = [stand_in(leaf) if isinstance(leaf, torch.Tensor) and leaf.numel() else leaf for leaf in leaves]
+    result = [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     for group in overlap_groups(leaves):
         members = [leaves[index].detach() for index in group]
         start = min(member.data_ptr() for member in members)
@@ -381,6 +399,11 @@ def _copies(leaves: Sequence[Any]) -> list[Any]:
             first = typed.storage_offset() + (member.data_ptr() - start) // member.element_size()
             result[index] = typed.as_strided(member.shape, member.stride(), first)
     return result
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    # A view without elements must not keep the memory that it is a view of.
+    return stand_in(tensor) if tensor.numel() else dataclasses.replace(TensorSpec.of(tensor), offset=0).empty()
 
 
 _MARGIN = 0.9
@@ -432,5 +455,11 @@ def _run(step: _Step, env: dict[fx.Node, Any]) -> None:
         _launch(step, env)
         return
     inputs, numbers = _border(step.body, env)
+    if step.unkeyed and not all(step.graph.fits(position, inputs[position]) for position in step.unkeyed):
+        note = Fallback(f"region {step.region.index}", "a value from outside of graphs is laid out in another way now")
+        if note not in step.graph.fallbacks:
+            step.graph.fallbacks.append(note)
+        _launch(step, env)
+        return
     taken = None if step.adoption is None else step.adoption.memory(env)
     env.update(zip(step.body.outputs, step.graph(inputs, numbers, taken), strict=True))

@@ -63,6 +63,9 @@ def graphify_program(program: Program) -> Program:
     program = lower(program) if program.stage == "aten" else program
     way: Way = "patch" if program.table is not None else "copy"
     fallbacks = list(program.fallbacks)
+    if len(program.devices) > 1:
+        names = " and ".join(map(str, program.devices))
+        fallbacks.append(Fallback("the whole program", f"its tensors are on {names}; a graph is of one device"))
     if program.device.type == "cpu":
         fallbacks.append(Fallback("the whole program", "its tensors are on the cpu; graphs need a device"))
     module = program.copy_graph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -47,9 +48,8 @@ def missed_result_pointer(patch: pytest.MonkeyPatch) -> None:
 
 def no_proof(patch: pytest.MonkeyPatch) -> None:
     """A plan is used unproven."""
-    patch.setattr(
-        RegionGraph, "_passes", lambda self, patched, *args: self._configure(patched, keep_stand_ins=True) or True
-    )
+    patch.setattr(RegionGraph, "_passes", lambda self, *args, **kwargs: True)
+    patch.setattr(RegionGraph, "_replay_us", 0.0, raising=False)
     patch.setattr(RegionGraph, "_unproven_inputs", lambda self, words: set())
 
 
@@ -66,18 +66,15 @@ def stale_number(patch: pytest.MonkeyPatch) -> None:
 
 def output_left_in_pool(patch: pytest.MonkeyPatch) -> None:
     """A graph returns its own buffer, which the next replay overwrites."""
-    configure, call = RegionGraph._configure, RegionGraph.__call__
-
-    def without_results(self: Any, patched: set[int], keep_stand_ins: bool) -> None:
-        configure(self, {slot for slot in patched if slot < len(self._slots)}, keep_stand_ins)
+    call = RegionGraph.__call__
 
     def static(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call(self, *args, **kwargs)
-        return [
-            tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()) for tensor in self._static_outputs
-        ]
+        outputs = call(self, *args, **kwargs)
+        self.pool_memory = getattr(self, "pool_memory", [output.clone() for output in outputs])
+        for memory, output in zip(self.pool_memory, outputs, strict=True):
+            memory.copy_(output)
+        return [memory.detach() for memory in self.pool_memory]
 
-    patch.setattr(RegionGraph, "_configure", without_results)
     patch.setattr(RegionGraph, "__call__", static)
 
 
@@ -102,14 +99,27 @@ def written_argument_is_a_copy(patch: pytest.MonkeyPatch) -> None:
         return call(self, [tensor.clone() for tensor in inputs], *args, **kwargs)
 
     patch.setattr(RegionGraph, "__call__", forgetful)
-    patch.setattr(
-        RegionGraph, "_passes", lambda self, patched, *args: self._configure(patched, keep_stand_ins=True) or True
-    )
+    patch.setattr(RegionGraph, "_passes", lambda self, *args, **kwargs: True)
+    patch.setattr(RegionGraph, "_replay_us", 0.0, raising=False)
+
+
+def forgotten_work(patch: pytest.MonkeyPatch) -> None:
+    """The nodes that we add leave out the first thing that they are to do."""
+    wiring = capture.wiring
+
+    def less(*args: Any) -> Any:
+        work, values = wiring(*args)
+        changes = {name: getattr(work, name)[1:] for name in ("updates", "copies_in")}
+        # A table's entries are filled for what loads from it; filling them with another value is as bad.
+        loads = tuple((0, node, offset) for _, node, offset in work.loads)
+        return dataclasses.replace(work, **changes, loads=loads), values
+
+    patch.setattr(capture, "wiring", less)
 
 
 def moving_generator(patch: pytest.MonkeyPatch) -> None:
     """Capture draws from the generator and does not put it back."""
-    patch.setattr(capture._Undisturbed, "__exit__", lambda self, *error: None)
+    patch.setattr(capture.Undisturbed, "__exit__", lambda self, *error: None)
     from pygraph.runtime.executable import Executable
 
     build = Executable.__init__
@@ -140,6 +150,30 @@ def test_a_broken_runtime_breaks_the_law(device: torch.device, faults: tuple[Bre
         with pytest.raises(AssertionError):
             check_stack_equals_eager(CASE, stack, device)
     check_stack_equals_eager(CASE, stack, device)
+
+
+@pytest.mark.parametrize("mechanism", ["device", "table", "copy"])
+def test_work_that_is_forgotten_breaks_the_law_or_the_proof(device: torch.device, mechanism: Any) -> None:
+    def stack(fn: Any) -> Any:
+        return pygraph.graphify(pygraph.indirect(pygraph.devicify(fn), mechanism=mechanism))
+
+    if mechanism == "table" and device.type == "cuda":
+        pytest.skip("this case has no Triton kernel; tests/gpu/test_triton.py has")
+    used = {"device": "device", "table": "table", "copy": "copy"}[mechanism]
+    assert executable(check_stack_equals_eager(CASE, stack, device)).graphs[0].choice.counts()[used]
+    with pytest.MonkeyPatch.context() as patch:
+        forgotten_work(patch)
+        stacked = check_stack_equals_eager(CASE, stack, device)  # the proof fails, and another mechanism is taken
+        assert not executable(stacked).graphs[0].choice.counts()[used] or mechanism == "copy"
+        assert any("proof" in fallback["reason"] for fallback in stacked.explain().to_dict()["fallbacks"])
+        no_proof(patch)
+        with pytest.raises(AssertionError):
+            check_stack_equals_eager(CASE, stack, device)
+
+
+def executable(stacked: Any) -> Any:
+    (entry,) = stacked._entries.values()
+    return entry.executable
 
 
 @pytest.mark.parametrize("faults", [(missed_pointer, no_proof), (stale_number,), (output_left_in_pool,)],

@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import pygraph
+from pygraph.program import MECHANISMS, Mechanism
 from tests.property.laws import Outcome, assert_same_value, scramble
 from tests.property.strategies import TensorInput
 
@@ -273,7 +274,15 @@ def test_histories_with_a_small_cache_equal_eager(device: torch.device) -> None:
     run_histories(device, 15 if CI else 150, 25, pygraph.jit(max_graphs=2))
 
 
-@pytest.mark.parametrize("stack", ["graphify", "graphify(indirect)"])
-def test_histories_of_explicit_stacks_equal_eager(device: torch.device, stack: str) -> None:
-    wrap = pygraph.graphify if stack == "graphify" else lambda fn: pygraph.graphify(pygraph.indirect(fn))
-    run_histories(device, 10 if CI else 100, 20, wrap)
+def test_histories_without_indirection_equal_eager(device: torch.device) -> None:
+    run_histories(device, 10 if CI else 100, 20, pygraph.graphify)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_histories_with_each_mechanism_equal_eager(device: torch.device, mechanism: Mechanism) -> None:
+    run_histories(
+        device,
+        8 if CI else 100,
+        20,
+        lambda fn: pygraph.graphify(pygraph.indirect(pygraph.devicify(fn), mechanism=mechanism)),
+    )

@@ -1,0 +1,43 @@
+"""No garbage collection for a while: finalizers must not run operations in the middle of a trace or a recording.
+
+What they do would be written down with the rest and repeated at every replay; and tensors that are freed while a CUDA
+graph is captured call into the driver at the wrong time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Generator
+
+_lock = threading.RLock()  # a signal handler may come here while the same thread is here
+_depth = 0
+_was_on = False
+
+
+@contextlib.contextmanager
+def no_collection() -> Generator[None, None, None]:
+    """Keep the garbage collector from starting by itself; nests, also across threads.
+
+    Example:
+        >>> import gc
+        >>> with no_collection():
+        ...     gc.isenabled()
+        False
+        >>> gc.isenabled()
+        True
+    """
+    global _depth, _was_on
+    with _lock:
+        _depth += 1
+        if _depth == 1:
+            _was_on = gc.isenabled()
+            gc.disable()
+    try:
+        yield
+    finally:
+        with _lock:
+            if _depth == 1 and _was_on:
+                gc.enable()
+            _depth -= 1

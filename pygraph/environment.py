@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from pygraph.donated import DonatedTensor
+
 # Values that are compared by equality; everything else is compared by identity.
 IMMUTABLE = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -128,6 +130,8 @@ class Environment:
             return
         self._seen.add(id(value))
         self._keep.append(value)
+        if isinstance(value, DonatedTensor):
+            return  # whether the function uses it will show; its identity is guarded where it was found
         if isinstance(value, torch.Tensor):
             self.names[id(value)] = name
             self.kinds[id(value)] = "parameter" if isinstance(value, torch.nn.Parameter) else "closed-over"

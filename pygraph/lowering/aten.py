@@ -147,6 +147,8 @@ def _in_place_overload(
         return None
     if value.meta["spec"] != target.meta["spec"] or output in value.users:
         return None
+    if any(root(other) is target for other in others):
+        return None  # another input is updated with the old contents, at the end
     spec = value.meta["spec"]
     if not isinstance(spec, TensorSpec) or spec.span != _numel(spec):
         return None  # overlapping or strided memory keeps to the plain copy

@@ -394,6 +394,7 @@ class RegionGraph:
             owners = {number: tensor for tensor, (number, _) in zip(self._static_outputs, self._views, strict=True)}
             specs = [memory.spec for memory in self.memory]
             self._kept = [owners[number].as_strided(s.shape, s.stride, 0) for number, s in enumerate(specs)]
+            self._tracked = [tensor for tensor in self._kept if not tensor.is_inference()]  # with a version
             return
         self._static_outputs = [
             tensor
@@ -493,8 +494,7 @@ class RegionGraph:
         """
         if self._kept is not None:
             self._replay(inputs, numbers, self._kept)
-            tracked = [tensor for tensor in self._kept if not tensor.is_inference()]
-            torch.autograd.graph.increment_version(tracked)  # autograd must notice that earlier results have changed
+            torch.autograd.graph.increment_version(self._tracked)  # autograd must notice that earlier results changed
             return self._outputs(self._kept)
         if taken:
             fresh = [taken[i] if i in taken else memory.spec.empty() for i, memory in enumerate(self.memory)]
@@ -584,6 +584,7 @@ class RegionGraph:
         self._stand_ins = []
         self._static_outputs = []
         self._kept = None
+        self._tracked: list[torch.Tensor] = []
 
     def __del__(self) -> None:
         # A replay may still run, on another stream than the one that the buffers' memory goes back to.

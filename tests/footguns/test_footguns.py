@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pygraph
-from pygraph.errors import FallbackError
+from pygraph.errors import DonatedError, FallbackError
 
 SCALE = 2.0
 
@@ -763,3 +763,52 @@ def test_a_class_attribute_is_seen_when_it_changes(device: torch.device) -> None
     assert fast(ones(device, 1)).item() == 2
     Model.scale = 4.0
     assert fast(ones(device, 1)).item() == 4
+
+
+# ---- memory that calls share or consume ----------------------------------------------------------------------------
+
+
+def test_reused_results_change_with_the_next_call(device: torch.device) -> None:
+    """With reuse_outputs a list of results is a list of one memory; clones are kept."""
+    fn = pygraph.graphify(pygraph.indirect(lambda x: x * 2), reuse_outputs=True)
+    results = [fn(ones(device, 2) + n) for n in range(3)]
+    kept = [fn(ones(device, 2) + n).clone() for n in range(3)]
+    assert [result.tolist() for result in results] == [[6, 8]] * 3
+    assert [result.tolist() for result in kept] == [[2, 4], [4, 6], [6, 8]]
+
+
+def test_reused_results_of_two_functions_are_apart(device: torch.device) -> None:
+    """Every transformed function has memory of its own, also of the same function."""
+    one, two = (pygraph.graphify(lambda x: x * 2, reuse_outputs=True) for _ in range(2))
+    first = one(ones(device, 2))
+    two(ones(device, 2) + 5)
+    assert first.tolist() == [2, 4]
+
+
+def test_a_donated_tensor_is_consumed_under_every_name(device: torch.device) -> None:
+    """The object is consumed, so a model or dict that holds it holds a consumed tensor."""
+    fn = pygraph.jit(lambda w: w * 2, donate_argnums=0)
+    net = nn.Linear(2, 2, bias=False).to(device).requires_grad_(False)
+    new = fn(net.weight)
+    with pytest.raises(DonatedError):
+        net(ones(device, 1, 2))
+    net.weight = nn.Parameter(new, requires_grad=False)
+    assert net(ones(device, 1, 2)).shape == (1, 2)
+
+
+def test_a_view_of_a_donated_tensor_stays(device: torch.device) -> None:
+    """Views made before keep the memory and their values; only the donated object is consumed."""
+    fn = pygraph.jit(lambda x: x * 2, donate_argnums=0)
+    x = ones(device, 4)
+    view = x[1:]
+    fn(x)
+    assert view.tolist() == [2, 3, 4]
+
+
+def test_one_donated_tensor_twice_in_a_loop(device: torch.device) -> None:
+    """The same initial state cannot start two loops."""
+    fn = pygraph.jit(lambda x: x * 2, donate_argnums=0)
+    start = ones(device, 2)
+    fn(start)
+    with pytest.raises(DonatedError, match="donate a clone"):
+        fn(start)

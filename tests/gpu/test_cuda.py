@@ -218,3 +218,21 @@ def test_a_thousand_captures_and_evictions_leave_nothing_reserved() -> None:
     after = cycle(1000)
     assert after[0] <= before[0]
     assert after[1] <= before[1]
+
+
+def test_donated_memory_of_another_stream_waits_for_the_call() -> None:
+    """An argument allocated on a side stream is freed by the call; that stream must not write to it too early."""
+    fn = pygraph.jit(lambda x: torch.stack([(x @ x).sum() for _ in range(20)]).cumsum(0), donate_argnums=0)
+    side = torch.cuda.Stream()
+    x = torch.eye(2048, device="cuda")
+    expected = fn(x.clone())
+    for _ in range(5):
+        with torch.cuda.stream(side):
+            mine = x.clone()
+        torch.cuda.current_stream().wait_stream(side)
+        result = fn(mine)
+        with torch.cuda.stream(side):
+            junk = [torch.full_like(x, float("nan")) for _ in range(3)]
+        assert torch.equal(result, expected)
+        torch.cuda.synchronize()
+        del junk

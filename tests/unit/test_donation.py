@@ -191,6 +191,18 @@ def test_a_tensor_that_the_function_closes_over(device: torch.device) -> None:
         fn(ones(device, 4))  # bias is gone, as the caller has said
 
 
+def test_a_consumed_tensor_in_reach_that_is_not_used(device: torch.device) -> None:
+    history: list[torch.Tensor] = []
+    factor = torch.full((4,), 2.0, device=device)
+    fn = replayed(lambda x: x * factor if len(history) < 9 else history[-1] * x, donate_argnums=0)
+    for _ in range(3):
+        history.append(ones(device, 4))
+        assert torch.equal(fn(history[-1]), ones(device, 4) * 2)
+    history *= 3
+    with pytest.raises(DonatedError):
+        fn(ones(device, 4))
+
+
 def test_the_same_tensor_twice(device: torch.device) -> None:
     fn = replayed(lambda x, y: x * 2 + y, donate_argnums=(0, 1))
     for _ in range(2):

@@ -1,0 +1,136 @@
+"""What a call returns and writes: views, aliases, arguments, ``out=``; always as in eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import pygraph
+
+WRAPS: dict[str, Callable[[Any], Any]] = {
+    "jit": pygraph.jit,
+    "patched": lambda fn: pygraph.graphify(pygraph.indirect(pygraph.devicify(fn))),
+    "copied": lambda fn: pygraph.graphify(pygraph.devicify(fn)),
+}
+
+
+def ones(device: torch.device, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.arange(1, 1 + torch.Size(shape).numel(), device=device).to(dtype).view(shape)
+
+
+def sharing(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
+    """Which tensors share memory, and at which distance."""
+    found: list[tuple[int, int]] = []
+    for tensor in tensors:
+        start = tensor.untyped_storage().data_ptr()
+        first = next(i for i, other in enumerate(tensors) if other.untyped_storage().data_ptr() == start)
+        found.append((first, tensor.data_ptr() - tensors[first].data_ptr()))
+    return found
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    # out= given an argument
+    "out": lambda x, y: torch.add(x, y, out=y),
+    "out in place": lambda x, y: torch.mul(x, 2, out=x),
+    "out of a matmul": lambda x, y: torch.mm(x, x, out=y),
+    "out and more": lambda x, y: (torch.sin(x, out=y), y + 1, torch.cos(y)),
+    "out to a view": lambda x, y: torch.add(x[0], 1, out=y[1]),
+    "out read and written": lambda x, y: torch.sub(y, x, out=y).sum(),
+    "out not returned": lambda x, y: (torch.exp(x, out=y), None)[1],
+    "out twice": lambda x, y: (torch.add(x, 1, out=y), torch.add(y, 1, out=x)),
+    "several outs": lambda x, y: torch.max(x, 0, out=(y[0], torch.empty(3, dtype=torch.long, device=x.device))),
+    "out to a column": lambda x, y: torch.sum(x, 1, out=y[:, 1]),
+    # in-place updates
+    "updated": lambda x, y: x.add_(y),
+    "updated through a view": lambda x, y: (x[1:].mul_(2), y)[1] + x,
+    "both updated": lambda x, y: (x.copy_(y), y.zero_()),
+    "updated and read before": lambda x, y: (x + 1, x.add_(1), x + 1),
+    # outputs that are inputs, views of them, or share memory
+    "the input": lambda x, y: x,
+    "swapped": lambda x, y: (y, x),
+    "views of an input": lambda x, y: (x[1:], x.t(), x.view(-1), x * y),
+    "a view of an updated input": lambda x, y: (x.add_(1)[1:], x.t()),
+    "views of one result": lambda x, y: ((z := x + y), z[1:], z.t(), z.view(-1)),
+    "a result twice": lambda x, y: [(z := x * y), z],
+    "parts of one result": lambda x, y: torch.chunk(x + y, 3),
+    "an expanded result": lambda x, y: (x + y)[:1].expand(3, 3),
+    "a result inside containers": lambda x, y: {"a": [x + y, {"b": (x - y,)}], "c": None, "d": 1},
+    "nothing": lambda x, y: None,
+    "empty": lambda x, y: (x[:0], x[:0] * 2, y),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_calls_are_those_of_eager(device: torch.device, name: str, wrap: str) -> None:
+    fn = FUNCTIONS[name]
+    fast = WRAPS[wrap](fn)
+    held: list[tuple[Any, Any]] = []
+    for n in range(4):
+        mine, eager = [[ones(device, 3, 3) + n, ones(device, 3, 3) * 2] for _ in range(2)]
+        got, expected = fast(*mine), fn(*eager)
+        check(got, expected, mine, eager)
+        # Writing to a result shows wherever it does in eager.
+        for result in (got, expected):
+            for leaf in pytree.tree_leaves(result):
+                if (
+                    isinstance(leaf, torch.Tensor)
+                    and leaf.numel()
+                    and not leaf.is_inference()
+                    and leaf.stride()[:1] != (0,)
+                ):
+                    leaf.mul_(2)
+                    break
+        check(got, expected, mine, eager)
+        held.append((got, expected))
+    for got, expected in held:
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def check(got: Any, expected: Any, mine: list[torch.Tensor], eager: list[torch.Tensor]) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, check_stride=True)
+    torch.testing.assert_close(mine, eager, rtol=0, atol=0)
+    all_mine = [*mine, *(leaf for leaf in pytree.tree_leaves(got) if isinstance(leaf, torch.Tensor) and leaf.numel())]
+    all_eager = [
+        *eager, *(leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, torch.Tensor) and leaf.numel())
+    ]  # fmt: skip
+    assert sharing(all_mine) == sharing(all_eager)
+    same = [[a is b for b in all_mine] for a in all_mine]
+    assert same == [[a is b for b in all_eager] for a in all_eager]
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_out_of_another_dtype_or_shape(device: torch.device, wrap: str) -> None:
+    """Results are cast to ``out``; one of a wrong shape raises or resizes as in eager."""
+    fast = WRAPS[wrap](lambda x, out: torch.add(x, 1, out=out))
+    for dtype in (torch.float32, torch.float64):
+        x, out = ones(device, 3), torch.zeros(3, dtype=dtype, device=device)
+        assert fast(x, out) is out
+        assert torch.equal(out, ones(device, 3, dtype=dtype) + 1)
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_result_as_out_of_the_next_call(device: torch.device, wrap: str) -> None:
+    fast = WRAPS[wrap](lambda x, out: (torch.add(x, out, out=out), out * 2))
+    x, out = ones(device, 3, 3), torch.zeros(3, 3, device=device)
+    x_eager, out_eager = x.clone(), out.clone()
+    for _ in range(4):
+        out, x = fast(x, out)
+        out_eager, x_eager = torch.add(x_eager, out_eager, out=out_eager), out_eager * 2
+        torch.testing.assert_close((x, out), (x_eager, out_eager), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_out_that_overlaps_an_argument(device: torch.device, wrap: str) -> None:
+    fn = lambda x, out: torch.mul(x, 3, out=out)  # noqa: E731
+    fast = WRAPS[wrap](fn)
+    for _ in range(3):
+        mine, eager = ones(device, 3, 3), ones(device, 3, 3)
+        assert torch.equal(fast(mine[0], mine[1]), fn(eager[0], eager[1]))
+        assert torch.equal(mine, eager)
+        assert torch.equal(fast(mine[0], mine[0]), fn(eager[0], eager[0]))
+        assert torch.equal(mine, eager)

@@ -484,7 +484,7 @@ class Transformed(Generic[P, R]):
         module, path = getattr(self, "__module__", None), getattr(self, "__qualname__", None)
         if module is not None and path is not None and _lookup(module, path) is self:
             return path
-        return Transformed, (self.fn, self.passes, self.options)
+        return type(self), (self.fn, self.passes, self.options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "fn" not in self.__dict__:

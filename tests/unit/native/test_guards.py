@@ -178,7 +178,17 @@ def total(tree: Any, **others: Any) -> torch.Tensor:
 
 def test_structures(device: torch.device) -> None:
     a, b = torch.randn(4, device=device), torch.randn(4, device=device)
-    trees = [(a, b), [a, b], {"a": a, "b": b}, {"b": b, "a": a}, (a, (b,)), ((a, b),), (a, [b]), (a, None, b), (a, b, a)]
+    trees = [
+        (a, b),
+        [a, b],
+        {"a": a, "b": b},
+        {"b": b, "a": a},
+        (a, (b,)),
+        ((a, b),),
+        (a, [b]),
+        (a, None, b),
+        (a, b, a),
+    ]
     for tree in trees:
         function = planned(total, tree)
         for other in trees:

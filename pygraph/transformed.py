@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,8 +23,10 @@ from pygraph.effects import writes_memory
 from pygraph.errors import FallbackError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
-from pygraph.keys import UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
+from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
 from pygraph.lowering.aten import written_inputs
+from pygraph.native import build
+from pygraph.native.callpath import CallPath, live_numbers
 from pygraph.program import Captured, Fallback, Mechanism, Program
 from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.devices import driver_for
@@ -40,9 +42,6 @@ from pygraph.transforms.indirect import indirect_program
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Key: TypeAlias = "tuple[Hashable, Hashable]"
-"""What is known of a call before its trace, and the values of the numbers that its trace turned out to need."""
-
 PASSES = ("devicify", "indirect", "graphify", "select")
 """The transforms in the order in which they are applied."""
 
@@ -98,6 +97,8 @@ class Entry:
     fallbacks: list[Fallback]
     calls: int = 0
     described: Program | None = None
+    plans: int = 0
+    stamp: int = 0
 
     def __post_init__(self) -> None:
         program = self.program or self.described
@@ -124,7 +125,7 @@ class Entry:
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (tensor.shape, tensor.stride(), tensor.dtype)
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad and torch.is_grad_enabled())
 
 
 class Transformed(Generic[P, R]):
@@ -150,6 +151,7 @@ class Transformed(Generic[P, R]):
         self._pools: dict[torch.device, Pool] = {}
         self._inline: collections.Counter[Fallback] = collections.Counter()
         self._clear_first = False
+        self._native = CallPath(self._lock)
         register(self)
         self._reused = ReusedMemory() if options.reuse_outputs else None
         functools.update_wrapper(self, fn, updated=())
@@ -158,6 +160,11 @@ class Transformed(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function."""
+        native = self._native
+        if native.dispatch is not None and not torch.compiler.is_compiling():
+            result = native.dispatch(args, kwargs)
+            if result is not native.miss:
+                return result
         reason = functorch.inline_reason()
         if reason is not None:
             return self._run_inline(Fallback("the call", reason), args, kwargs)
@@ -187,10 +194,12 @@ class Transformed(Generic[P, R]):
                         done, result = self._replay_early(entry, leaves)
                         if done:
                             self._count_hit(key, entry)
+                            self._plan(key, entry, leaves, args, kwargs)
                             return result
                         entry = self._compile(key, entry, leaves, structure, args, kwargs)
                     elif entry.is_current():
                         self._count_hit(key, entry)
+                        self._plan(key, entry, leaves, args, kwargs)
                     else:
                         entry = self._compile(key, entry, leaves, structure, args, kwargs)
                 else:
@@ -229,7 +238,33 @@ class Transformed(Generic[P, R]):
         if self._streak:
             self._streak = 0
             self._seen.clear()
+        entry.stamp = self._native.tick()
         self._entries.move_to_end(key)
+
+    def _plan(self, key: Key, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> None:
+        """Have calls like this one take the native path from now on, where that can do what is done here."""
+        if entry.executable is None and (entry.program is not None or (self.options.strict and entry.fallbacks)):
+            return
+        if self._clear_first:  # asked for during this call; the native path would pass it by
+            return
+        static = static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)
+        live = live_numbers(leaves, static | {index for index, _ in key[1]})
+        self._native.plan(key, entry, live, leaves, args, kwargs, self.fn, self._device_type(leaves))
+
+    def _settle(self) -> None:
+        """Count what the native path has served, as if it had been served here."""
+        served = self._native.served()
+        for calls in served:
+            self._hits += calls.hits
+            calls.entry.calls += calls.hits
+            calls.entry.stamp = max(calls.entry.stamp, calls.stamp)
+            if calls.entry.calls >= _SETTLED:
+                self._retraces.pop(calls.key[0], None)
+        if served:
+            self._streak = 0
+            self._seen.clear()
+            for key in sorted(self._entries, key=lambda key: self._entries[key].stamp):
+                self._entries.move_to_end(key)
 
     def _run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:
         self._inline[fallback] += 1
@@ -270,6 +305,7 @@ class Transformed(Generic[P, R]):
     def _compile(
         self, key: Key, old: Entry | None, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any
     ) -> Entry:
+        self._settle()
         self._misses += 1
         base = key[0]
         if old is not None:
@@ -344,6 +380,7 @@ class Transformed(Generic[P, R]):
         if program.device not in self._pools:
             self._pools[program.device] = driver.new_pool()
         executable = Executable(program, driver, self._pools[program.device], leaves, self._reused)
+        build.start()
         self._captures += len(executable.graphs)
         if "select" in self.passes:
             try:
@@ -356,6 +393,7 @@ class Transformed(Generic[P, R]):
     def _keep(self, key: Key, entry: Entry) -> Entry:
         self._entries[key] = entry
         entry.calls = 1
+        entry.stamp = self._native.tick()
         while len(self._entries) > self.options.max_graphs:
             self._drop(next(iter(self._entries)))
             self._evictions += 1
@@ -368,6 +406,7 @@ class Transformed(Generic[P, R]):
 
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key)
+        self._native.drop(entry)
         if entry.executable is not None:
             entry.executable.release()
 
@@ -375,12 +414,14 @@ class Transformed(Generic[P, R]):
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
-        return CacheInfo(self._hits, self._misses, self._captures, self._evictions, len(self._entries))
+        hits = self._hits + self._native.unsettled
+        return CacheInfo(hits, self._misses, self._captures, self._evictions, len(self._entries))
 
     def cache_clear(self) -> None:
         """Forget every trace and give back every graph; from inside a call, before this function's next one."""
         if here.inside:
             self._clear_first = True  # the call that is going on may be one of this function's graphs
+            self._native.clear()
             return
         with self._lock:
             self._clear()
@@ -389,6 +430,8 @@ class Transformed(Generic[P, R]):
         self._clear_first = False
         for key in list(self._entries):
             self._drop(key)
+        self._native.clear()
+        self._native.served()
         self._needed.clear()
         self._retraces.clear()
         self._seen.clear()
@@ -416,6 +459,7 @@ class Transformed(Generic[P, R]):
         else:
             self._lock._at_fork_reinit()  # pyright: ignore  # as CPython does for its own locks, 3.11 to 3.14
             self._clear_first = True
+            self._native.clear()
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Trace and transform for these arguments without recording; see `pygraph.stages.Lowered`."""
@@ -426,6 +470,7 @@ class Transformed(Generic[P, R]):
     def explain(self) -> Explanation:
         """What runs how, for every kind of call so far, with the reason for everything that is not a graph."""
         with self._lock if not here.inside else contextlib.nullcontext():
+            self._settle()
             inline = self._inline if self._reused is None else self._inline + self._reused.notes
             return explain(self._name, list(self._entries.values()), dict(inline))
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from pygraph.native import build
+
 try:
     import hypothesis
 except ModuleNotFoundError:  # property tests need it and say so themselves
@@ -22,6 +24,9 @@ if not torch.cuda.is_available():
     from pygraph.runtime import emulated
 
     emulated.driver()
+
+# Built before the first test, so that every run of the tests takes the same paths.
+build.start(wait=True)
 
 torch.set_num_threads(1)  # the workers of pytest-xdist share the cores
 

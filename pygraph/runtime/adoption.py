@@ -64,13 +64,10 @@ class Adoption:
             self.refuse(argument, reason)
         self.pairs = []
 
-    def count(self) -> None:
-        """Note the arguments that no call can use."""
-        for note in self._reasons:
-            self._notes[note] += 1
-
     def memory(self, env: Mapping[fx.Node, Any]) -> dict[int, torch.Tensor]:
         """For one call: the tensors whose memory becomes which piece of fresh memory."""
+        for note in self._reasons:
+            self._notes[note] += 1
         found: dict[int, torch.Tensor] = {}
         for node, index, argument in self.pairs:
             tensor: torch.Tensor = env[node]
@@ -142,7 +139,7 @@ def _copies(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _unfit(tensor: torch.Tensor) -> str | None:
     """Why the memory of this argument cannot be a result's; None if it can."""
     if not is_sole_owner(tensor):
-        return "something else can reach its memory"
+        return "something else can reach its memory: a view, what it is a view of, autograd, a storage"
     spec = TensorSpec.of(tensor)
     if spec.offset or spec.nbytes != tensor.untyped_storage().nbytes():
         return "it is a part of its memory"

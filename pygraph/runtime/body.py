@@ -156,7 +156,7 @@ def _is_tuple(node: fx.Node) -> bool:
 
 
 def _own_memory(result: Any, args: Any) -> Any:
-    """Clone results that are memory of an argument although their operation is no view."""
+    """Clone results that are memory of an argument although their operation is no view, and resolve lazy ones."""
     taken = {
         tensor.untyped_storage().data_ptr()
         for tensor in pytree.tree_leaves(args)
@@ -164,6 +164,8 @@ def _own_memory(result: Any, args: Any) -> Any:
     }
 
     def own(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+            return value.resolve_conj().resolve_neg()  # some operations (real FFTs) leave that to whoever reads it
         if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() in taken:
             return clone_strided(value)
         return value

@@ -7,6 +7,7 @@ updated arguments and memory beyond the results must be what ordinary launches g
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import sys
@@ -171,8 +172,14 @@ class RegionGraph:
             with Undisturbed(self.driver, None):
                 graph, outputs = self.driver.record(record, self.pool)
         except CaptureError as error:
+            self._settle_libraries(actual, numbers)
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
         return graph, outputs, totals
+
+    def _settle_libraries(self, inputs: Sequence[Any], numbers: list[Any]) -> None:
+        """Run once more after a refused recording: cuSOLVER fails the next call too (torch 2.11), and then no more."""
+        with Undisturbed(self.driver, self.body), contextlib.suppress(RuntimeError):
+            self.body.run(inputs, numbers)
 
     # -- planning -------------------------------------------------------------------------------------------------
 
@@ -511,6 +518,11 @@ class RegionGraph:
         """Outputs as views of the memory that the graph wrote."""
         return [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self._views]
 
+    @property
+    def reuses(self) -> bool:
+        """Whether the outputs are in the same memory at every call."""
+        return self._kept is not None
+
     # -- reporting ------------------------------------------------------------------------------------------------
 
     @property
@@ -555,6 +567,16 @@ class RegionGraph:
             else:
                 total += self.memory[slot - len(self.slots)].extent.size
         return total
+
+    def memory_use(self) -> dict[str, int]:
+        """Bytes of captured tensors, of stand-ins for copied inputs, and of results that a replay allocates."""
+        static = {value.untyped_storage().data_ptr(): value.nbytes for value in self.body.static_values}
+        fresh = [] if self.reuses_outputs else self.memory
+        return {
+            "static": sum(static.values()),
+            "copied": sum(self._input_specs[i].nbytes for i, held in enumerate(self._stand_ins) if held is not None),
+            "outputs": sum(memory.extent.size for memory in fresh),
+        }
 
     def release(self) -> None:
         """Give the graph and its buffers back."""

@@ -185,6 +185,13 @@ class Driver(abc.ABC):
         case nothing stays recorded and the device works on.
         """
 
+    def native_stream(self) -> tuple[Callable[[int], int], int] | None:
+        """For native replays: the raw current stream by device index, and ``is_capturing(stream, int *status)``.
+
+        None if they are not possible.
+        """
+        return None
+
     def warm_up(self, run: Callable[[], object]) -> None:
         """Run as `record` will, but for real, so that libraries allocate and choose their kernels beforehand."""
         run()

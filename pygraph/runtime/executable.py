@@ -354,6 +354,24 @@ class Executable:
             "bytes_copied_per_replay": sum(graph.bytes_copied for graph in self.graphs),
         }
 
+    def mechanisms(self) -> dict[str, int]:
+        """How many nodes get their pointers from the host, from the device and from a table; inputs that are copied."""
+        total: dict[str, int] = {"host": 0, "device": 0, "table": 0, "copy": 0}
+        for graph in self.graphs:
+            for name, count in graph.choice.counts().items():
+                total[name] += count
+        return total
+
+    def memory_use(self) -> dict[str, int]:
+        """Bytes: of the pool, which all graphs of the function share, and those of `RegionGraph.memory_use`."""
+        total: dict[str, int] = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
+        if self.graphs:
+            total["pool"] = self.pool.nbytes()
+        for graph in self.graphs:
+            for name, nbytes in graph.memory_use().items():
+                total[name] += nbytes
+        return total
+
     def release(self) -> None:
         """Give all graphs back; the Executable cannot be called afterwards."""
         for step in self._steps:

@@ -26,13 +26,15 @@ from torch.utils._python_dispatch import (
 import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
 from pygraph.program import TensorSpec
+from pygraph.tracing.triton_launches import launches_written_down
+from pygraph.twins import check_apart, needs_twin
 
 aten = torch.ops.aten
 
 
 @contextlib.contextmanager
 def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
-    """Fake tensors on; torch's caches of real values off, which would bake them in or keep fakes."""
+    """Fake tensors on, launches off; torch's caches of real values off, which would bake them in or keep fakes."""
     limit = proxy_tensor.CONSTANT_NUMEL_LIMIT  # checked with torch 2.11 and 2.13
     autocast_cache = torch.is_autocast_cache_enabled()
     # It logs a traceback for every error of the function that is traced; that error is reported, or raised by eager.
@@ -44,7 +46,7 @@ def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
-        with mode:
+        with mode, launches_written_down():
             yield
     finally:
         log.disabled = logged
@@ -78,6 +80,8 @@ class Sources(TorchDispatchMode):
             raise TraceError("as_strided with a storage_offset")
         _check_draw(func, args, kwargs or {}, self._seeded)
         _check_subtraction(func, args)
+        if needs_twin(func):
+            check_apart(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         out = func(*args, **(kwargs or {}))
@@ -138,12 +142,16 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
+_TRITON = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" + os.sep
+
+_NOT_USERS = (_TORCH, _HERE, _TRITON, "<frozen")
+
 
 def user_frame(frame: Any) -> str | None:
     """The innermost line outside torch and pygraph, as ``file.py:41``."""
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith((_TORCH, _HERE, "<frozen")):
+        if not filename.startswith(_NOT_USERS):
             return f"{os.path.basename(filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return None
@@ -155,7 +163,7 @@ def user_line(error: BaseException) -> str | None:
     step = error.__traceback__
     while step is not None:
         filename = step.tb_frame.f_code.co_filename
-        if not filename.startswith((_TORCH, _HERE, "<frozen")):
+        if not filename.startswith(_NOT_USERS):
             line = f"{os.path.basename(filename)}:{step.tb_lineno}"
         step = step.tb_next
     return line

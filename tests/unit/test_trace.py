@@ -574,3 +574,18 @@ def test_the_address_of_a_fake_is_an_error_and_not_garbage(device: torch.device)
     """A kernel launched with a fake's address would read and write anywhere."""
     with pytest.raises(TraceError, match=r"data pointer.*test_trace"):
         pygraph.trace(lambda x: x + x.data_ptr())(torch.ones(3, device=device))
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_a_literal_that_is_returned_is_new_in_every_call(update: bool, device: torch.device) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        literal = torch.tensor([1.0, 2.0, 3.0], device=x.device)
+        return literal.mul_(x) if update else literal
+
+    x = torch.full((3,), 2.0, device=device)
+    program, fast = pygraph.trace(fn)(x), pygraph.jit(fn)
+    for run in (lambda: pygraph.evaluate(program, x), lambda: fast(x)):
+        first = run()
+        assert torch.equal(first, fn(x))
+        first.add_(5)
+        assert torch.equal(run(), fn(x))

@@ -1,0 +1,343 @@
+"""The plans of one transformed function: which calls the extension takes, and what it does for each kind.
+
+A plan is made from a call that the path in Python has just served. What it may skip, it describes exactly; where a call
+is of a kind that cannot be described, there is no plan, and Python serves it again.
+"""
+
+# The plan is made of the private parts of what it replaces: entries, executables and environments.
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import gc
+import types
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.environment import IMMUTABLE, Environment, _same
+from pygraph.keys import Key
+from pygraph.native import build
+from pygraph.runtime.turns import here
+from pygraph.tracing.leaves import is_live_number
+
+if TYPE_CHECKING:
+    from pygraph.runtime.capture import RegionGraph
+    from pygraph.runtime.executable import Executable
+    from pygraph.transformed import Entry
+
+# Plans are stricter than cache keys, so that an entry can have several; beyond this it does without.
+_MAX_PLANS = 8
+
+
+@dataclasses.dataclass
+class _Made:
+    """A plan, whose it is, and what of its counts has been taken."""
+
+    plan: Any
+    key: Key
+    entry: Entry
+    hits: int = 0
+    replays: int = 0
+    patches: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """Calls that plans of one entry have served since the last time; ``stamp`` orders the last ones of entries."""
+
+    key: Key
+    entry: Entry
+    hits: int
+    stamp: int
+
+
+class CallPath:
+    """The native side of one transformed function.
+
+    Args:
+        lock: The function's lock; replays take it without waiting.
+
+    Attributes:
+        dispatch: ``dispatch(args, kwargs)`` gives the result, or ``miss``; None as long as there is no plan.
+    """
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._dispatcher: Any = None
+        self._made: list[_Made] = []
+        self._left: list[Served] = []
+        self.dispatch: Any = None
+        self.miss: object = None
+        _paths.add(self)
+
+    def plan(
+        self,
+        key: Key,
+        entry: Entry,
+        live: frozenset[int],
+        leaves: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fn: Any,
+        device_type: str,
+    ) -> None:
+        """Have calls like this one served natively from now on, if that is possible."""
+        module = build.loaded()
+        if module is None or entry.plans >= _MAX_PLANS or not _is_described(leaves, live):
+            return
+        entry.plans += 1
+        executable = entry.executable
+        spec: dict[str, Any] = {
+            "live": live,
+            "leaves": leaves,
+            "device": device_type,
+            "captured": _captured(entry),
+            "owned": tuple(entry._owned),
+            "environment": _environment_guards(None if entry.traced is None else entry.traced.environment),
+            "run": fn if executable is None else executable,
+            "alone": executable is not None,
+            "replay": None if executable is None else _replay(executable),
+        }
+        try:
+            plan = module.Plan(args, kwargs, spec)
+        except ValueError:  # its arguments have a container that is not described
+            return
+        if self._dispatcher is None:
+            self._dispatcher = module.Dispatcher(self._lock.acquire, self._lock.release, here)
+        self._made.append(_Made(plan, key, entry))
+        self._dispatcher.add(plan)
+        self.miss, self.dispatch = module.MISS, self._dispatcher.dispatch
+
+    # -- counts -----------------------------------------------------------------------------------------------------
+
+    def tick(self) -> int:
+        """The next stamp of the clock that stamps plans."""
+        return 0 if self._dispatcher is None else self._dispatcher.tick()
+
+    @property
+    def unsettled(self) -> int:
+        """Calls served since the last `served`."""
+        return sum(made.plan.hits - made.hits for made in self._made) + sum(served.hits for served in self._left)
+
+    def served(self) -> list[Served]:
+        """What plans have served since the last time this was called."""
+        found, self._left = self._left, []
+        for made in self._made:
+            found += self._take(made)
+        return found
+
+    def _take(self, made: _Made) -> list[Served]:
+        self._count_replays(made)
+        hits, made.hits = made.plan.hits - made.hits, made.plan.hits
+        return [Served(made.key, made.entry, hits, made.plan.stamp)] if hits else []
+
+    def count_replays(self) -> None:
+        """Bring the device's counters up to date."""
+        for made in self._made:
+            self._count_replays(made)
+
+    @staticmethod
+    def _count_replays(made: _Made) -> None:
+        if made.plan.way == "replay" and made.entry.executable is not None:
+            replays, made.replays = made.plan.hits - made.replays, made.plan.hits
+            patches, made.patches = made.plan.patches - made.patches, made.plan.patches
+            counters = made.entry.executable.driver.counters
+            counters.replays += replays
+            counters.launches += replays
+            counters.patches += patches
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def drop(self, entry: Entry) -> None:
+        """Forget the plans of an entry, before its graphs go."""
+        for made in [made for made in self._made if made.entry is entry]:
+            self._dispatcher.remove(made.plan)
+            self._left += self._take(made)
+            self._made.remove(made)
+        entry.plans = _MAX_PLANS
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        if self._dispatcher is not None:
+            self._dispatcher.clear()
+        for made in self._made:
+            self._left += self._take(made)
+        self._made = []
+        self.dispatch = None
+
+
+_paths: weakref.WeakSet[CallPath] = weakref.WeakSet()
+
+
+def count_replays() -> None:
+    """Bring the devices' counters up to date with what was replayed natively."""
+    for path in list(_paths):
+        path.count_replays()
+
+
+# ---- descriptions --------------------------------------------------------------------------------------------------
+
+
+def live_numbers(leaves: Sequence[Any], static: frozenset[int]) -> frozenset[int]:
+    """Positions of the leaves that are read as numbers at every call."""
+    return frozenset(i for i, leaf in enumerate(leaves) if i not in static and is_live_number(leaf))
+
+
+def _is_described(leaves: Sequence[Any], live: frozenset[int]) -> bool:
+    """Whether static leaves are immutable, or equal to nothing but themselves."""
+    return all(
+        isinstance(leaf, torch.Tensor)
+        or index in live
+        or type(leaf) in IMMUTABLE
+        or type(leaf).__hash__ is object.__hash__
+        for index, leaf in enumerate(leaves)
+    )
+
+
+def _captured(entry: Entry) -> tuple[tuple[torch.Tensor, int | None], ...]:
+    """Captured tensors, and where the graphs read them."""
+    if entry.executable is None:
+        return tuple((tensor, None) for tensor in entry._captured)
+    return tuple(zip(entry.executable._captured, entry.executable.static_addresses, strict=True))
+
+
+def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
+    """Guards as ``(dicts, lists, cells, items, same)``, each container once."""
+    if environment is None:
+        return ((), (), (), (), _same)
+    dicts: dict[int, list[Any]] = {}
+    lists: dict[int, list[Any]] = {}
+    items: list[Any] = []
+
+    def place(container: Any) -> list[Any] | None:
+        kind = dicts if isinstance(container, dict) else lists if isinstance(container, list) else None
+        return None if kind is None else kind.setdefault(id(container), [container, -1, []])
+
+    for container, length in environment._lengths:
+        found = place(container)
+        assert found is not None
+        found[1] = length
+    for container, key, expected in environment._entries:
+        entry = (key, expected, isinstance(expected, IMMUTABLE))
+        found = place(_underlying(container))
+        if found is None:
+            items.append((container, entry))
+        else:
+            found[2].append(entry)
+    cells = tuple((cell, value, isinstance(value, IMMUTABLE)) for cell, value in environment._cells)
+    return (
+        tuple((container, length, tuple(entries)) for container, length, entries in dicts.values()),
+        tuple((container, length, tuple(entries)) for container, length, entries in lists.values()),
+        cells,
+        tuple(items),
+        _same,
+    )
+
+
+def _underlying(container: Any) -> Any:
+    """The dict behind a class's attributes, which can be watched; otherwise the container itself."""
+    if isinstance(container, types.MappingProxyType):
+        behind = gc.get_referents(container)
+        if len(behind) == 1 and type(behind[0]) is dict:
+            return behind[0]
+    return container
+
+
+def _replay(executable: Executable) -> dict[str, Any] | None:
+    """How to replay an executable that is one graph on the caller's tensors and numbers; None if it is more."""
+    if len(executable._steps) != 1 or executable._steps[0].graph is None or executable._aliases:
+        return None
+    step = executable._steps[0]
+    graph, body = step.graph, step.body
+    assert graph is not None
+    if graph.reuses or step.adoption is not None:
+        return None
+    tensors, numbers = dict(executable._tensors), dict(executable._numbers)
+    outputs = {node: index for index, node in enumerate(body.outputs)}
+    if not all(node in tensors for node in body.inputs) or not all(node in numbers for node in body.numbers):
+        return None
+    if not all(node in outputs and not foreign for _, node, foreign in executable._results):
+        return None
+    sent = _sent(graph)
+    stream = executable.driver.native_stream()
+    launch = graph.graph.native_launch()
+    if sent is None or stream is None or launch is None:
+        return None
+    commits, slots, values = sent
+    results: list[Any] = [None] * executable.program.out_tree.num_leaves
+    for leaf, node, _ in executable._results:
+        results[leaf] = ("output", outputs[node])
+    for leaf, value in executable._statics:
+        results[leaf] = ("static", value)
+    for leaf, argument in executable._arguments:
+        results[leaf] = ("argument", argument)
+    for leaf, earlier in executable._repeats:
+        results[leaf] = ("repeat", earlier)
+    current_stream, is_capturing = stream
+    return {
+        "inputs": tuple(tensors[body.inputs[position]] for position in graph.slots),
+        "memory": tuple(
+            (torch.empty(0, dtype=m.spec.dtype, device=m.spec.device), m.spec.shape, m.spec.stride)
+            for m in graph.memory
+        ),
+        "slots": slots,
+        "numbers": tuple(
+            (numbers[node], *cells) for node, cells in zip(body.numbers, values, strict=True)
+        ),
+        "commits": commits,
+        "synced": ctypes.addressof(graph.patcher.synced),
+        "last_stream": ctypes.addressof(graph.pool.last_stream),  # pyright: ignore
+        "is_capturing": is_capturing,
+        "current_stream": current_stream,
+        "device_index": executable.driver.device.index or 0,
+        "launch": launch,
+        "outputs": tuple(
+            (number, None if graph._whole else (spec.shape, spec.stride, spec.offset)) for number, spec in graph._views
+        ),
+        "results": tuple(results),
+        "unflatten": _container(executable.program.out_tree),
+        "owners": (graph, executable),  # kept while addresses of theirs are used
+    }  # fmt: skip
+
+
+def _sent(graph: RegionGraph) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]] | None:
+    """Commits, and per slot and per number its cells and which commits it needs; None if a node needs Python."""
+    patcher = graph.patcher
+    if len(patcher.cells) != len(graph.slots) + len(graph.memory):
+        return None
+    index: dict[int, int] = {}
+    commits: list[tuple[int, ...]] = []
+    for node in dict.fromkeys(n for nodes in (*patcher.slot_nodes, *patcher.number_nodes) for n in nodes):
+        commit = graph.graph.native_commit(node)
+        if commit is None:
+            return None
+        index[node] = len(commits)
+        commits.append(dataclasses.astuple(commit))
+
+    def described(cells: Sequence[Any], nodes: Sequence[Sequence[int]]) -> tuple[Any, ...]:
+        return tuple(
+            (tuple(here), tuple(index[n] for n in dict.fromkeys(needs)))
+            for here, needs in zip(cells, nodes, strict=True)
+        )
+
+    return (
+        tuple(commits),
+        described(patcher.cells, patcher.slot_nodes),
+        described(patcher.number_cells, patcher.number_nodes),
+    )
+
+
+def _container(tree: pytree.TreeSpec) -> Any:
+    """How results become what the function returns: None as it is, tuple or list, or a function of all leaves."""
+    if tree == pytree.tree_structure(0):
+        return None
+    for kind in (tuple, list):
+        if tree == pytree.tree_structure(kind([0] * tree.num_leaves)):
+            return kind
+    return functools.partial(pytree.tree_unflatten, treespec=tree)

@@ -1,0 +1,1314 @@
+// The call path of a transformed function that has been called like this before.
+//
+// A Dispatcher holds Plans. A plan knows one kind of call exactly: the structure of the arguments, the layout of every
+// tensor, the settings that choose kernels, and what the function has closed over. A call that a plan matches is run
+// here; any other is a miss, and Python decides. A plan may be stricter than it must be, never laxer.
+#include "guards.h"
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+// ATen/autocast_mode.h would include all of ATen. Checked with torch 2.11 and 2.13.
+namespace at::autocast {
+TORCH_API bool is_autocast_enabled(at::DeviceType device_type);
+TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType device_type);
+}  // namespace at::autocast
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+PyObject* miss = nullptr;         // what a dispatcher returns when no plan matches
+PyObject* inside_name = nullptr;  // "inside"
+
+struct PythonError {};  // an exception is set
+
+PyObject* checked(PyObject* object) {
+  if (object == nullptr) throw PythonError();
+  return object;
+}
+
+int64_t to_int(PyObject* object) {
+  int64_t value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred()) throw PythonError();
+  return value;
+}
+
+// Addresses and handles may use all 64 bits.
+uint64_t to_word(PyObject* object) {
+  uint64_t value = PyLong_AsUnsignedLongLongMask(object);
+  if (value == static_cast<uint64_t>(-1) && PyErr_Occurred()) throw PythonError();
+  return value;
+}
+
+PyObject* item(PyObject* sequence, Py_ssize_t index) {  // borrowed; only tuples are passed
+  return checked(PyTuple_GetItem(sequence, index));
+}
+
+PyObject* field(PyObject* spec, const char* name) {  // borrowed
+  PyObject* value = PyDict_GetItemString(spec, name);
+  if (value == nullptr) {
+    PyErr_SetString(PyExc_KeyError, name);
+    throw PythonError();
+  }
+  return value;
+}
+
+std::vector<int64_t> to_ints(PyObject* sequence) {
+  std::vector<int64_t> values;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(sequence); ++i) values.push_back(to_int(item(sequence, i)));
+  if (PyErr_Occurred()) throw PythonError();
+  return values;
+}
+
+// ---- settings ------------------------------------------------------------------------------------------------------
+
+// What `pygraph.keys.mode_key` reads, without the device's autocast settings, which each plan compares itself.
+using Settings = std::array<int64_t, 21>;
+
+Settings current_settings() {
+  const at::Context& context = at::globalContext();
+  const auto& autograd = c10::AutogradState::get_tls_state();
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  return {
+      autograd.get_grad_mode(),
+      autograd.get_inference_mode(),
+      static_cast<int64_t>(keys.included_.raw_repr()),
+      static_cast<int64_t>(keys.excluded_.raw_repr()),
+      static_cast<int64_t>(c10::get_default_dtype_as_scalartype()),
+      context.deterministicAlgorithms(),
+      context.deterministicAlgorithmsWarnOnly(),
+      context.userEnabledCuDNN(),
+      context.benchmarkCuDNN(),
+      context.deterministicCuDNN(),
+      context.userEnabledFlashSDP(),
+      context.userEnabledMemEfficientSDP(),
+      context.userEnabledMathSDP(),
+      context.userEnabledCuDNNSDP(),
+      static_cast<int64_t>(context.allowFP16ReductionCuBLAS()),
+      static_cast<int64_t>(context.allowBF16ReductionCuBLAS()),
+      static_cast<int64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL)),
+      static_cast<int64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::CONV)),
+      static_cast<int64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::RNN)),
+      static_cast<int64_t>(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
+      0,
+  };
+}
+
+// Whether something watches or changes every operation, so that a call is not what it was when it was planned.
+bool under_mode() {
+  return at::impl::PythonTorchFunctionTLS::stack_len() != 0 || c10::impl::TorchDispatchModeTLS::any_modes_set();
+}
+
+int64_t autocast_dtype(at::DeviceType type) {
+  return at::autocast::is_autocast_enabled(type) ? static_cast<int64_t>(at::autocast::get_autocast_dtype(type)) : -1;
+}
+
+// ---- arguments -----------------------------------------------------------------------------------------------------
+
+constexpr uint64_t kAlignment = 256;
+
+uint64_t alignment_of(uint64_t address) {
+  return address % kAlignment == 0 ? kAlignment : address & (~address + 1);
+}
+
+struct Node {  // of the structure of (args, kwargs), before its children
+  enum Kind { Tuple, List, Dict, Leaf } kind;
+  Py_ssize_t size = 0;
+  std::vector<PyObject*> keys;  // borrowed from the plan
+};
+
+struct Leaf {
+  enum Kind { Tensor, Integer, Float, Same, Equal, EqualFloat } kind;
+  PyTypeObject* type;              // borrowed from the plan
+  PyObject* value = nullptr;       // static leaves; borrowed from the plan
+  uint64_t bits = 0;               // static floats
+  int slot = 0;                    // position among tensors, or among live numbers
+};
+
+struct Layout {
+  c10::DispatchKeySet keys;
+  c10::ScalarType dtype;
+  c10::Device device;
+  c10::SmallVector<int64_t, 5> sizes;
+  c10::SmallVector<int64_t, 5> strides;
+
+  explicit Layout(const c10::TensorImpl& tensor)
+      : keys(tensor.key_set()), dtype(c10::typeMetaToScalarType(tensor.dtype())), device(tensor.device()),
+        sizes(tensor.sizes()), strides(tensor.strides()) {}
+
+  bool fits(const c10::TensorImpl& tensor) const {
+    return tensor.key_set() == keys && tensor.dtype() == c10::scalarTypeToTypeMeta(dtype) &&
+        tensor.device() == device && tensor.sizes() == c10::IntArrayRef(sizes) &&
+        tensor.strides() == c10::IntArrayRef(strides);
+  }
+};
+
+struct TensorSpec {
+  Layout layout;
+  bool grad;           // requires it, while grad mode is on
+  bool host;           // graphs read it through a copy: its alignment does not matter
+  bool empty;          // has no memory to share
+  uint64_t aligned;
+  int first = -1;      // the first tensor leaf with the same storage: itself if there is no other
+  int same = -1;       // the first tensor leaf that is the same object
+  int64_t distance = 0;
+
+  explicit TensorSpec(const c10::TensorImpl& tensor) : layout(tensor) {}
+};
+
+struct CapturedSpec {
+  PyObject* object;         // borrowed from the plan
+  const c10::TensorImpl* tensor;
+  uint64_t address;         // where graphs read it
+  bool placed;              // whether that matters
+  Layout layout;
+  bool grad;
+
+  bool fits(bool grad_mode) const {
+    c10::TensorImpl* now = THPVariable_Unpack(object).unsafeGetTensorImpl();
+    if (now != tensor || !layout.fits(*now) || (grad_mode && now->requires_grad()) != grad) return false;
+    return !placed || reinterpret_cast<uint64_t>(now->mutable_data()) == address;
+  }
+};
+
+union Number {
+  int64_t integer;
+  double real;
+};
+
+// What a call gives to the plan that matches it. Everything is borrowed from the call's arguments.
+struct Call {
+  c10::SmallVector<PyObject*, 40> leaves;
+  c10::SmallVector<c10::TensorImpl*, 40> tensors;
+  c10::SmallVector<uint64_t, 40> addresses;  // by tensor
+  c10::SmallVector<const void*, 40> storages;
+  c10::SmallVector<Number, 8> numbers;
+};
+
+// ---- replay --------------------------------------------------------------------------------------------------------
+
+struct Commit {
+  uint64_t function, executable, node, params, context;
+
+  bool send() const {
+    if (context != 0) {
+      using Send = int (*)(uint64_t, uint64_t, uint64_t, uint64_t);
+      return reinterpret_cast<Send>(function)(executable, node, params, context) == 0;
+    }
+    using Send = int (*)(uint64_t, uint64_t, uint64_t);
+    return reinterpret_cast<Send>(function)(executable, node, params) == 0;
+  }
+};
+
+struct Slot {
+  std::vector<std::pair<uint64_t*, uint64_t>> cells;  // where, and what is added to the address
+  std::vector<int> commits;
+};
+
+struct NumberSlot {
+  int number;           // among the call's live numbers
+  bool real;
+  std::vector<std::pair<void*, std::string>> cells;  // where, and as which dtype
+  std::vector<int> commits;
+};
+
+struct Fresh {
+  std::vector<int64_t> sizes, strides;
+  at::TensorOptions options;
+};
+
+struct Output {
+  int fresh;
+  bool whole;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset;
+};
+
+struct ResultLeaf {
+  enum Kind { FromOutput, Static, Argument, Repeat } kind;
+  int index = 0;
+  PyObject* value = nullptr;  // borrowed from the plan
+};
+
+template <typename T, typename V>
+bool store(void* cell, V value) {
+  T encoded = static_cast<T>(value);
+  if (std::memcmp(cell, &encoded, sizeof(T)) == 0) return false;
+  std::memcpy(cell, &encoded, sizeof(T));
+  return true;
+}
+
+// Whether the cell's bytes changed. The same conversions as of ctypes.
+bool store_number(void* cell, const std::string& dtype, bool real, Number number) {
+  double as_real = real ? number.real : static_cast<double>(number.integer);
+  if (dtype == "float32") return store<float>(cell, as_real);
+  if (dtype == "float64") return store<double>(cell, as_real);
+  if (dtype == "bool") return store<bool>(cell, real ? number.real != 0 : number.integer != 0);
+  if (dtype == "int64") return store<int64_t>(cell, number.integer);
+  if (dtype == "int32") return store<int32_t>(cell, number.integer);
+  if (dtype == "int16") return store<int16_t>(cell, number.integer);
+  if (dtype == "int8") return store<int8_t>(cell, number.integer);
+  return store<uint8_t>(cell, number.integer);
+}
+
+struct Replay {
+  std::vector<int> inputs;           // tensor of each of the first slots
+  std::vector<Fresh> fresh;          // the rest of the slots
+  std::vector<Slot> slots;
+  std::vector<NumberSlot> numbers;
+  std::vector<Commit> commits;
+  int64_t* synced;
+  int64_t* last_stream;
+  uint64_t is_capturing, launch, executable;
+  PyObject* current_stream;          // borrowed from the plan; called with device_index
+  PyObject* device_index;            // borrowed from the plan
+  std::vector<Output> outputs;
+  std::vector<ResultLeaf> results;
+  PyObject* unflatten;               // borrowed from the plan; None if there is one result, which is no container
+  PyTypeObject* container = nullptr; // tuple or list of all results
+};
+
+// ---- the types -----------------------------------------------------------------------------------------------------
+
+enum class Way { Replay, Executable, Function };
+
+struct PlanState {
+  PyObject* keep = nullptr;          // owned list: everything that is borrowed elsewhere in here
+  bool dead = false;
+  Way way;
+  std::optional<at::DeviceType> accelerator;
+  Settings settings;
+  int64_t accelerator_autocast, cpu_autocast;
+  int device_index = -1;             // the device that must be current; -1 if it does not matter
+  std::vector<Node> nodes;
+  std::vector<Leaf> leaves;
+  std::vector<TensorSpec> tensors;
+  int numbers = 0;
+  bool shares = false;               // whether any two tensor leaves share memory
+  std::vector<CapturedSpec> captured;
+  std::vector<const void*> owned;    // storages of captured tensors that no argument may share, sorted
+  pygraph::Environment environment;
+  PyObject* run = nullptr;           // borrowed: the executable or the function
+  std::optional<Replay> replay;
+  int64_t hits = 0, stamp = 0, patches = 0;
+};
+
+struct PlanObject {
+  PyObject_HEAD
+  PlanState* state;
+};
+
+struct DispatcherObject {
+  PyObject_HEAD
+  PyObject* acquire;
+  PyObject* release;
+  PyObject* here;
+  std::vector<PlanObject*>* plans;   // most recently used first
+  int64_t clock;
+  bool profiling;
+  std::array<double, 5>* profile;    // ns: guards, turn, allocation, patches, launch
+};
+
+PyTypeObject* plan_type = nullptr;
+
+// ---- matching ------------------------------------------------------------------------------------------------------
+
+bool leaf_fits(PlanState& plan, const Leaf& leaf, PyObject* object, Call& call, bool grad_mode) {
+  switch (leaf.kind) {
+    case Leaf::Tensor: {
+      if (Py_TYPE(object) != leaf.type) return false;
+      c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
+      const TensorSpec& spec = plan.tensors[leaf.slot];
+      if (!spec.layout.fits(*tensor) || (grad_mode && tensor->requires_grad()) != spec.grad) return false;
+      uint64_t address = 0;
+      if (!spec.empty) {
+        // mutable_data also gives a lazily cloned tensor memory of its own, as Tensor.data_ptr() does.
+        address = reinterpret_cast<uint64_t>(spec.host ? tensor->data() : tensor->mutable_data());
+      }
+      if (!spec.host && alignment_of(address) != spec.aligned) return false;
+      call.tensors.push_back(tensor);
+      call.addresses.push_back(address);
+      call.storages.push_back(tensor->unsafe_storage().unsafeGetStorageImpl()->data());
+      break;
+    }
+    case Leaf::Integer: {
+      if (Py_TYPE(object) != leaf.type) return false;
+      int overflow = 0;
+      Number number;
+      if (PyLong_Check(object)) {
+        number.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
+      } else {
+        PyObject* index = PyNumber_Index(object);
+        if (index == nullptr) {
+          PyErr_Clear();
+          return false;
+        }
+        number.integer = PyLong_AsLongLongAndOverflow(index, &overflow);
+        Py_DECREF(index);
+      }
+      if (overflow != 0) return false;
+      call.numbers.push_back(number);
+      break;
+    }
+    case Leaf::Float: {
+      if (Py_TYPE(object) != leaf.type) return false;
+      Number number;
+      number.real = PyFloat_AsDouble(object);
+      if (number.real == -1.0 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return false;
+      }
+      if (!std::isfinite(number.real)) return false;
+      call.numbers.push_back(number);
+      break;
+    }
+    case Leaf::Same:
+      if (object != leaf.value) return false;
+      break;
+    case Leaf::Equal: {  // int or str, exactly: comparing them runs no code of anybody's
+      if (object != leaf.value) {
+        if (Py_TYPE(object) != leaf.type) return false;
+        int equal = PyObject_RichCompareBool(object, leaf.value, Py_EQ);
+        if (equal < 0) PyErr_Clear();
+        if (equal != 1) return false;
+      }
+      break;
+    }
+    case Leaf::EqualFloat: {
+      if (Py_TYPE(object) != leaf.type) return false;
+      double value = PyFloat_AS_DOUBLE(object);
+      uint64_t bits;
+      std::memcpy(&bits, &value, sizeof(bits));
+      if (bits != leaf.bits) return false;
+      break;
+    }
+  }
+  call.leaves.push_back(object);
+  return true;
+}
+
+bool walk(PlanState& plan, size_t& position, PyObject* object, Call& call, bool grad_mode) {
+  const Node& node = plan.nodes[position++];
+  switch (node.kind) {
+    case Node::Leaf:
+      return leaf_fits(plan, plan.leaves[call.leaves.size()], object, call, grad_mode);
+    case Node::Tuple:
+    case Node::List:
+      if (Py_TYPE(object) != (node.kind == Node::Tuple ? &PyTuple_Type : &PyList_Type)) return false;
+      if (PySequence_Fast_GET_SIZE(object) != node.size) return false;
+      for (Py_ssize_t i = 0; i < node.size; ++i) {
+        if (i >= PySequence_Fast_GET_SIZE(object)) return false;  // a list may change while a number is read
+        if (!walk(plan, position, PySequence_Fast_GET_ITEM(object, i), call, grad_mode)) return false;
+      }
+      return true;
+    case Node::Dict: {
+      if (Py_TYPE(object) != &PyDict_Type || PyDict_GET_SIZE(object) != node.size) return false;
+      Py_ssize_t cursor = 0, index = 0;
+      PyObject *key, *value;
+      while (PyDict_Next(object, &cursor, &key, &value)) {
+        if (index >= node.size) return false;
+        PyObject* expected = node.keys[index++];
+        bool same = key == expected ||
+            (PyUnicode_CheckExact(key) && PyUnicode_CheckExact(expected) && PyUnicode_Compare(key, expected) == 0);
+        if (!same || !walk(plan, position, value, call, grad_mode)) return false;
+      }
+      return index == node.size;
+    }
+  }
+  return false;
+}
+
+// For every tensor leaf: the first one with the same memory, the first one that is the same object, and how far apart.
+template <typename Visit>
+bool compare_sharing(const PlanState& plan, const Call& call, Visit visit) {
+  size_t count = call.tensors.size();
+  // Open addressing, at most half full; linear for a handful.
+  c10::SmallVector<int, 128> table;
+  size_t mask = 0;
+  constexpr size_t kLinear = 6;
+  if (count > kLinear) {
+    size_t size = 16;
+    while (size < 2 * count) size *= 2;
+    table.assign(size, -1);
+    mask = size - 1;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (plan.tensors[i].empty) continue;
+    int first = -1;
+    if (count <= kLinear) {
+      for (size_t j = 0; j < i; ++j) {
+        if (!plan.tensors[j].empty && call.storages[j] == call.storages[i]) {
+          first = static_cast<int>(j);
+          break;
+        }
+      }
+    } else {
+      size_t place = (reinterpret_cast<uint64_t>(call.storages[i]) * 0x9E3779B97F4A7C15ull >> 32) & mask;
+      while (table[place] >= 0 && call.storages[table[place]] != call.storages[i]) place = (place + 1) & mask;
+      first = table[place];
+      if (first < 0) table[place] = static_cast<int>(i);
+    }
+    int same = static_cast<int>(i);
+    int64_t distance = 0;
+    if (first >= 0) {
+      distance = static_cast<int64_t>(call.addresses[i] - call.addresses[first]);
+      for (size_t j = first; j < i; ++j) {
+        if (call.tensors[j] == call.tensors[i]) {
+          same = static_cast<int>(j);
+          break;
+        }
+      }
+    }
+    if (!visit(i, first < 0 ? static_cast<int>(i) : first, same, distance)) return false;
+  }
+  return true;
+}
+
+bool matches(PlanState& plan, PyObject* args, PyObject* kwargs, const Settings& settings, Call& call) {
+  if (plan.dead || settings != plan.settings) return false;
+  if (autocast_dtype(at::kCPU) != plan.cpu_autocast) return false;
+  if (plan.accelerator && autocast_dtype(*plan.accelerator) != plan.accelerator_autocast) return false;
+  bool grad_mode = settings[0] != 0;
+  size_t position = 0;
+  if (!walk(plan, position, args, call, grad_mode) || !walk(plan, position, kwargs, call, grad_mode)) return false;
+  if (call.tensors.size() > 1) {
+    bool fits = compare_sharing(plan, call, [&](size_t i, int first, int same, int64_t distance) {
+      const TensorSpec& spec = plan.tensors[i];
+      return spec.first == first && spec.same == same && spec.distance == distance;
+    });
+    if (!fits) return false;
+  }
+  if (!plan.owned.empty()) {
+    for (const void* storage : call.storages) {
+      if (std::binary_search(plan.owned.begin(), plan.owned.end(), storage)) return false;
+    }
+  }
+  for (const CapturedSpec& spec : plan.captured) {
+    if (!spec.fits(grad_mode)) return false;
+  }
+  if (plan.device_index >= 0) {
+    c10::impl::VirtualGuardImpl guard(*plan.accelerator);
+    if (guard.getDevice().index() != plan.device_index) return false;
+  }
+  return plan.environment.current();
+}
+
+// ---- running -------------------------------------------------------------------------------------------------------
+
+struct Stopwatch {
+  DispatcherObject* dispatcher;
+  Clock::time_point last;
+
+  explicit Stopwatch(DispatcherObject* dispatcher) : dispatcher(dispatcher) {
+    if (dispatcher->profiling) last = Clock::now();
+  }
+
+  void lap(int part) {
+    if (!dispatcher->profiling) return;
+    auto now = Clock::now();
+    (*dispatcher->profile)[part] += std::chrono::duration<double, std::nano>(now - last).count();
+    last = now;
+  }
+};
+
+// The raw stream on which to replay; nothing if it is not the one of the last replay, or is being captured.
+std::optional<uint64_t> replay_stream(const Replay& replay) {
+  PyObject* stream = PyObject_CallOneArg(replay.current_stream, replay.device_index);
+  if (stream == nullptr) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  uint64_t raw = PyLong_AsUnsignedLongLongMask(stream);
+  Py_DECREF(stream);
+  if (PyErr_Occurred()) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  if (static_cast<int64_t>(raw) != *replay.last_stream) return std::nullopt;
+  if (replay.is_capturing != 0) {
+    int status = 0;
+    if (reinterpret_cast<int (*)(uint64_t, int*)>(replay.is_capturing)(raw, &status) != 0 || status != 0) {
+      return std::nullopt;
+    }
+  }
+  return raw;
+}
+
+// Write what differs and send the nodes that it belongs to. False if the driver refused one.
+bool patch(Replay& replay, PlanState& plan, const Call& call, const std::vector<at::Tensor>& fresh) {
+  bool synced = *replay.synced != 0;
+  *replay.synced = 0;  // until all is sent
+  // A node may belong to several slots, and is sent once.
+  c10::SmallVector<bool, 64> changed(replay.commits.size(), false);
+  for (size_t i = 0; i < replay.slots.size(); ++i) {
+    const Slot& slot = replay.slots[i];
+    if (slot.cells.empty()) continue;
+    uint64_t address = i < replay.inputs.size()
+        ? call.addresses[replay.inputs[i]]
+        : reinterpret_cast<uint64_t>(fresh[i - replay.inputs.size()].unsafeGetTensorImpl()->data());
+    if (synced && *slot.cells[0].first == address + slot.cells[0].second) continue;
+    for (auto& [cell, delta] : slot.cells) *cell = address + delta;
+    for (int commit : slot.commits) changed[commit] = true;
+  }
+  for (const NumberSlot& slot : replay.numbers) {
+    for (auto& [cell, dtype] : slot.cells) {
+      if (store_number(cell, dtype, slot.real, call.numbers[slot.number]) || !synced) {
+        for (int commit : slot.commits) changed[commit] = true;
+      }
+    }
+  }
+  for (size_t i = 0; i < changed.size(); ++i) {
+    if (!changed[i]) continue;
+    if (!replay.commits[i].send()) return false;
+    ++plan.patches;
+  }
+  *replay.synced = 1;
+  return true;
+}
+
+PyObject* assemble(const Replay& replay, const Call& call, const std::vector<at::Tensor>& outputs) {
+  size_t count = replay.results.size();
+  std::vector<PyObject*> out(count, nullptr);
+  auto drop = [&] {
+    for (PyObject* object : out) Py_XDECREF(object);
+  };
+  for (int round = 0; round < 2; ++round) {
+    for (size_t i = 0; i < count; ++i) {
+      const ResultLeaf& leaf = replay.results[i];
+      if ((leaf.kind == ResultLeaf::Repeat) != (round == 1)) continue;
+      switch (leaf.kind) {
+        case ResultLeaf::FromOutput: out[i] = THPVariable_Wrap(outputs[leaf.index]); break;
+        case ResultLeaf::Static: out[i] = Py_NewRef(leaf.value); break;
+        case ResultLeaf::Argument: out[i] = Py_NewRef(call.leaves[leaf.index]); break;
+        case ResultLeaf::Repeat: out[i] = Py_XNewRef(out[leaf.index]); break;
+      }
+      if (out[i] == nullptr) {
+        drop();
+        throw PythonError();
+      }
+    }
+  }
+  if (replay.unflatten == Py_None && replay.container == nullptr) return out[0];
+  bool tuple = replay.container == &PyTuple_Type;
+  PyObject* all = tuple ? PyTuple_New(count) : PyList_New(count);
+  if (all == nullptr) {
+    drop();
+    throw PythonError();
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (tuple) PyTuple_SET_ITEM(all, i, out[i]);
+    else PyList_SET_ITEM(all, i, out[i]);
+  }
+  if (replay.container != nullptr) return all;
+  PyObject* result = PyObject_CallOneArg(replay.unflatten, all);
+  Py_DECREF(all);
+  return checked(result);
+}
+
+// The result, or nullptr without an exception if Python must do it. From the first patch to the launch no Python code
+// runs, so that nothing can come between.
+PyObject* run_replay(PlanState& plan, const Call& call, Stopwatch& watch) {
+  Replay& replay = *plan.replay;
+  auto stream = replay_stream(replay);
+  if (!stream) return nullptr;
+  watch.lap(1);
+  c10::AutoGradMode no_grad(false);
+  std::vector<at::Tensor> fresh;
+  fresh.reserve(replay.fresh.size());
+  try {
+    for (const Fresh& memory : replay.fresh) {
+      fresh.push_back(at::empty_strided(memory.sizes, memory.strides, memory.options));
+    }
+  } catch (const std::exception&) {  // Python meets the same and says what it is
+    PyErr_Clear();
+    return nullptr;
+  }
+  if (plan.dead) return nullptr;  // a device whose allocator is written in Python may do anything
+  watch.lap(2);
+  if (!patch(replay, plan, call, fresh)) return nullptr;
+  watch.lap(3);
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+  status = reinterpret_cast<int (*)(uint64_t, uint64_t)>(replay.launch)(replay.executable, *stream);
+  Py_END_ALLOW_THREADS
+  if (status != 0) {
+    *replay.synced = 0;
+    return nullptr;
+  }
+  watch.lap(4);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(replay.outputs.size());
+  for (const Output& output : replay.outputs) {
+    const at::Tensor& memory = fresh[output.fresh];
+    outputs.push_back(output.whole ? memory : at::as_strided(memory, output.sizes, output.strides, output.offset));
+  }
+  return assemble(replay, call, outputs);
+}
+
+PyObject* call_executable(PlanState& plan, const Call& call) {
+  PyObject* leaves = checked(PyList_New(call.leaves.size()));
+  for (size_t i = 0; i < call.leaves.size(); ++i) PyList_SET_ITEM(leaves, i, Py_NewRef(call.leaves[i]));
+  PyObject* result = PyObject_CallOneArg(plan.run, leaves);
+  Py_DECREF(leaves);
+  return checked(result);
+}
+
+// The function's turn: its lock, if nobody has it, and the mark that this thread is inside a call.
+class Turn {
+ public:
+  explicit Turn(DispatcherObject* dispatcher) : dispatcher_(dispatcher) {
+    PyObject* got = checked(PyObject_CallOneArg(dispatcher->acquire, Py_False));
+    taken = got == Py_True;
+    Py_DECREF(got);
+  }
+
+  // For what may run Python code.
+  void mark() {
+    if (PyObject_SetAttr(dispatcher_->here, inside_name, Py_True) < 0) throw PythonError();
+    marked_ = true;
+  }
+
+  ~Turn() {
+    if (!taken) return;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (marked_ && PyObject_SetAttr(dispatcher_->here, inside_name, Py_False) < 0) PyErr_WriteUnraisable(nullptr);
+    PyObject* done = PyObject_CallNoArgs(dispatcher_->release);
+    if (done == nullptr) PyErr_WriteUnraisable(nullptr);
+    Py_XDECREF(done);
+    PyErr_Restore(type, value, trace);
+  }
+
+  bool taken;
+
+ private:
+  DispatcherObject* dispatcher_;
+  bool marked_ = false;
+};
+
+bool is_inside(DispatcherObject* self) {
+  PyObject* inside = checked(PyObject_GetAttr(self->here, inside_name));
+  bool answer = inside != Py_False;
+  Py_DECREF(inside);
+  return answer;
+}
+
+void count(DispatcherObject* self, PlanState& plan) {
+  ++plan.hits;
+  plan.stamp = ++self->clock;
+}
+
+PyObject* run_plan(DispatcherObject* self, PlanState& plan, const Call& call, PyObject* args, PyObject* kwargs,
+                   Stopwatch& watch) {
+  if (plan.way == Way::Function) {
+    count(self, plan);
+    return checked(PyObject_Call(plan.run, args, kwargs));
+  }
+  Turn turn(self);
+  if (!turn.taken || plan.dead) return Py_NewRef(miss);
+  if (plan.way == Way::Replay) {
+    PyObject* result = run_replay(plan, call, watch);
+    if (result == nullptr) return Py_NewRef(miss);
+    count(self, plan);
+    return result;
+  }
+  turn.mark();
+  PyObject* result = call_executable(plan, call);
+  count(self, plan);
+  return result;
+}
+
+PlanObject* find(DispatcherObject* self, PyObject* args, PyObject* kwargs, Call& call) {
+  if (self->plans->empty() || under_mode()) return nullptr;
+  Settings settings = current_settings();
+  // By position: what a guard compares may run code that changes the list.
+  for (size_t i = 0; i < self->plans->size(); ++i) {
+    PlanObject* plan = (*self->plans)[i];
+    Py_INCREF(plan);
+    call = Call();
+    bool fits = false;
+    try {
+      fits = matches(*plan->state, args, kwargs, settings, call);
+    } catch (const std::exception&) {  // a tensor that has no address, for one
+    }
+    if (fits) {
+      if (i != 0 && i < self->plans->size() && (*self->plans)[i] == plan) {
+        std::rotate(self->plans->begin(), self->plans->begin() + i, self->plans->begin() + i + 1);
+      }
+      return plan;
+    }
+    Py_DECREF(plan);
+  }
+  return nullptr;
+}
+
+// Run `body`, with C++ exceptions as Python ones.
+template <typename Body>
+PyObject* guarded(Body body) {
+  try {
+    return body();
+  } catch (const PythonError&) {
+    return nullptr;
+  } catch (python_error& error) {
+    error.restore();
+    return nullptr;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
+bool takes_call(PyObject* const* arguments, Py_ssize_t count) {
+  if (count == 2 && PyTuple_Check(arguments[0]) && PyDict_Check(arguments[1])) return true;
+  PyErr_SetString(PyExc_TypeError, "expected (args: tuple, kwargs: dict)");
+  return false;
+}
+
+PyObject* dispatcher_dispatch(PyObject* object, PyObject* const* arguments, Py_ssize_t nargs) {
+  auto* self = reinterpret_cast<DispatcherObject*>(object);
+  if (!takes_call(arguments, nargs)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    if (self->plans->empty() || is_inside(self)) return Py_NewRef(miss);
+    Stopwatch watch(self);
+    Call call;
+    PlanObject* plan = find(self, arguments[0], arguments[1], call);
+    if (plan == nullptr) return Py_NewRef(miss);
+    watch.lap(0);
+    PyObject* result = nullptr;
+    try {
+      result = run_plan(self, *plan->state, call, arguments[0], arguments[1], watch);
+    } catch (...) {
+      Py_DECREF(plan);
+      throw;
+    }
+    Py_DECREF(plan);
+    return result;
+  });
+}
+
+PyObject* dispatcher_match(PyObject* object, PyObject* const* arguments, Py_ssize_t nargs) {
+  auto* self = reinterpret_cast<DispatcherObject*>(object);
+  if (!takes_call(arguments, nargs)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    Call call;
+    PlanObject* plan = find(self, arguments[0], arguments[1], call);
+    if (plan == nullptr) return Py_NewRef(Py_None);
+    return reinterpret_cast<PyObject*>(plan);
+  });
+}
+
+// ---- making plans --------------------------------------------------------------------------------------------------
+
+void hold(PlanState& plan, PyObject* object) {
+  if (PyList_Append(plan.keep, object) < 0) throw PythonError();
+}
+
+// Describe (args, kwargs); `live` says which leaves are numbers that are read at every call.
+void describe(PlanState& plan, PyObject* object, PyObject* live, Call& call) {
+  Node node{Node::Leaf};
+  PyTypeObject* type = Py_TYPE(object);
+  if (type == &PyTuple_Type || type == &PyList_Type) {
+    node.kind = type == &PyTuple_Type ? Node::Tuple : Node::List;
+    node.size = PySequence_Fast_GET_SIZE(object);
+    plan.nodes.push_back(node);
+    for (Py_ssize_t i = 0; i < node.size; ++i) describe(plan, PySequence_Fast_GET_ITEM(object, i), live, call);
+    return;
+  }
+  if (type == &PyDict_Type) {
+    node.kind = Node::Dict;
+    node.size = PyDict_GET_SIZE(object);
+    Py_ssize_t cursor = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(object, &cursor, &key, &value)) {
+      hold(plan, key);
+      node.keys.push_back(key);
+    }
+    plan.nodes.push_back(node);
+    cursor = 0;
+    while (PyDict_Next(object, &cursor, &key, &value)) describe(plan, value, live, call);
+    return;
+  }
+  plan.nodes.push_back(node);
+  PyObject* index = checked(PyLong_FromSize_t(call.leaves.size()));
+  int is_live = PySet_Contains(live, index);
+  Py_DECREF(index);
+  if (is_live < 0) throw PythonError();
+  Leaf leaf{Leaf::Same, type};
+  hold(plan, reinterpret_cast<PyObject*>(type));
+  if (THPVariable_Check(object)) {
+    leaf.kind = Leaf::Tensor;
+    leaf.slot = static_cast<int>(call.tensors.size());
+    c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
+    TensorSpec spec(*tensor);
+    spec.grad = c10::GradMode::is_enabled() && tensor->requires_grad();
+    spec.host = tensor->is_cpu();
+    spec.empty = tensor->numel() == 0;
+    uint64_t address = 0;
+    if (!spec.empty) address = reinterpret_cast<uint64_t>(spec.host ? tensor->data() : tensor->mutable_data());
+    spec.aligned = alignment_of(address);
+    plan.tensors.push_back(spec);
+    call.tensors.push_back(tensor);
+    call.addresses.push_back(address);
+    call.storages.push_back(tensor->unsafe_storage().unsafeGetStorageImpl()->data());
+  } else if (is_live) {
+    leaf.kind = PyFloat_Check(object) || !PyIndex_Check(object) ? Leaf::Float : Leaf::Integer;
+    leaf.slot = plan.numbers++;
+  } else {
+    leaf.value = object;
+    hold(plan, object);
+    if (type == &PyFloat_Type) {
+      leaf.kind = Leaf::EqualFloat;
+      double value = PyFloat_AS_DOUBLE(object);
+      std::memcpy(&leaf.bits, &value, sizeof(value));
+    } else if (type == &PyLong_Type || type == &PyUnicode_Type) {
+      leaf.kind = Leaf::Equal;
+    }
+  }
+  plan.leaves.push_back(leaf);
+  call.leaves.push_back(object);
+}
+
+void describe_environment(PlanState& plan, PyObject* spec) {
+  // (dicts, lists, cells, items, same); entries are (key, value, by_value)
+  auto expected = [&](PyObject* entry) {
+    PyObject* key = item(entry, 0);
+    hold(plan, key);
+    PyObject* value = item(entry, 1);
+    return pygraph::Expected{key, Py_NewRef(value), item(entry, 2) == Py_True};
+  };
+  pygraph::Environment& environment = plan.environment;
+  environment.same = Py_NewRef(item(spec, 4));
+  PyObject* dicts = item(spec, 0);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(dicts); ++i) {
+    PyObject* entry = item(dicts, i);
+    auto* guard = new pygraph::DictGuard();
+    guard->dict = Py_NewRef(item(entry, 0));
+    environment.dicts.push_back(guard);
+    guard->length = to_int(item(entry, 1));
+    PyObject* entries = item(entry, 2);
+    for (Py_ssize_t j = 0; j < PyTuple_Size(entries); ++j) guard->entries.push_back(expected(item(entries, j)));
+  }
+  PyObject* lists = item(spec, 1);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(lists); ++i) {
+    PyObject* entry = item(lists, i);
+    environment.lists.emplace_back();
+    pygraph::ListGuard& guard = environment.lists.back();
+    guard.list = Py_NewRef(item(entry, 0));
+    guard.length = to_int(item(entry, 1));
+    PyObject* entries = item(entry, 2);
+    for (Py_ssize_t j = 0; j < PyTuple_Size(entries); ++j) {
+      PyObject* one = item(entries, j);
+      guard.entries.emplace_back(to_int(item(one, 0)), expected(one));
+    }
+  }
+  PyObject* cells = item(spec, 2);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(cells); ++i) {
+    PyObject* entry = item(cells, i);
+    environment.cells.push_back({Py_NewRef(item(entry, 0)), expected(entry)});
+  }
+  PyObject* items = item(spec, 3);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(items); ++i) {
+    PyObject* entry = item(items, i);
+    environment.items.push_back({Py_NewRef(item(entry, 0)), expected(item(entry, 1))});
+  }
+}
+
+std::vector<int> to_small_ints(PyObject* sequence) {
+  std::vector<int> values;
+  for (int64_t value : to_ints(sequence)) values.push_back(static_cast<int>(value));
+  return values;
+}
+
+Replay describe_replay(PlanState& plan, PyObject* spec) {
+  Replay replay;
+  hold(plan, spec);  // everything in it is borrowed
+  auto tensor_at = [&](int64_t leaf) { return plan.leaves.at(leaf).slot; };
+  for (int64_t leaf : to_ints(field(spec, "inputs"))) replay.inputs.push_back(tensor_at(leaf));
+  PyObject* memory = field(spec, "memory");
+  for (Py_ssize_t i = 0; i < PyTuple_Size(memory); ++i) {
+    PyObject* example = item(memory, i);  // an empty tensor of the right dtype and device, then sizes and strides
+    const at::Tensor& tensor = THPVariable_Unpack(item(example, 0));
+    replay.fresh.push_back({to_ints(item(example, 1)), to_ints(item(example, 2)), tensor.options()});
+  }
+  PyObject* slots = field(spec, "slots");
+  for (Py_ssize_t i = 0; i < PyTuple_Size(slots); ++i) {
+    Slot slot;
+    PyObject* cells = item(item(slots, i), 0);
+    for (Py_ssize_t j = 0; j < PyTuple_Size(cells); ++j) {
+      PyObject* cell = item(cells, j);
+      slot.cells.emplace_back(reinterpret_cast<uint64_t*>(to_word(item(cell, 0))), to_word(item(cell, 1)));
+    }
+    slot.commits = to_small_ints(item(item(slots, i), 1));
+    replay.slots.push_back(std::move(slot));
+  }
+  PyObject* numbers = field(spec, "numbers");
+  for (Py_ssize_t i = 0; i < PyTuple_Size(numbers); ++i) {
+    PyObject* entry = item(numbers, i);
+    NumberSlot slot;
+    const Leaf& leaf = plan.leaves.at(to_int(item(entry, 0)));
+    slot.number = leaf.slot;
+    slot.real = leaf.kind == Leaf::Float;
+    PyObject* cells = item(entry, 1);
+    for (Py_ssize_t j = 0; j < PyTuple_Size(cells); ++j) {
+      PyObject* cell = item(cells, j);
+      const char* dtype = PyUnicode_AsUTF8(item(cell, 1));
+      if (dtype == nullptr) throw PythonError();
+      slot.cells.emplace_back(reinterpret_cast<void*>(to_word(item(cell, 0))), dtype);
+    }
+    slot.commits = to_small_ints(item(entry, 2));
+    replay.numbers.push_back(std::move(slot));
+  }
+  PyObject* commits = field(spec, "commits");
+  for (Py_ssize_t i = 0; i < PyTuple_Size(commits); ++i) {
+    PyObject* commit = item(commits, i);
+    replay.commits.push_back({
+        to_word(item(commit, 0)), to_word(item(commit, 1)), to_word(item(commit, 2)), to_word(item(commit, 3)),
+        to_word(item(commit, 4)),
+    });
+  }
+  replay.synced = reinterpret_cast<int64_t*>(to_word(field(spec, "synced")));
+  replay.last_stream = reinterpret_cast<int64_t*>(to_word(field(spec, "last_stream")));
+  replay.is_capturing = to_word(field(spec, "is_capturing"));
+  replay.launch = to_word(item(field(spec, "launch"), 0));
+  replay.executable = to_word(item(field(spec, "launch"), 1));
+  replay.current_stream = field(spec, "current_stream");
+  replay.device_index = field(spec, "device_index");
+  PyObject* outputs = field(spec, "outputs");
+  for (Py_ssize_t i = 0; i < PyTuple_Size(outputs); ++i) {
+    PyObject* entry = item(outputs, i);  // (memory, None) or (memory, (sizes, strides, offset))
+    Output output{static_cast<int>(to_int(item(entry, 0))), item(entry, 1) == Py_None, {}, {}, 0};
+    if (!output.whole) {
+      output.sizes = to_ints(item(item(entry, 1), 0));
+      output.strides = to_ints(item(item(entry, 1), 1));
+      output.offset = to_int(item(item(entry, 1), 2));
+    }
+    replay.outputs.push_back(std::move(output));
+  }
+  PyObject* results = field(spec, "results");
+  for (Py_ssize_t i = 0; i < PyTuple_Size(results); ++i) {
+    PyObject* entry = item(results, i);
+    std::string kind = PyUnicode_AsUTF8(checked(item(entry, 0)));
+    ResultLeaf leaf{ResultLeaf::Static};
+    if (kind == "static") {
+      leaf.value = item(entry, 1);
+    } else {
+      leaf.kind = kind == "output" ? ResultLeaf::FromOutput
+          : kind == "argument"     ? ResultLeaf::Argument
+                                   : ResultLeaf::Repeat;
+      leaf.index = static_cast<int>(to_int(item(entry, 1)));
+    }
+    replay.results.push_back(leaf);
+  }
+  replay.unflatten = field(spec, "unflatten");
+  if (PyType_Check(replay.unflatten)) replay.container = reinterpret_cast<PyTypeObject*>(replay.unflatten);
+  return replay;
+}
+
+void make_plan(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* spec) {
+  plan.keep = checked(PyList_New(0));
+  Call call;
+  PyObject* live = field(spec, "live");
+  describe(plan, args, live, call);
+  describe(plan, kwargs, live, call);
+  PyObject* leaves = field(spec, "leaves");
+  bool agree = PyList_GET_SIZE(leaves) == static_cast<Py_ssize_t>(call.leaves.size());
+  for (size_t i = 0; agree && i < call.leaves.size(); ++i) agree = PyList_GET_ITEM(leaves, i) == call.leaves[i];
+  if (!agree || under_mode()) {
+    PyErr_SetString(PyExc_ValueError, "this kind of call cannot be planned");
+    throw PythonError();
+  }
+  compare_sharing(plan, call, [&](size_t i, int first, int same, int64_t distance) {
+    plan.tensors[i].first = first;
+    plan.tensors[i].same = same;
+    plan.tensors[i].distance = distance;
+    return true;
+  });
+  plan.settings = current_settings();
+  plan.cpu_autocast = autocast_dtype(at::kCPU);
+  PyObject* device = field(spec, "device");
+  if (device != Py_None) {
+    const char* name = PyUnicode_AsUTF8(device);
+    if (name == nullptr) throw PythonError();
+    plan.accelerator = c10::Device(name).type();
+    plan.accelerator_autocast = autocast_dtype(*plan.accelerator);
+  }
+  PyObject* captured = field(spec, "captured");
+  for (Py_ssize_t i = 0; i < PyTuple_Size(captured); ++i) {
+    PyObject* object = item(item(captured, i), 0);
+    PyObject* address = item(item(captured, i), 1);  // None if nothing reads it by address
+    hold(plan, object);
+    const c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
+    bool grad = c10::GradMode::is_enabled() && tensor->requires_grad();
+    bool placed = address != Py_None && tensor->numel() != 0;
+    plan.captured.push_back({object, tensor, placed ? to_word(address) : 0, placed, Layout(*tensor), grad});
+  }
+  PyObject* owned = field(spec, "owned");
+  for (Py_ssize_t i = 0; i < PyTuple_Size(owned); ++i) {
+    plan.owned.push_back(reinterpret_cast<const void*>(to_word(item(owned, i))));
+  }
+  std::sort(plan.owned.begin(), plan.owned.end());
+  describe_environment(plan, field(spec, "environment"));
+  plan.run = field(spec, "run");
+  hold(plan, plan.run);
+  PyObject* replay = field(spec, "replay");
+  plan.way = field(spec, "alone") == Py_True ? Way::Executable : Way::Function;
+  if (replay != Py_None) {
+    plan.replay = describe_replay(plan, replay);
+    plan.way = Way::Replay;
+    plan.device_index = static_cast<int>(to_int(plan.replay->device_index));
+  }
+  plan.environment.arm();
+}
+
+PyObject* plan_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject *args, *kwargs, *spec;
+  if (!PyArg_ParseTuple(arguments, "O!O!O!", &PyTuple_Type, &args, &PyDict_Type, &kwargs, &PyDict_Type, &spec)) {
+    return nullptr;
+  }
+  auto* self = reinterpret_cast<PlanObject*>(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->state = new PlanState();
+  PyObject* made = guarded([&] {
+    make_plan(*self->state, args, kwargs, spec);
+    return reinterpret_cast<PyObject*>(self);
+  });
+  if (made == nullptr) Py_DECREF(self);
+  return made;
+}
+
+int plan_traverse(PyObject* object, visitproc visit, void* arg) {
+  auto* self = reinterpret_cast<PlanObject*>(object);
+  Py_VISIT(Py_TYPE(object));
+  if (self->state == nullptr) return 0;
+  Py_VISIT(self->state->keep);
+  return self->state->environment.traverse(visit, arg);
+}
+
+int plan_clear(PyObject* object) {
+  auto* self = reinterpret_cast<PlanObject*>(object);
+  if (self->state != nullptr) {
+    self->state->dead = true;
+    self->state->environment.clear();
+    Py_CLEAR(self->state->keep);
+  }
+  return 0;
+}
+
+void plan_dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  plan_clear(object);
+  delete reinterpret_cast<PlanObject*>(object)->state;
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyObject* plan_hits(PyObject* object, void*) {
+  return PyLong_FromLongLong(reinterpret_cast<PlanObject*>(object)->state->hits);
+}
+
+PyObject* plan_stamp(PyObject* object, void*) {
+  return PyLong_FromLongLong(reinterpret_cast<PlanObject*>(object)->state->stamp);
+}
+
+PyObject* plan_patches(PyObject* object, void*) {
+  return PyLong_FromLongLong(reinterpret_cast<PlanObject*>(object)->state->patches);
+}
+
+PyObject* plan_way(PyObject* object, void*) {
+  switch (reinterpret_cast<PlanObject*>(object)->state->way) {
+    case Way::Replay: return PyUnicode_FromString("replay");
+    case Way::Executable: return PyUnicode_FromString("executable");
+    default: return PyUnicode_FromString("function");
+  }
+}
+
+// ---- the dispatcher ------------------------------------------------------------------------------------------------
+
+PyObject* dispatcher_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject *acquire, *release, *here;
+  if (!PyArg_ParseTuple(arguments, "OOO", &acquire, &release, &here)) return nullptr;
+  auto* self = reinterpret_cast<DispatcherObject*>(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->acquire = Py_NewRef(acquire);
+  self->release = Py_NewRef(release);
+  self->here = Py_NewRef(here);
+  self->plans = new std::vector<PlanObject*>();
+  self->profile = new std::array<double, 5>();
+  self->profile->fill(0);
+  self->clock = 0;
+  self->profiling = false;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void drop_plans(DispatcherObject* self) {
+  std::vector<PlanObject*> plans;
+  plans.swap(*self->plans);
+  for (PlanObject* plan : plans) {
+    plan->state->dead = true;
+    Py_DECREF(plan);
+  }
+}
+
+int dispatcher_traverse(PyObject* object, visitproc visit, void* arg) {
+  auto* self = reinterpret_cast<DispatcherObject*>(object);
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->acquire);
+  Py_VISIT(self->release);
+  Py_VISIT(self->here);
+  if (self->plans != nullptr) {
+    for (PlanObject* plan : *self->plans) Py_VISIT(reinterpret_cast<PyObject*>(plan));
+  }
+  return 0;
+}
+
+int dispatcher_clear(PyObject* object) {
+  auto* self = reinterpret_cast<DispatcherObject*>(object);
+  if (self->plans != nullptr) drop_plans(self);
+  Py_CLEAR(self->acquire);
+  Py_CLEAR(self->release);
+  Py_CLEAR(self->here);
+  return 0;
+}
+
+void dispatcher_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<DispatcherObject*>(object);
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  dispatcher_clear(object);
+  delete self->plans;
+  delete self->profile;
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyObject* dispatcher_add(PyObject* object, PyObject* plan) {
+  if (Py_TYPE(plan) != plan_type) {
+    PyErr_SetString(PyExc_TypeError, "expected a Plan");
+    return nullptr;
+  }
+  auto& plans = *reinterpret_cast<DispatcherObject*>(object)->plans;
+  plans.insert(plans.begin(), reinterpret_cast<PlanObject*>(Py_NewRef(plan)));
+  Py_RETURN_NONE;
+}
+
+PyObject* dispatcher_remove(PyObject* object, PyObject* plan) {
+  auto& plans = *reinterpret_cast<DispatcherObject*>(object)->plans;
+  auto found = std::find(plans.begin(), plans.end(), reinterpret_cast<PlanObject*>(plan));
+  if (found != plans.end()) {
+    plans.erase(found);
+    reinterpret_cast<PlanObject*>(plan)->state->dead = true;
+    Py_DECREF(plan);
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* dispatcher_drop_all(PyObject* object, PyObject*) {
+  drop_plans(reinterpret_cast<DispatcherObject*>(object));
+  Py_RETURN_NONE;
+}
+
+PyObject* dispatcher_tick(PyObject* object, PyObject*) {
+  return PyLong_FromLongLong(++reinterpret_cast<DispatcherObject*>(object)->clock);
+}
+
+PyObject* dispatcher_profile(PyObject* object, PyObject* on) {
+  auto* self = reinterpret_cast<DispatcherObject*>(object);
+  auto& parts = *self->profile;
+  PyObject* result = Py_BuildValue("(ddddd)", parts[0], parts[1], parts[2], parts[3], parts[4]);
+  parts.fill(0);
+  self->profiling = on == Py_True;
+  return result;
+}
+
+PyGetSetDef plan_fields[] = {
+    {"hits", plan_hits, nullptr, "How many calls it ran.", nullptr},
+    {"stamp", plan_stamp, nullptr, "When it ran last, by the dispatcher's clock.", nullptr},
+    {"patches", plan_patches, nullptr, "How many nodes it sent.", nullptr},
+    {"way", plan_way, nullptr, "What it does: 'replay', 'executable' or 'function'.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyType_Slot plan_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(plan_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(plan_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(plan_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(plan_clear)},
+    {Py_tp_getset, plan_fields},
+    {0, nullptr},
+};
+
+PyType_Spec plan_spec = {
+    "pygraph_native.Plan", sizeof(PlanObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, plan_slots,
+};
+
+PyMethodDef dispatcher_methods[] = {
+    {"dispatch", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(dispatcher_dispatch)), METH_FASTCALL,
+     "The result of a call, or MISS."},
+    {"match", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(dispatcher_match)), METH_FASTCALL,
+     "The plan that a call matches, or None; nothing is run."},
+    {"add", dispatcher_add, METH_O, "Try this plan before the others."},
+    {"remove", dispatcher_remove, METH_O, "Forget a plan; nothing if it is not here."},
+    {"clear", dispatcher_drop_all, METH_NOARGS, "Forget all plans."},
+    {"tick", dispatcher_tick, METH_NOARGS, "Advance the clock that stamps plans, and read it."},
+    {"profile", dispatcher_profile, METH_O,
+     "Nanoseconds spent in guards, turn, allocation, patches and launches since the last time; True starts counting."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot dispatcher_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(dispatcher_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dispatcher_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(dispatcher_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(dispatcher_clear)},
+    {Py_tp_methods, dispatcher_methods},
+    {0, nullptr},
+};
+
+PyType_Spec dispatcher_spec = {
+    "pygraph_native.Dispatcher", sizeof(DispatcherObject), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, dispatcher_slots,
+};
+
+PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, "pygraph_native", "The call path in C++; see pygraph.native.", -1,
+    nullptr, nullptr, nullptr, nullptr, nullptr,
+};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_pygraph_native() {
+  PyObject* module = PyModule_Create(&module_definition);
+  if (module == nullptr) return nullptr;
+  pygraph::prepare_guards();
+  inside_name = PyUnicode_InternFromString("inside");
+  PyObject* plan = PyType_FromSpec(&plan_spec);
+  PyObject* dispatcher = PyType_FromSpec(&dispatcher_spec);
+  miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
+  if (inside_name == nullptr || plan == nullptr || dispatcher == nullptr || miss == nullptr) return nullptr;
+  plan_type = reinterpret_cast<PyTypeObject*>(plan);
+  if (PyModule_AddObjectRef(module, "Plan", plan) < 0 || PyModule_AddObjectRef(module, "Dispatcher", dispatcher) < 0 ||
+      PyModule_AddObjectRef(module, "MISS", miss) < 0) {
+    return nullptr;
+  }
+  return module;
+}

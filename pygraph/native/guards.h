@@ -1,0 +1,274 @@
+// Guards on dicts, lists and cells: whether what a trace baked in is still there.
+//
+// Only CPython is needed here. A dict that nobody has touched costs nothing: from Python 3.12 on, dict watchers report
+// changes; before, a dict's version tag is compared. A dict that was touched has its guarded entries compared again.
+#pragma once
+
+#include <Python.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace pygraph {
+
+// Python 3.12 added watchers and deprecated the tags, 3.13 removed the tags. Checked with 3.11 to 3.13.
+#if PY_VERSION_HEX >= 0x030C0000
+#define PYGRAPH_WATCHERS 1
+#else
+#define PYGRAPH_WATCHERS 0
+#endif
+
+struct Expected {
+  PyObject* key;     // borrowed from the plan
+  PyObject* value;   // owned
+  bool by_value;     // an equal value of the same immutable type will do
+};
+
+struct DictGuard {
+  PyObject* dict = nullptr;   // owned
+  Py_ssize_t length = -1;     // not guarded if negative
+  std::vector<Expected> entries;
+  bool dirty = true;
+#if PYGRAPH_WATCHERS
+  bool watched = false;
+  std::vector<DictGuard*>* queue = nullptr;  // where to report a change
+#else
+  uint64_t version = 0;
+#endif
+};
+
+struct ListGuard {
+  PyObject* list = nullptr;   // owned
+  Py_ssize_t length = -1;
+  std::vector<std::pair<Py_ssize_t, Expected>> entries;
+};
+
+struct CellGuard {
+  PyObject* cell;             // owned
+  Expected expected;
+};
+
+struct ItemGuard {
+  PyObject* container;        // owned; anything that has items
+  Expected expected;
+};
+
+#if PYGRAPH_WATCHERS
+inline std::unordered_map<PyObject*, std::vector<DictGuard*>>& watched_dicts() {
+  static auto* map = new std::unordered_map<PyObject*, std::vector<DictGuard*>>();
+  return *map;
+}
+
+inline int& watcher_id() {
+  static int id = -1;
+  return id;
+}
+
+inline int on_dict_event(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) {
+  auto found = watched_dicts().find(dict);
+  if (found != watched_dicts().end()) {
+    for (DictGuard* guard : found->second) {
+      if (!guard->dirty) {
+        guard->dirty = true;
+        guard->queue->push_back(guard);
+      }
+    }
+  }
+  return 0;
+}
+#endif
+
+// 0 with an exception set if the process has no watcher left; guards then compare every time.
+inline void prepare_guards() {
+#if PYGRAPH_WATCHERS
+  if (watcher_id() < 0) {
+    watcher_id() = PyDict_AddWatcher(on_dict_event);
+    if (watcher_id() < 0) PyErr_Clear();
+  }
+#endif
+}
+
+class Environment {
+ public:
+  std::vector<DictGuard*> dicts;
+  std::vector<ListGuard> lists;
+  std::vector<CellGuard> cells;
+  std::vector<ItemGuard> items;
+  PyObject* same = nullptr;  // owned: same(value, expected) of pygraph.environment
+
+  ~Environment() { clear(); }
+
+  // Start to watch; every guard is compared at the first check.
+  void arm() {
+#if PYGRAPH_WATCHERS
+    for (DictGuard* guard : dicts) {
+      guard->queue = &dirty_;
+      dirty_.push_back(guard);
+      if (watcher_id() >= 0 && PyDict_Watch(watcher_id(), guard->dict) == 0) {
+        watched_dicts()[guard->dict].push_back(guard);
+        guard->watched = true;
+      } else {
+        PyErr_Clear();
+        unwatched_.push_back(guard);
+      }
+    }
+#endif
+  }
+
+  // Whether all is as it was. No exception is left set.
+  bool current() {
+#if PYGRAPH_WATCHERS
+    while (!dirty_.empty()) {
+      DictGuard* guard = dirty_.back();
+      // Clean before it is compared: a change while it is compared must not be lost.
+      guard->dirty = false;
+      dirty_.pop_back();
+      if (!holds(*guard)) {
+        if (!guard->dirty) {
+          guard->dirty = true;
+          dirty_.push_back(guard);
+        }
+        return false;
+      }
+    }
+    for (DictGuard* guard : unwatched_) {
+      if (!holds(*guard)) return false;
+    }
+#else
+    for (DictGuard* guard : dicts) {
+      uint64_t version = reinterpret_cast<PyDictObject*>(guard->dict)->ma_version_tag;
+      if (version != guard->version) {
+        if (!holds(*guard)) return false;
+        guard->version = version;
+      }
+    }
+#endif
+    for (ListGuard& guard : lists) {
+      if (guard.length >= 0 && PyList_GET_SIZE(guard.list) != guard.length) return false;
+      for (auto& [index, expected] : guard.entries) {
+        if (index >= PyList_GET_SIZE(guard.list)) return false;
+        if (!is_expected(PyList_GET_ITEM(guard.list, index), expected)) return false;
+      }
+    }
+    for (CellGuard& guard : cells) {
+      PyObject* value = PyCell_GET(guard.cell);
+      if (value == nullptr || !is_expected(value, guard.expected)) return false;
+    }
+    for (ItemGuard& guard : items) {
+      PyObject* value = PyObject_GetItem(guard.container, guard.expected.key);
+      if (value == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      bool fits = is_expected(value, guard.expected);
+      Py_DECREF(value);
+      if (!fits) return false;
+    }
+    return true;
+  }
+
+  int traverse(visitproc visit, void* arg) {
+    for (DictGuard* guard : dicts) {
+      Py_VISIT(guard->dict);
+      for (Expected& entry : guard->entries) Py_VISIT(entry.value);
+    }
+    for (ListGuard& guard : lists) {
+      Py_VISIT(guard.list);
+      for (auto& entry : guard.entries) Py_VISIT(entry.second.value);
+    }
+    for (CellGuard& guard : cells) {
+      Py_VISIT(guard.cell);
+      Py_VISIT(guard.expected.value);
+    }
+    for (ItemGuard& guard : items) {
+      Py_VISIT(guard.container);
+      Py_VISIT(guard.expected.value);
+    }
+    Py_VISIT(same);
+    return 0;
+  }
+
+  void clear() {
+    // What is let go may run any code, so the guards are taken away first.
+    std::vector<PyObject*> drop;
+    for (DictGuard* guard : dicts) {
+#if PYGRAPH_WATCHERS
+      if (guard->watched) {
+        auto found = watched_dicts().find(guard->dict);
+        auto& guards = found->second;
+        guards.erase(std::find(guards.begin(), guards.end(), guard));
+        if (guards.empty()) {
+          watched_dicts().erase(found);
+          if (PyDict_Unwatch(watcher_id(), guard->dict) < 0) PyErr_Clear();
+        }
+      }
+#endif
+      drop.push_back(guard->dict);
+      for (Expected& entry : guard->entries) drop.push_back(entry.value);
+      delete guard;
+    }
+    dicts.clear();
+#if PYGRAPH_WATCHERS
+    dirty_.clear();
+    unwatched_.clear();
+#endif
+    for (ListGuard& guard : lists) {
+      drop.push_back(guard.list);
+      for (auto& entry : guard.entries) drop.push_back(entry.second.value);
+    }
+    lists.clear();
+    for (CellGuard& guard : cells) {
+      drop.push_back(guard.cell);
+      drop.push_back(guard.expected.value);
+    }
+    cells.clear();
+    for (ItemGuard& guard : items) {
+      drop.push_back(guard.container);
+      drop.push_back(guard.expected.value);
+    }
+    items.clear();
+    drop.push_back(same);
+    same = nullptr;
+    for (PyObject* object : drop) Py_XDECREF(object);
+  }
+
+ private:
+#if PYGRAPH_WATCHERS
+  std::vector<DictGuard*> dirty_;
+  std::vector<DictGuard*> unwatched_;
+#endif
+
+  bool holds(DictGuard& guard) {
+    if (guard.length >= 0 && PyDict_GET_SIZE(guard.dict) != guard.length) return false;
+    for (Expected& entry : guard.entries) {
+      PyObject* value = PyDict_GetItemWithError(guard.dict, entry.key);
+      if (value == nullptr) {
+        PyErr_Clear();
+        return false;
+      }
+      if (!is_expected(value, entry)) return false;
+    }
+    return true;
+  }
+
+  bool is_expected(PyObject* value, Expected& expected) {
+    if (value == expected.value) return true;
+    if (!expected.by_value || Py_TYPE(value) != Py_TYPE(expected.value)) return false;
+    Py_INCREF(value);
+    PyObject* arguments[] = {value, expected.value};
+    PyObject* answer = PyObject_Vectorcall(same, arguments, 2, nullptr);
+    bool equal = answer == Py_True;
+    Py_XDECREF(answer);
+    if (answer == nullptr) PyErr_Clear();
+    if (!equal) {
+      Py_DECREF(value);
+      return false;
+    }
+    Py_SETREF(expected.value, value);  // found by identity the next time
+    return true;
+  }
+};
+
+}  // namespace pygraph

@@ -247,6 +247,8 @@ class Transformed(Generic[P, R]):
             return
         if entry.executable is None and (entry.program is not None or (self.options.strict and entry.fallbacks)):
             return
+        if self._clear_first:  # asked for during this call; the native path would pass it by
+            return
         static = static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)
         live = live_numbers(leaves, static | {index for index, _ in key[1]})
         self._native.plan(key, entry, live, leaves, args, kwargs, self.fn, self._device_type(leaves))

@@ -6,6 +6,7 @@ is of a kind that cannot be described, there is no plan, and Python serves it ag
 
 # The plan is made of the private parts of what it replaces: entries, executables and environments.
 # pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import ctypes
@@ -14,7 +15,7 @@ import functools
 import gc
 import types
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.environment import IMMUTABLE, Environment, _same
 from pygraph.native import build
+from pygraph.runtime.driver import Counters
 from pygraph.runtime.turns import here
 from pygraph.tracing.leaves import is_live_number
 
@@ -39,8 +41,9 @@ class _Made:
     """A plan, whose it is, and what of its counts has been taken."""
 
     plan: Any
-    key: Hashable
+    key: Any
     entry: Entry
+    counters: Counters | None
     hits: int = 0
     replays: int = 0
     patches: int = 0
@@ -50,7 +53,7 @@ class _Made:
 class Served:
     """Calls that plans of one entry have served since the last time; ``stamp`` orders the last ones of entries."""
 
-    key: Hashable
+    key: Any
     entry: Entry
     hits: int
     stamp: int
@@ -77,7 +80,7 @@ class CallPath:
 
     def plan(
         self,
-        key: Hashable,
+        key: Any,
         entry: Entry,
         live: frozenset[int],
         leaves: list[Any],
@@ -109,7 +112,8 @@ class CallPath:
             return
         if self._dispatcher is None:
             self._dispatcher = module.Dispatcher(self._lock.acquire, self._lock.release, here)
-        self._made.append(_Made(plan, key, entry))
+        counters = executable.driver.counters if executable is not None and plan.way == "replay" else None
+        self._made.append(_Made(plan, key, entry, counters))
         self._dispatcher.add(plan)
         self.miss, self.dispatch = module.MISS, self._dispatcher.dispatch
 
@@ -143,13 +147,12 @@ class CallPath:
 
     @staticmethod
     def _count_replays(made: _Made) -> None:
-        if made.plan.way == "replay" and made.entry.executable is not None:
+        if made.counters is not None:
             replays, made.replays = made.plan.hits - made.replays, made.plan.hits
             patches, made.patches = made.plan.patches - made.patches, made.plan.patches
-            counters = made.entry.executable.driver.counters
-            counters.replays += replays
-            counters.launches += replays
-            counters.patches += patches
+            made.counters.replays += replays
+            made.counters.launches += replays
+            made.counters.patches += patches
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

@@ -291,6 +291,12 @@ def versions(device: str) -> dict[str, str]:
     return found
 
 
+def command_line() -> str:
+    """The command that was run, without this machine's folders."""
+    arguments = [Path(argument).name if argument.startswith("/") else argument for argument in sys.argv[1:]]
+    return " ".join(["python", "benchmarks/conformance.py", *arguments])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "emulated"), default="")
@@ -324,7 +330,7 @@ def main() -> None:
                 lines.close()
     records = in_order(records)
     result = {
-        "command": " ".join(["python", "benchmarks/conformance.py", *sys.argv[1:]]),
+        "command": command_line(),
         "versions": versions(options.device),
         "summary": summarise(records),
         "rows": by_operator(records),

@@ -249,9 +249,9 @@ def spread(values: Iterable[float]) -> list[float]:
     """Lower quartile, median, upper quartile.
 
     >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
-    [1.5, 3.0, 4.5]
+    [2.0, 3.0, 4.0]
     """
-    return [round(value, 2) for value in statistics.quantiles(values, n=4)]
+    return [round(value, 2) for value in statistics.quantiles(values, n=4, method="inclusive")]
 
 
 def configs(quick: bool) -> Iterator[Config]:
@@ -382,6 +382,12 @@ def versions(device: torch.device) -> dict[str, str]:
     return found
 
 
+def command_line() -> str:
+    """The command that was run, without this machine's folders."""
+    arguments = [Path(argument).name if argument.startswith("/") else argument for argument in sys.argv[1:]]
+    return " ".join(["python", "benchmarks/pointers.py", *arguments])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="JSON, written anew after every combination")
@@ -399,7 +405,7 @@ def main() -> None:
         define_operators(sorted({count for shape, count, _ in planned if shape == "one kernel"}))
         functions = _TRITON
     result: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/pointers.py", *sys.argv[1:]]),
+        "command": command_line(),
         "versions": versions(device), "rows": [],
     }  # fmt: skip
     with torch.no_grad():

@@ -74,6 +74,13 @@ class FallbackError(PygraphError):
     """``strict=True`` and some part of a call would not have run as a graph."""
 
 
+class DonatedError(PygraphError, RuntimeError):
+    """A tensor was used after a call had consumed it.
+
+    Example: ``x + 1`` after ``jit(f, donate_argnums=0)(x)``. Remedy: use the result, or donate a clone.
+    """
+
+
 class DeviceError(PygraphError):
     """The device that was asked for is not there, or cannot do what was asked.
 

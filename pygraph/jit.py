@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import torch
 
+from pygraph.donation import Donating
 from pygraph.errors import ArgumentError, describe
 from pygraph.program import Mechanism
 from pygraph.transformed import PASSES, Options, Transformed
@@ -28,6 +29,9 @@ def jit(
     static_argnames: str | Sequence[str] = (),
     max_graphs: int = 64,
     strict: bool = False,
+    reuse_outputs: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
 ) -> TransformedModule: ...
 
 
@@ -40,6 +44,9 @@ def jit(
     static_argnames: str | Sequence[str] = (),
     max_graphs: int = 64,
     strict: bool = False,
+    reuse_outputs: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
 ) -> Transformed[P, R]: ...
 
 
@@ -52,6 +59,9 @@ def jit(
     static_argnames: str | Sequence[str] = (),
     max_graphs: int = 64,
     strict: bool = False,
+    reuse_outputs: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
 
 
@@ -63,6 +73,9 @@ def jit(
     static_argnames: str | Sequence[str] = (),
     max_graphs: int = 64,
     strict: bool = False,
+    reuse_outputs: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
 ) -> Any:
     """Run a function or module as CUDA graphs: ``select(graphify(indirect(devicify(fn))))`` with a cache.
 
@@ -73,6 +86,12 @@ def jit(
         static_argnames: Names of keyword arguments that are baked in.
         max_graphs: How many kinds of calls are kept as graphs; the least recently used one makes room.
         strict: Raise FallbackError where something would not run as a graph.
+        reuse_outputs: Write results to the same memory at every call instead of allocating it, as torch.compile's
+            ``mode="reduce-overhead"`` does: any later call of this function may overwrite them. A result may be an
+            argument of the next call, which copies it; what is to be kept longer must be cloned.
+        donate_argnums: Positions of arguments that a call consumes, as in JAX: results may take over their memory, and
+            using such a tensor afterwards raises DonatedError. All tensors of a pytree are donated, numbers are not.
+        donate_argnames: Names of arguments that a call consumes.
 
     Returns:
         A function with the same signature, or for a module a module that shares all its state.
@@ -80,6 +99,7 @@ def jit(
     Raises:
         ArgumentError: An option has a wrong value.
         FallbackError: With ``strict``, when called.
+        DonatedError: When called with a tensor that was donated before.
 
     Example:
         >>> import torch, pygraph
@@ -97,6 +117,9 @@ def jit(
         "static_argnames": static_argnames,
         "max_graphs": max_graphs,
         "strict": strict,
+        "reuse_outputs": reuse_outputs,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
     }
     if fn is None:
         return functools.partial(jit, **options)
@@ -111,17 +134,33 @@ def make_options(
     strict: bool = False,
     timer: Callable[[Callable[[], object]], float] | None = None,
     mechanism: Mechanism = "auto",
+    reuse_outputs: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
 ) -> Options:
     """Check options and put them in one form."""
-    numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
-    if not _all_are(int, numbers):
-        raise ArgumentError(describe("jit(…)", f"static_argnums={static_argnums!r}", expected="integers"))
-    if not _all_are(str, names):
-        raise ArgumentError(describe("jit(…)", f"static_argnames={static_argnames!r}", expected="strings"))
+    numbers, names = _positions("static_argnums", static_argnums), _names("static_argnames", static_argnames)
+    donated, donated_names = _positions("donate_argnums", donate_argnums), _names("donate_argnames", donate_argnames)
+    both = [*(index for index in donated if index in numbers), *(name for name in donated_names if name in names)]
+    if both:
+        raise ArgumentError(describe("jit(…)", f"{both[0]!r} is both static and donated", expected="one of them"))
     if not _all_are(int, [max_graphs]) or isinstance(max_graphs, bool) or max_graphs < 1:
         raise ArgumentError(describe("jit(…)", f"max_graphs={max_graphs!r}", expected="a positive integer"))
-    return Options(numbers, names, max_graphs, strict, timer, mechanism)
+    return Options(numbers, names, max_graphs, strict, timer, mechanism, bool(reuse_outputs), donated, donated_names)
+
+
+def _positions(option: str, value: int | Sequence[int]) -> tuple[int, ...]:
+    positions = (value,) if isinstance(value, int) else tuple(value)
+    if not _all_are(int, positions):
+        raise ArgumentError(describe("jit(…)", f"{option}={value!r}", expected="integers"))
+    return positions
+
+
+def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if not _all_are(str, names):
+        raise ArgumentError(describe("jit(…)", f"{option}={value!r}", expected="strings"))
+    return names
 
 
 def _all_are(kind: type, values: Sequence[object]) -> bool:
@@ -132,8 +171,9 @@ def transformed(fn: Any, passes: tuple[str, ...], options: Options) -> Any:
     """A Transformed function, or for a module a module around one."""
     if not callable(fn):
         raise ArgumentError(describe(f"{passes[-1]}({fn!r})", "not callable", expected="a function or an nn.Module"))
+    function = Donating(fn, passes, options) if options.donates else Transformed(fn, passes, options)
     if isinstance(fn, torch.nn.Module):
         from pygraph.module import TransformedModule
 
-        return TransformedModule(fn, Transformed(fn, passes, options))
-    return Transformed(fn, passes, options)
+        return TransformedModule(fn, function)
+    return function

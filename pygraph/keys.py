@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.runtime.body import ALIGNMENT, alignment
 from pygraph.tracing.leaves import is_live_number, overlap_groups
+
+Key: TypeAlias = tuple[Hashable, tuple[tuple[int, Hashable], ...]]
+"""What is known of a call before its trace, and by leaf the values of the numbers that its trace turned out to need."""
 
 
 class UnhashableError(TypeError):

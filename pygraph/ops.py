@@ -222,6 +222,13 @@ def _scalar_fake(value: Number, *, dtype: torch.dtype, device: torch.device) -> 
     return torch.empty((), dtype=dtype, device=device)
 
 
+def define(schema: str, real: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define an operation ``pygraph::…`` that runs ``real`` on every device, and ``fake`` on fake tensors."""
+    name = _LIBRARY.define(schema)
+    _LIBRARY.impl(name, real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"pygraph::{name}", fake, lib=_LIBRARY)  # pyright: ignore[reportUnknownMemberType]
+
+
 def _register() -> None:
     register_fake: Any = torch.library.register_fake  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     for name, real, fake in (

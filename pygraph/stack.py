@@ -73,7 +73,7 @@ def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
     return _apply("indirect", fn, on_program, {"mechanism": mechanism})
 
 
-def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False) -> Any:
+def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False) -> Any:
     """Record runs of kernels as CUDA graphs and replay them; what cannot be recorded runs between them.
 
     See `pygraph.transforms.graphify.graphify_program` for the IR.
@@ -82,6 +82,7 @@ def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False) -
         fn: A function, a module, or a Program.
         max_graphs: How many kinds of calls are kept as graphs.
         strict: Raise FallbackError where something would not run as a graph.
+        reuse_outputs: Write results to the same memory at every call; any later call may overwrite them.
 
     Returns:
         The same kind of thing.
@@ -96,7 +97,8 @@ def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False) -
         >>> f(f(x)).tolist()
         [3.0, 3.0]
     """
-    return _apply("graphify", fn, graphify_program, {"max_graphs": max_graphs, "strict": strict})
+    options = {"max_graphs": max_graphs, "strict": strict, "reuse_outputs": reuse_outputs}
+    return _apply("graphify", fn, graphify_program, options)
 
 
 def select(fn: Any = None, /, *, timer: Callable[[Callable[[], object]], float] | None = None) -> Any:

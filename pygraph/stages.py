@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.donation import Donating, Donation
 from pygraph.errors import ArgumentError, describe
 from pygraph.evaluate import check_call, evaluate
 from pygraph.keys import overlap_key
@@ -43,7 +44,8 @@ class Lowered:
         program = self.program if executable is None else executable.program
         fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
         entry = Entry(self._traced, program, executable, fallbacks)
-        return Compiled(self._function, entry, self._leaves)
+        donation = self._function.donation if isinstance(self._function, Donating) else None
+        return Compiled(self._function, entry, self._leaves, donation)
 
 
 class Compiled:
@@ -53,7 +55,14 @@ class Compiled:
         program: The Program as it runs.
     """
 
-    def __init__(self, function: Transformed[..., Any], entry: Entry, leaves: list[Any]) -> None:
+    def __init__(
+        self,
+        function: Transformed[..., Any],
+        entry: Entry,
+        leaves: list[Any],
+        donation: Donation | None = None,
+    ) -> None:
+        self._donation = donation
         assert entry.program is not None
         self._function = function
         self._name = entry.program.name
@@ -69,6 +78,11 @@ class Compiled:
             ArgumentError: They differ in structure, shape, strides, dtype, device, static values, or in how they lie
                 in memory: less aligned, or sharing memory otherwise. Nothing has been changed.
         """
+        if self._donation is not None:
+            return self._donation.around(self._call, args, kwargs)
+        return self._call(*args, **kwargs)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         check_call(self.program, leaves, tree)
         for index, needed in self._alignments:

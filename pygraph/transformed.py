@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import dataclasses
 import functools
 import sys
 import threading
 from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -24,7 +23,7 @@ from pygraph.effects import writes_memory
 from pygraph.errors import FallbackError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
-from pygraph.keys import UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
+from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
 from pygraph.lowering.aten import written_inputs
 from pygraph.native import build
 from pygraph.native.callpath import CallPath, live_numbers
@@ -33,6 +32,7 @@ from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
+from pygraph.runtime.reuse import ReusedMemory
 from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
 from pygraph.trace import Traced, trace_call
 from pygraph.tracing.leaves import static_leaves
@@ -42,9 +42,6 @@ from pygraph.transforms.indirect import indirect_program
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Key: TypeAlias = "tuple[Hashable, Hashable]"
-"""What is known of a call before its trace, and the values of the numbers that its trace turned out to need."""
-
 PASSES = ("devicify", "indirect", "graphify", "select")
 """The transforms in the order in which they are applied."""
 
@@ -77,6 +74,14 @@ class Options:
     strict: bool = False
     timer: Callable[[Callable[[], object]], float] | None = None
     mechanism: Mechanism = "auto"
+    reuse_outputs: bool = False
+    donate_argnums: tuple[int, ...] = ()
+    donate_argnames: tuple[str, ...] = ()
+
+    @property
+    def donates(self) -> bool:
+        """Whether calls consume arguments."""
+        return bool(self.donate_argnums or self.donate_argnames)
 
 
 @dataclasses.dataclass
@@ -148,6 +153,7 @@ class Transformed(Generic[P, R]):
         self._clear_first = False
         self._native = CallPath(self._lock)
         register(self)
+        self._reused = ReusedMemory() if options.reuse_outputs else None
         functools.update_wrapper(self, fn, updated=())
 
     # -- calling --------------------------------------------------------------------------------------------------
@@ -373,7 +379,7 @@ class Transformed(Generic[P, R]):
             return None
         if program.device not in self._pools:
             self._pools[program.device] = driver.new_pool()
-        executable = Executable(program, driver, self._pools[program.device], leaves)
+        executable = Executable(program, driver, self._pools[program.device], leaves, self._reused)
         build.start()
         self._captures += len(executable.graphs)
         if "select" in self.passes:
@@ -465,24 +471,20 @@ class Transformed(Generic[P, R]):
         """What runs how, for every kind of call so far, with the reason for everything that is not a graph."""
         with self._lock if not here.inside else contextlib.nullcontext():
             self._settle()
-            return explain(self._name, list(self._entries.values()), dict(self._inline))
+            inline = self._inline if self._reused is None else self._inline + self._reused.notes
+            return explain(self._name, list(self._entries.values()), dict(inline))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does, so that methods can be decorated; the instance is a static argument."""
         return self if instance is None else functools.partial(self, instance)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # For pickles: a module's function goes by its name, another one as the function and its options; no graphs.
+        # For pickles and copies: what a module has a name for goes by that name, as functions do; anything else as
+        # the function and its options, without graphs.
         module, path = getattr(self, "__module__", None), getattr(self, "__qualname__", None)
         if module is not None and path is not None and _lookup(module, path) is self:
             return path
         return Transformed, (self.fn, self.passes, self.options)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Transformed[P, R]:
-        return Transformed(copy.deepcopy(self.fn, memo), self.passes, self.options)
-
-    def __copy__(self) -> Transformed[P, R]:
-        return Transformed(self.fn, self.passes, self.options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "fn" not in self.__dict__:

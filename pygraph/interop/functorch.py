@@ -15,6 +15,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import _get_current_function_mode_stack  # checked with torch 2.11 and 2.13
 from torch.utils._device import DeviceContext
 
+from pygraph.donated import DonatedTensor, donated_error
+
 INSIDE_TRANSFORM = "it is inside a torch.func transform, which traces through it"
 INSIDE_TRACE = "it is inside a trace, which includes it"
 INSIDE_CAPTURE = "a CUDA graph is being captured, which includes it"
@@ -44,11 +46,13 @@ def _is_watched() -> bool:
 
 
 def special_tensor(leaves: Sequence[Any]) -> str | None:
-    """Why tensors among the leaves rule out a graph; None if they are all plain."""
+    """Why tensors among the leaves rule out a graph; None if they are all plain. Raises DonatedError for a used one."""
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             if isinstance(leaf, FakeTensor):
                 return INSIDE_TRACE
+            if isinstance(leaf, DonatedTensor):
+                raise donated_error(leaf)
             return f"an argument is a {type(leaf).__name__}, not a plain tensor"
         if isinstance(leaf, torch.Tensor):
             if is_functorch_wrapped_tensor(leaf):

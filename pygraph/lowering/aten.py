@@ -12,6 +12,7 @@ from torch import fx
 
 from pygraph.effects import is_operation, root, written_arguments
 from pygraph.errors import StageError, describe
+from pygraph.lowering.in_place import restore_writes
 from pygraph.program import Mutation, Program, TensorSpec, output_values
 
 aten = torch.ops.aten
@@ -49,6 +50,7 @@ def lower(program: Program) -> Program:
     module = program.copy_graph()
     graph = module.graph
     output = graph.output_node()
+    restore_writes(graph, program)
     _drop_copies(graph, program)
     values = output_values(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -79,13 +81,16 @@ def lower(program: Program) -> Program:
 
 def _drop_copies(graph: fx.Graph, program: Program) -> None:
     """Replace ``copy(old, new)`` by ``new`` where nobody can tell: not in results, which own their memory."""
+    last_write = {root(a): order for order, node in enumerate(graph.nodes) for a in written_arguments(node)}
     results = {
         root(value)
         for value, descriptor in zip(output_values(graph), program.outputs, strict=True)
         if isinstance(value, fx.Node) and not isinstance(descriptor, Mutation)
     }
-    for node in list(graph.nodes):
-        if node.target is aten.copy.default and node.args[1].meta["spec"] == node.meta["spec"] and node not in results:
+    for order, node in enumerate(list(graph.nodes)):
+        if node.target is not aten.copy.default or node.args[1].meta["spec"] != node.meta["spec"] or node in results:
+            continue
+        if last_write.get(root(node.args[1]), -1) < order:  # what is written later is another tensor in eager
             node.replace_all_uses_with(node.args[1])
             graph.erase_node(node)
 

@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 
+from pygraph.cache import cache_directory
+
 _SOURCES = ("dispatch.cpp", "guards.h")
 _NAME = "pygraph_native"
 _TIMEOUT = 600
@@ -142,14 +144,7 @@ def _target() -> Path:
         digest.update((Path(__file__).parent / name).read_bytes())
     for part in (sys.version, torch.__version__, torch.__file__, *_flags(), str(_compiler())):
         digest.update(part.encode())
-    return _cache() / digest.hexdigest()[:20] / f"{_NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
-
-
-def _cache() -> Path:
-    chosen = os.environ.get("PYGRAPH_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pygraph"
+    return cache_directory() / digest.hexdigest()[:20] / f"{_NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def _first_line(error: Exception) -> str:

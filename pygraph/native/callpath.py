@@ -5,8 +5,7 @@ is of a kind that cannot be described, there is no plan, and Python serves it ag
 """
 
 # The plan is made of the private parts of what it replaces: entries, executables and environments.
-# pyright: reportPrivateUsage=false
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import ctypes
@@ -22,6 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.environment import IMMUTABLE, Environment, _same
+from pygraph.keys import Key
 from pygraph.native import build
 from pygraph.runtime.driver import Counters
 from pygraph.runtime.turns import here
@@ -41,7 +41,7 @@ class _Made:
     """A plan, whose it is, and what of its counts has been taken."""
 
     plan: Any
-    key: Any
+    key: Key
     entry: Entry
     counters: Counters | None
     hits: int = 0
@@ -53,7 +53,7 @@ class _Made:
 class Served:
     """Calls that plans of one entry have served since the last time; ``stamp`` orders the last ones of entries."""
 
-    key: Any
+    key: Key
     entry: Entry
     hits: int
     stamp: int
@@ -80,7 +80,7 @@ class CallPath:
 
     def plan(
         self,
-        key: Any,
+        key: Key,
         entry: Entry,
         live: frozenset[int],
         leaves: list[Any],
@@ -258,6 +258,8 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     step = executable._steps[0]
     graph, body = step.graph, step.body
     assert graph is not None
+    if graph.reuses or step.adoption is not None:
+        return None
     tensors, numbers = dict(executable._tensors), dict(executable._numbers)
     outputs = {node: index for index, node in enumerate(body.outputs)}
     if not all(node in tensors for node in body.inputs) or not all(node in numbers for node in body.numbers):

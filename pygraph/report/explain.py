@@ -5,31 +5,43 @@ from __future__ import annotations
 import collections
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pygraph.native import build
 from pygraph.program import Fallback, Region
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from pygraph.transformed import Entry
 
 
 @dataclasses.dataclass(frozen=True)
 class CallReport:
-    """How one kind of call runs."""
+    """How one kind of call runs.
+
+    ``memory`` holds bytes: ``pool``, private memory that all graphs of the function share; ``static``, captured tensors
+    that are read where they are; ``copied``, stand-ins of inputs that are copied; ``outputs``, allocated at every call.
+    ``mechanisms`` holds how many nodes get their pointers from the ``host``, from the ``device`` and from a ``table``,
+    and how many inputs and results are copied (``copy``).
+    """
 
     arguments: tuple[str, ...]
     counts: dict[str, int]
     regions: tuple[Region, ...]
     fallbacks: tuple[Fallback, ...]
     calls: int
+    memory: dict[str, int]
+    mechanisms: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
         return {
             "arguments": list(self.arguments),
             **self.counts,
+            "memory": dict(self.memory),
+            "mechanisms": dict(self.mechanisms),
             "regions": [
                 {
                     "kind": region.kind, "way": region.way, "reason": region.reason, "source": region.source,
@@ -44,6 +56,19 @@ class CallReport:
 
 _NO_COUNTS = {"kernels": 0, "kernels_in_graphs": 0, "nodes": 0, "patched_nodes": 0, "bytes_copied_per_replay": 0}
 
+_NO_MECHANISMS = {"host": 0, "device": 0, "table": 0, "copy": 0}
+
+_NO_MEMORY = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class DonatedReport:
+    """In how many calls a donated argument's memory became a result's; or did not, for ``reason``."""
+
+    argument: str
+    reason: str | None
+    count: int
+
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
@@ -53,13 +78,20 @@ class Explanation:
         name: The function.
         calls: One report per kind of call, least recently used first.
         inlined: Calls that became part of something else, or ran as they are without a cache entry.
+        donated: What became of the memory of donated arguments.
         slow_calls: Why the extension does not serve calls, so that each costs some time in Python; None if it does.
     """
 
     name: str
     calls: tuple[CallReport, ...]
     inlined: dict[Fallback, int]
+    donated: tuple[DonatedReport, ...] = ()
     slow_calls: str | None = None
+
+    def with_donated(self, notes: Mapping[tuple[str, str | None], int]) -> Explanation:
+        """The same with what became of the memory of donated arguments."""
+        donated = tuple(DonatedReport(path, reason, count) for (path, reason), count in notes.items())
+        return dataclasses.replace(self, donated=donated)
 
     def to_dict(self) -> dict[str, Any]:
         """The most recent kind of call at the top level, all kinds under ``entries``, every fallback counted."""
@@ -67,13 +99,14 @@ class Explanation:
         for call in self.calls:
             for fallback in call.fallbacks:
                 counted[fallback] += call.calls
-        latest: dict[str, Any] = {"arguments": [], **_NO_COUNTS, "regions": [], "calls": 0}
+        latest = CallReport((), _NO_COUNTS, (), (), 0, _NO_MEMORY, _NO_MECHANISMS).to_dict()
         if self.calls:
             latest = self.calls[-1].to_dict()
         return {
             "name": self.name,
             **latest,
             "fallbacks": [{**dataclasses.asdict(fallback), "count": count} for fallback, count in counted.items()],
+            "donated": [dataclasses.asdict(report) for report in self.donated],
             "entries": [call.to_dict() for call in self.calls],
             "slow_calls": self.slow_calls,
         }
@@ -93,15 +126,20 @@ class Explanation:
             regions = ", ".join(f"{region.kind}:{region.way}" for region in call.regions) or "as it is"
             table.add_row(
                 Text(", ".join(call.arguments)), str(call.calls), str(counts["kernels"]),
-                str(counts["kernels_in_graphs"]), str(counts["nodes"]), str(counts["patched_nodes"]),
+                str(counts["kernels_in_graphs"]), str(counts["nodes"]), _patched(counts, call.mechanisms),
                 str(counts["bytes_copied_per_replay"]), regions,
             )  # fmt: skip
         console.print(table)
+        if any(any(call.memory.values()) for call in self.calls):
+            console.print(self._memory_table())
         for region_call in self.calls:
             for region in region_call.regions:
                 if region.times:
                     times = ", ".join(f"{way} {time} µs" for way, time in region.times)
                     console.print(Text(f"region {region.index} runs by {region.way}: {times}"))
+        for report in self.donated:
+            what = "became a result's" if report.reason is None else f"was not used: {report.reason}"
+            console.print(Text(f"donated ×{report.count}: {report.argument}: its memory {what}"))
         for fallback in self.to_dict()["fallbacks"]:
             where = f" ({fallback['source']})" if fallback["source"] else ""
             console.print(Text(f"fallback ×{fallback['count']}: {fallback['what']}: {fallback['reason']}{where}"))
@@ -111,12 +149,37 @@ class Explanation:
             console.print(Text(f"calls are recognised in Python: {self.slow_calls}"))
         return text.getvalue()
 
+    def _memory_table(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title="memory in bytes", title_justify="left")
+        headings = (
+            "call",
+            "pool (all graphs share it)",
+            "captured, in place",
+            "stand-ins of copies",
+            "results per call",
+        )
+        for column in headings:
+            table.add_column(column, overflow="fold")
+        for call in self.calls:
+            table.add_row(Text(", ".join(call.arguments)), *(f"{call.memory[name]:,}" for name in _NO_MEMORY))
+        return table
+
     __repr__ = __str__
+
+
+def _patched(counts: dict[str, int], mechanisms: dict[str, int]) -> str:
+    """How many nodes change, and by which mechanisms if it is not the host alone."""
+    used = [f"{count} by {name}" for name, count in mechanisms.items() if count and name != "copy"]
+    alone = len(used) < 2 and not mechanisms["device"] and not mechanisms["table"]
+    return str(counts["patched_nodes"]) if alone else f"{counts['patched_nodes']} ({', '.join(used)})"
 
 
 def explain(name: str, entries: Sequence[Entry], inlined: dict[Fallback, int]) -> Explanation:
     """Make the report of a function from its cache entries and the calls that had none."""
-    return Explanation(name, tuple(map(call_report, entries)), inlined, build.reason())
+    return Explanation(name, tuple(map(call_report, entries)), inlined, slow_calls=build.reason())
 
 
 def call_report(entry: Entry) -> CallReport:
@@ -130,13 +193,14 @@ def call_report(entry: Entry) -> CallReport:
         for descriptor in argument_descriptors(program):
             kind = descriptor.spec if isinstance(descriptor, Argument) else descriptor.type.__name__
             arguments.append(f"{descriptor.path}: {kind}")
-    counts = dict(_NO_COUNTS)
+    counts, memory, mechanisms = dict(_NO_COUNTS), dict(_NO_MEMORY), dict(_NO_MECHANISMS)
     if entry.executable is not None:
-        counts = entry.executable.counts()
+        counts, memory = entry.executable.counts(), entry.executable.memory_use()
+        mechanisms = entry.executable.mechanisms()
     elif program is not None:
         from pygraph.transforms.graphify import kernels
 
         counts["kernels"] = kernels(program.nodes)
     regions = program.regions if program is not None else ()
     fallbacks = entry.fallbacks if entry.executable is None else entry.executable.fallbacks
-    return CallReport(tuple(arguments), counts, regions, tuple(fallbacks), entry.calls)
+    return CallReport(tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms)

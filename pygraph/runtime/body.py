@@ -132,6 +132,12 @@ class RegionBody:
             if not is_view(node) and any(root(argument) is origin for argument in node.all_input_nodes)
         ]
 
+    def takes_only_at(self, node: fx.Node, position: int, argument: int) -> bool:
+        """Whether a node takes input number ``position`` as that argument and as no other."""
+        origin = self.inputs[position]
+        others = [a for index, a in enumerate(node.args) if index != argument] + list(node.kwargs.values())
+        return not any(isinstance(a, fx.Node) and root(a) is origin for a in pytree.tree_leaves(others))
+
 
 def _is_table(program: Program, node: fx.Node) -> bool:
     return program.table is not None and node is program.placeholders[0]
@@ -150,7 +156,7 @@ def _is_tuple(node: fx.Node) -> bool:
 
 
 def _own_memory(result: Any, args: Any) -> Any:
-    """Clone results that are memory of an argument although their operation is no view."""
+    """Clone results that are memory of an argument although their operation is no view, and resolve lazy ones."""
     taken = {
         tensor.untyped_storage().data_ptr()
         for tensor in pytree.tree_leaves(args)
@@ -158,6 +164,8 @@ def _own_memory(result: Any, args: Any) -> Any:
     }
 
     def own(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+            return value.resolve_conj().resolve_neg()  # some operations (real FFTs) leave that to whoever reads it
         if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() in taken:
             return clone_strided(value)
         return value

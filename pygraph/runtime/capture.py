@@ -7,10 +7,11 @@ updated arguments and memory beyond the results must be what ordinary launches g
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,12 +26,16 @@ from pygraph.runtime.driver import Driver, Pool, RecordedGraph
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, ValueWord, Word, pointer_words, same_structure, value_words
 from pygraph.runtime.proof import RedZones, Undisturbed, agree, poison
+from pygraph.runtime.reuse import ReusedMemory
 
 # Two numbers that every dtype represents exactly and that nothing else in a kernel's parameters is likely to be.
 _SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, False)}
 
 # Operations that take a tensor for its shape and dtype only, so that their nodes need not point to it.
 _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+
+# Operations that do so with one of their arguments: its position.
+_SHAPE_ONLY_ARGUMENT = {"aten.fill": 0, "aten.max_pool2d_with_indices_backward": 1}
 
 
 class RefusedError(CaptureError):
@@ -85,8 +90,11 @@ class RegionGraph:
         numbers: Sequence[Any],
         way: Way,
         mechanism: Mechanism = "auto",
+        reused: ReusedMemory | None = None,
     ) -> None:
         self.body = body
+        self._reused = reused
+        self._kept: list[torch.Tensor] | None = None
         self.driver = driver
         self.pool = pool
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
@@ -164,8 +172,14 @@ class RegionGraph:
             with Undisturbed(self.driver, None):
                 graph, outputs = self.driver.record(record, self.pool)
         except CaptureError as error:
+            self._settle_libraries(actual, numbers)
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
         return graph, outputs, totals
+
+    def _settle_libraries(self, inputs: Sequence[Any], numbers: list[Any]) -> None:
+        """Run once more after a refused recording: cuSOLVER fails the next call too (torch 2.11), and then no more."""
+        with Undisturbed(self.driver, self.body), contextlib.suppress(RuntimeError):
+            self.body.run(inputs, numbers)
 
     # -- planning -------------------------------------------------------------------------------------------------
 
@@ -241,6 +255,9 @@ class RegionGraph:
                     continue
                 if is_operation(node) and any(part in name for part in _SHAPE_ONLY):
                     continue
+                ignored = _SHAPE_ONLY_ARGUMENT.get(name.rpartition(".")[0])
+                if ignored is not None and self.body.takes_only_at(node, position, ignored):
+                    continue
                 missing.add(slot)
                 self._note_copy(
                     position,
@@ -259,6 +276,8 @@ class RegionGraph:
         """Find out which slots may be patched, choose how, and prove that; ``request`` None copies everything."""
         count = len(self.slots)
         every = frozenset(range(count)) | {count + i for i, memory in enumerate(self.memory) if memory.extent.size}
+        if self._reused is not None:
+            every = frozenset(range(count))  # outputs stay where they were recorded
         expected = self._reference(inputs, numbers)
         proven = frozenset[int]()
         replay_us = 0.0
@@ -270,7 +289,7 @@ class RegionGraph:
             proven = self._proven(candidates, inputs, numbers, expected)
             replay_us = self._replay_us
         question = Question(
-            words=self._words,
+            words=[word for word in self._words if word.slot in every],
             mechanisms=[self.graph.mechanisms(node) for node in range(len(self.graph.nodes))],
             pinned=frozenset(value.node for value in self._values),
             must_copy=every - proven,
@@ -370,6 +389,12 @@ class RegionGraph:
         )
         for position in self.patched:
             self._stand_ins[position] = None
+        if self._reused is not None:
+            self._reused.add(self._static_outputs)
+            owners = {number: tensor for tensor, (number, _) in zip(self._static_outputs, self._views, strict=True)}
+            specs = [memory.spec for memory in self.memory]
+            self._kept = [owners[number].as_strided(s.shape, s.stride, 0) for number, s in enumerate(specs)]
+            return
         self._static_outputs = [
             tensor
             for tensor, (memory, _) in zip(self._static_outputs, self._views, strict=True)
@@ -421,6 +446,8 @@ class RegionGraph:
         zones = RedZones()
         fresh = [zones.allocate(memory.spec, memory.extent.size, memory.scratch) for memory in self.memory]
         copied = self.choice.copied if copy_outside else frozenset[int]()
+        if self._reused is not None:
+            copied |= set(range(len(self.slots), len(self.slots) + len(self.memory)))
         with Undisturbed(self.driver, self.body):
             for slot, position in enumerate(self.slots):
                 if slot in copied:
@@ -454,9 +481,25 @@ class RegionGraph:
 
     # -- replay ---------------------------------------------------------------------------------------------------
 
-    def __call__(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
-        """Replay on ``inputs`` and ``numbers``; the outputs are in memory of their own."""
-        fresh = [memory.spec.empty() for memory in self.memory]
+    def __call__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        taken: Mapping[int, torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """Replay on ``inputs`` and ``numbers``; the outputs are in memory of their own, or in the graph's if reused.
+
+        ``taken`` are tensors that become entries of ``memory`` instead of newly allocated ones.
+        """
+        if self._kept is not None:
+            self._replay(inputs, numbers, self._kept)
+            tracked = [tensor for tensor in self._kept if not tensor.is_inference()]
+            torch.autograd.graph.increment_version(tracked)  # autograd must notice that earlier results have changed
+            return self._outputs(self._kept)
+        if taken:
+            fresh = [taken[i] if i in taken else memory.spec.empty() for i, memory in enumerate(self.memory)]
+        else:
+            fresh = [memory.spec.empty() for memory in self.memory]
         self._replay(inputs, numbers, fresh)
         return fresh if self._whole else self._outputs(fresh)
 
@@ -475,7 +518,25 @@ class RegionGraph:
         """Outputs as views of the memory that the graph wrote."""
         return [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self._views]
 
+    @property
+    def reuses(self) -> bool:
+        """Whether the outputs are in the same memory at every call."""
+        return self._kept is not None
+
     # -- reporting ------------------------------------------------------------------------------------------------
+
+    @property
+    def reuses_outputs(self) -> bool:
+        """Whether outputs are in the same memory at every replay."""
+        return self._reused is not None
+
+    def nodes_of(self, slot: int) -> list[int]:
+        """Recorded nodes with a pointer into a slot's memory, in the order in which they run."""
+        return sorted({word.node for word in self._words if word.slot == slot})
+
+    def offsets_of(self, slot: int, node: int) -> list[int]:
+        """Where in the slot's memory that node's pointers point, in bytes from its start."""
+        return [word.delta for word in self._words if word.slot == slot and word.node == node]
 
     @property
     def patched(self) -> list[int]:
@@ -486,7 +547,8 @@ class RegionGraph:
     def patched_outputs(self) -> list[int]:
         """Which pieces of fresh memory the graph's nodes write to themselves; the others are copied out."""
         count = len(self.slots)
-        return [index for index in range(len(self.memory)) if count + index not in self.choice.copied]
+        words = {word.slot for word in (*self.choice.host, *self.choice.device, *self.choice.table)}
+        return [index for index in range(len(self.memory)) if count + index in words]
 
     @property
     def patched_nodes(self) -> int:
@@ -506,11 +568,22 @@ class RegionGraph:
                 total += self.memory[slot - len(self.slots)].extent.size
         return total
 
+    def memory_use(self) -> dict[str, int]:
+        """Bytes of captured tensors, of stand-ins for copied inputs, and of results that a replay allocates."""
+        static = {value.untyped_storage().data_ptr(): value.nbytes for value in self.body.static_values}
+        fresh = [] if self.reuses_outputs else self.memory
+        return {
+            "static": sum(static.values()),
+            "copied": sum(self._input_specs[i].nbytes for i, held in enumerate(self._stand_ins) if held is not None),
+            "outputs": sum(memory.extent.size for memory in fresh),
+        }
+
     def release(self) -> None:
         """Give the graph and its buffers back."""
         self.graph.release()
         self._stand_ins = []
         self._static_outputs = []
+        self._kept = None
 
     def __del__(self) -> None:
         # A replay may still run, on another stream than the one that the buffers' memory goes back to.

@@ -36,7 +36,7 @@ from pygraph.runtime.driver import (
     RecordedNode,
     Wiring,
 )
-from pygraph.runtime.trampoline import KernelsByFunction, launched_kernels
+from pygraph.runtime.trampoline import can_load, kernel_of, launched_kernels
 
 T = TypeVar("T")
 
@@ -113,12 +113,10 @@ class CudaGraph(RecordedGraph):
         pool: CudaPool,
         counters: Counters,
         progress: list[tuple[int, int]],
-        triton_kernels: KernelsByFunction,
     ) -> None:
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._pool = pool
         self._counters = counters
-        self._triton_kernels = triton_kernels
         self._wires: list[object] = []
         self._replayed = False
         raw = cu.CUgraph(graph.raw_cuda_graph())
@@ -135,6 +133,8 @@ class CudaGraph(RecordedGraph):
                 self._params.append(params)
                 nodes.append(RecordedNode(params.kind, params.name, op, params.buffer.raw))
         self.nodes = tuple(nodes)
+        # Triton unloads a kernel when nobody holds it.
+        self._kernels = [kernel_of(params.function) for params in self._params if isinstance(params, KernelParams)]
 
     def _instantiate(self) -> None:
         assert self._graph is not None, "the graph has been released"
@@ -156,7 +156,8 @@ class CudaGraph(RecordedGraph):
         found: set[NodeMechanism] = {"host"}
         if isinstance(params, KernelParams) and params.arguments:
             found.add("device")
-            if params.function in self._triton_kernels:
+            kernel = kernel_of(params.function)
+            if kernel is not None and can_load(kernel):
                 found.add("table")
         return frozenset(found)
 
@@ -164,7 +165,7 @@ class CudaGraph(RecordedGraph):
         """Add kernels of our own to the captured graph and make its executable anew."""
         assert self._graph is not None, "the graph has been released"
         graph = cu.CUgraph(self._graph.raw_cuda_graph())
-        added = add_wiring(graph, self._params, wiring, self._triton_kernels, self._pool.device)
+        added = add_wiring(graph, self._params, wiring, self._pool.device)
         self._wires += added.keep
         places: list[list[tuple[int, int]]] = [[] for _ in range(wiring.values)]
         for params, values in added.nodes:
@@ -218,6 +219,7 @@ class CudaGraph(RecordedGraph):
             self._graph = None
             self._params = []
             self._wires = []
+            self._kernels = []
 
 
 class CudaDriver(Driver):
@@ -272,10 +274,9 @@ class CudaDriver(Driver):
             stream = torch.cuda.current_stream()
             failure: BaseException | None = None
             result: Any = None
-            kernels: KernelsByFunction = {}
             try:
                 graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-                with launched_kernels() as kernels:
+                with launched_kernels():
                     result = body(lambda op: progress.append((op, _captured_count(stream))))
                 progress.append((-1, _captured_count(stream)))
             except BaseException as error:
@@ -300,7 +301,7 @@ class CudaDriver(Driver):
                 raise CaptureError(str(failure).splitlines()[0]) from failure
             raise failure
         self.counters.captures += 1
-        return CudaGraph(graph, pool, self.counters, progress, kernels), result
+        return CudaGraph(graph, pool, self.counters, progress), result
 
     def tensor_at(
         self, address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype

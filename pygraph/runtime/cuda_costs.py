@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from pygraph.cache import cache_directory
 from pygraph.runtime.cuda_api import check, cu
 from pygraph.runtime.cuda_nodes import KernelParams, graph_nodes, node_params
 from pygraph.runtime.cuda_wiring import add_wiring
@@ -53,17 +54,6 @@ def _measured_costs(index: int) -> Costs:
 def _path(index: int) -> Path:
     name = re.sub(r"\W+", "-", torch.cuda.get_device_name(index))
     return cache_directory() / f"costs-{_VERSION}-{name}-{check(cu.cuDriverGetVersion())}-{torch.__version__}.json"
-
-
-def cache_directory() -> Path:
-    """Where measurements and compiled code are kept: ``PYGRAPH_CACHE_DIR``, or the user's cache directory."""
-    if folder := os.environ.get("PYGRAPH_CACHE_DIR"):
-        return Path(folder)
-    try:
-        import platformdirs
-    except ImportError:  # a checkout used in place, without its dependencies
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pygraph"
-    return platformdirs.user_cache_path("pygraph")
 
 
 def device_time(run: Callable[[], object], device: torch.device) -> float:
@@ -139,7 +129,7 @@ class _chain:
         words = [(node, params.buffer.raw.index(self._address)) for node, params in enumerate(self._params)]
         self._added = None
         if wiring is not None:
-            self._added = add_wiring(raw, self._params, wiring(words), {}, device)
+            self._added = add_wiring(raw, self._params, wiring(words), device)
         self._graph.instantiate()
         self._executable = cu.CUgraphExec(self._graph.raw_cuda_graph_exec())
         if self._added is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import torch
@@ -98,10 +99,9 @@ extern "C" __global__ void pygraph_fill_2d(char* target, u64 pitch, unsigned val
 @functools.cache
 def _module(arch: str) -> Any:
     """The compiled module for an architecture, as ``sm_90``."""
-    from cuda.core import Program, ProgramOptions  # pyright: ignore  # no type stubs, and slow to import
-
+    core: Any = importlib.import_module("cuda.core")  # slow to import
     source = f"#define CHUNK {CHUNK}\n{_SOURCE}\n" + "\n".join(f"KERNELS({n})" for n in CAPACITIES)
-    return Program(source, "c++", ProgramOptions(std="c++17", arch=arch)).compile("cubin")
+    return core.Program(source, "c++", core.ProgramOptions(std="c++17", arch=arch)).compile("cubin")
 
 
 @functools.cache

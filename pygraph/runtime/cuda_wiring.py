@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from pygraph.runtime.cuda_api import check, cu
 from pygraph.runtime.cuda_kernels import CAPACITIES, CHUNK, kernel_handle
 from pygraph.runtime.cuda_nodes import KernelParams, NodeParams, graph_nodes, neighbours
 from pygraph.runtime.driver import Wiring
-from pygraph.runtime.trampoline import KernelsByFunction, trampoline
+from pygraph.runtime.trampoline import Refused, kernel_of, trampoline
 
 
 class _AddedParams(KernelParams):
@@ -41,7 +41,6 @@ def add_wiring(
     graph: Any,
     params: Sequence[NodeParams],
     wiring: Wiring,
-    triton_kernels: KernelsByFunction,
     device: torch.device,
 ) -> Added:
     """Add the nodes of a wiring to a captured graph that has not been launched with them yet.
@@ -53,9 +52,9 @@ def add_wiring(
     last = [node for node in graph_nodes(graph) if not neighbours(cu.cuGraphNodeGetDependentNodes, node)]
     added = Added([], [])
     targets = _update_targets(params, wiring)
-    targets += _table_targets(params, wiring, triton_kernels, device, added.keep)
+    targets += _table_targets(params, wiring, device, added.keep)
     if targets:
-        _add(graph, added, "pygraph_update", targets, lambda rows: 1, device, after=[], before=first)
+        _add(graph, added, "pygraph_update", targets, _one_block, device, after=[], before=first)
     copies = [(fixed, nbytes, value) for value, fixed, nbytes in wiring.copies_in]
     if copies:
         _add(graph, added, "pygraph_copy_in", copies, _chunked, device, after=[], before=first)
@@ -86,7 +85,6 @@ def _update_targets(params: Sequence[NodeParams], wiring: Wiring) -> list[tuple[
 def _table_targets(
     params: Sequence[NodeParams],
     wiring: Wiring,
-    triton_kernels: KernelsByFunction,
     device: torch.device,
     keep: list[object],
 ) -> list[tuple[int, int, int]]:
@@ -101,18 +99,22 @@ def _table_targets(
         kernel = params[node]
         assert isinstance(kernel, KernelParams)
         words = [(value, offset) for value, other, offset in wiring.loads if other == node]
-        made = trampoline(triton_kernels[kernel.function], [kernel.argument_at(offset)[0] for _, offset in words])
-        if isinstance(made, str):
-            raise CaptureError(f"{kernel.name} has no trampoline: {made}")
+        made = trampoline(kernel_of(kernel.function), [kernel.argument_at(offset)[0] for _, offset in words])
+        if isinstance(made, Refused):
+            raise CaptureError(f"{kernel.name} has no trampoline: {made.reason}")
         keep.append(made)
         kernel.params.func = cu.CUfunction(made.function)
         kernel.params.sharedMemBytes = made.shared
-        kernel.params.blockDimX = made.block
+        kernel.params.blockDimX = made.block[0]
         for value, offset in words:
             address = ctypes.addressof(kernel.buffer) + offset
             ctypes.c_uint64.from_address(address).value = entry[value]
         kernel.commit_template()
     return [(0, entry[value], value) for value in values]
+
+
+def _one_block(rows: list[list[int]]) -> int:
+    return 1
 
 
 def _chunked(rows: list[list[int]]) -> int:
@@ -129,7 +131,7 @@ def _add(
     added: Added,
     name: str,
     rows: Sequence[tuple[int, int, int]],
-    blocks: Any,
+    blocks: Callable[[list[list[int]]], int],
     device: torch.device,
     after: list[Any],
     before: list[Any],

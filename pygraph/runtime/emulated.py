@@ -206,7 +206,12 @@ class _Packer:
         """Pad the parameters; returns the table of the pointers if they are hidden."""
         table = None
         if self._hidden:
-            table = memory.allocate((len(self.pointers),), (1,), torch.uint8, own=False)
+            # Outside the recording's pool, where earlier nodes of the graph may write before this one reads it.
+            pool, memory.allocator.current = memory.allocator.current, memory.allocator.default
+            try:
+                table = memory.allocate((len(self.pointers),), (1,), torch.uint8, own=False)
+            finally:
+                memory.allocator.current = pool
             struct.pack_into("<Q", self.params, 16, table.data_ptr())
         self.params += _stale.word()
         for address in self.addresses:

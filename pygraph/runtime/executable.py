@@ -31,9 +31,11 @@ from pygraph.program import (
     TensorSpec,
     Way,
 )
+from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
 from pygraph.runtime.capture import RefusedError, RegionGraph
 from pygraph.runtime.driver import Driver, Pool
+from pygraph.runtime.reuse import ReusedMemory
 from pygraph.tracing.leaves import overlap_groups, to_number
 from pygraph.transforms.graphify import kernels, refuse, with_ways
 from pygraph.transforms.indirect import is_load, is_store
@@ -48,6 +50,7 @@ class _Step:
     graph: RegionGraph | None
     unkeyed: list[int] = dataclasses.field(default_factory=list[int])
     """Inputs of the graph that operations outside of graphs make: their layout is in no cache key."""
+    adoption: Adoption | None = None
 
 
 class Executable:
@@ -58,7 +61,14 @@ class Executable:
         static_addresses: Where captured tensors were when the graphs were recorded.
     """
 
-    def __init__(self, program: Program, driver: Driver, pool: Pool, leaves: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        driver: Driver,
+        pool: Pool,
+        leaves: Sequence[Any],
+        reused: ReusedMemory | None = None,
+    ) -> None:
         """Record the graphs of ``program`` with the arguments of one call as examples; they are not changed.
 
         Args:
@@ -66,7 +76,9 @@ class Executable:
             driver: The device.
             pool: Memory that the graphs share with others of the same function.
             leaves: The leaves of ``(args, kwargs)`` of a call.
+            reused: Where graphs that write results to the same memory at every call say so; None for fresh results.
         """
+        self._reused = reused
         self.driver = driver
         self.pool = pool
         while True:
@@ -82,8 +94,11 @@ class Executable:
             except BaseException:
                 self.release()
                 raise
+        writes = writes_memory(self.program.nodes)
         #: Whether a call changes nothing but by what it returns: no writes, no random draws.
-        self.is_pure = not (writes_memory(self.program.nodes) or any(map(is_random, self.program.nodes)))
+        self.is_pure = not (writes or any(map(is_random, self.program.nodes)))
+        #: Whether a call updates arguments or returns views of them.
+        self._shows_arguments = writes or any(alias.of in ("input", "argument") for alias in self.program.aliases)
         self._captured = [d.value for d in self.program.inputs if isinstance(d, Captured)]
         self._single = self.program.out_tree == pytree.tree_structure(0)
         self.static_addresses = [tensor.data_ptr() for tensor in self._captured]
@@ -111,7 +126,14 @@ class Executable:
                 if step.region.way != "launch":
                     inputs, numbers = _border(step.body, env)
                     step.graph = RegionGraph(
-                        step.body, self.driver, self.pool, inputs, numbers, step.region.way, self._mechanism
+                        step.body,
+                        self.driver,
+                        self.pool,
+                        inputs,
+                        numbers,
+                        step.region.way,
+                        self._mechanism,
+                        self._reused,
                     )
                 _launch(step, env)
 
@@ -183,9 +205,11 @@ class Executable:
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # checked with torch 2.11 and 2.13; no_grad() costs a microsecond more
         try:
-            env = self._environment(leaves)
+            apart = leaves if self._reused is None else self._reused.apart(leaves, self._shows_arguments)
+            env = self._environment(leaves if apart is None else apart)
+            run = _run if apart is not None else _launch
             for step in self._steps:
-                _run(step, env)
+                run(step, env)
             out: list[Any] = [None] * self.program.out_tree.num_leaves
             for leaf, node, foreign in self._results:
                 out[leaf] = clone_strided(env[node]) if foreign else env[node]
@@ -205,6 +229,58 @@ class Executable:
     def is_current(self) -> bool:
         """Whether captured tensors are still where the graphs read them."""
         return [tensor.data_ptr() for tensor in self._captured] == self.static_addresses
+
+    def adopt(self, donated: frozenset[int], leaves: Sequence[Any], notes: Notes) -> None:
+        """Let results take over the memory of donated arguments wherever that is safe; the caller then consumes them.
+
+        Args:
+            donated: Leaf positions of arguments that every call consumes.
+            leaves: The leaves of a call; they are not changed.
+            notes: Where every call says what became of the memory of each.
+        """
+        last = self._steps[-1]
+        if last.graph is None:
+            return
+        arguments = self._donated_arguments(donated)
+        node_of = {leaf: node for node, leaf in self._tensors}
+        refused = {argument.leaf: self._why_not(argument, node_of.get(argument.leaf), leaves) for argument in arguments}
+        usable = {node_of[argument.leaf]: argument for argument in arguments if refused[argument.leaf] is None}
+        adoption = last.adoption = Adoption(last.graph, usable, notes)
+        for argument in arguments:
+            if (reason := refused[argument.leaf]) is not None:
+                adoption.refuse(argument, reason)
+        if adoption.pairs:
+            with self._trial(leaves) as env:
+                for step in self._steps[:-1]:
+                    _launch(step, env)
+                if not adoption.works(env, *_border(last.body, env)):
+                    adoption.drop("a replay into its memory did not give the results of ordinary launches")
+        # An early replay may turn out to be the wrong one, and would have used up the arguments.
+        self.is_pure = self.is_pure and not adoption.pairs
+
+    def _donated_arguments(self, donated: frozenset[int]) -> list[Argument]:
+        table = self.program.table
+        inputs = [*self.program.inputs, *(slot.of for slot in (table.slots if table is not None else ()))]
+        return [one for one in inputs if isinstance(one, Argument) and one.leaf in donated]
+
+    def _why_not(self, argument: Argument, node: fx.Node | None, leaves: Sequence[Any]) -> str | None:
+        """Why no result can have this argument's memory, as far as that does not depend on the call."""
+        shown = {alias.index for alias in self.program.aliases if alias.of == "argument"}
+        viewed = {base.leaf for _, base in self._aliases if isinstance(base, Argument)}
+        if argument.leaf in shown | viewed or any(root(result) is node for _, result, _ in self._results):
+            return "it is returned"
+        if node is None:
+            return "the function does not read it"
+        if any(argument.leaf in group for group in overlap_groups(leaves)):
+            return "it shares memory with another argument"
+        if any(node is step.body.inputs[i] for step in self._steps for i in step.body.written):
+            return "the function updates it"
+        if any(result for *_, result in self._results):
+            return "a copy of an argument is returned, which is made after the graphs have run"
+        memory = leaves[argument.leaf].untyped_storage().data_ptr()
+        if any(memory == captured.untyped_storage().data_ptr() for captured in self._captured):
+            return "it shares memory with a tensor that the function closes over"
+        return None
 
     # -- choosing -------------------------------------------------------------------------------------------------
 
@@ -237,7 +313,7 @@ class Executable:
         times: dict[Way, float] = {"launch": time(lambda: body.run(inputs, numbers))}
         times[step.region.way] = time(lambda: graph(inputs, numbers))
         if step.region.way == "patch":
-            copying = RegionGraph(body, self.driver, self.pool, inputs, numbers, "copy")
+            copying = RegionGraph(body, self.driver, self.pool, inputs, numbers, "copy", reused=self._reused)
             times["copy"] = time(lambda: copying(inputs, numbers))
             if _choice(times, step.region.way) == "copy":
                 step.graph = copying
@@ -277,6 +353,24 @@ class Executable:
             "patched_nodes": sum(graph.patched_nodes for graph in self.graphs),
             "bytes_copied_per_replay": sum(graph.bytes_copied for graph in self.graphs),
         }
+
+    def mechanisms(self) -> dict[str, int]:
+        """How many nodes get their pointers from the host, from the device and from a table; inputs that are copied."""
+        total: dict[str, int] = {"host": 0, "device": 0, "table": 0, "copy": 0}
+        for graph in self.graphs:
+            for name, count in graph.choice.counts().items():
+                total[name] += count
+        return total
+
+    def memory_use(self) -> dict[str, int]:
+        """Bytes: of the pool, which all graphs of the function share, and those of `RegionGraph.memory_use`."""
+        total: dict[str, int] = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
+        if self.graphs:
+            total["pool"] = self.pool.nbytes()
+        for graph in self.graphs:
+            for name, nbytes in graph.memory_use().items():
+                total[name] += nbytes
+        return total
 
     def release(self) -> None:
         """Give all graphs back; the Executable cannot be called afterwards."""
@@ -367,4 +461,5 @@ def _run(step: _Step, env: dict[fx.Node, Any]) -> None:
             step.graph.fallbacks.append(note)
         _launch(step, env)
         return
-    env.update(zip(step.body.outputs, step.graph(inputs, numbers), strict=True))
+    taken = None if step.adoption is None else step.adoption.memory(env)
+    env.update(zip(step.body.outputs, step.graph(inputs, numbers, taken), strict=True))

@@ -117,7 +117,8 @@ def classify_outputs(
         if isinstance(value, torch.Tensor):
             by_storage.setdefault(value.untyped_storage()._cdata, index)
     for index, descriptor in enumerate(inputs):
-        if isinstance(descriptor, Captured):  # returned itself, or as a view of the fake that stood for it
+        # Returned itself, or as a view of the fake that stood for it. Eager makes a constant anew in every call.
+        if isinstance(descriptor, Captured) and descriptor.kind != "constant":
             for value in (descriptor.value, recording.mode.from_tensor(descriptor.value)):
                 by_storage.setdefault(value.untyped_storage()._cdata, -1 - index)
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 from pygraph.effects import is_random
 from pygraph.errors import TraceError, describe
@@ -32,9 +34,10 @@ from pygraph.tracing.aliasing import (
     whole_memory,
     with_strides,
 )
-from pygraph.tracing.hidden_writes import HIDDEN_WRITES
+from pygraph.tracing.hidden_writes import HIDDEN_WRITES, check_described
 from pygraph.tracing.modes import fake_tracing
 from pygraph.tracing.recording import Recording, check_plain, relative_spec
+from pygraph.twins import call_functionally, needs_twin
 
 aten = torch.ops.aten
 
@@ -148,7 +151,7 @@ class _Replay(fx.Interpreter):
         assert tracing is not None
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
-        out = super().run_node(n)
+        out = self._call_foreign(n) if _is_foreign(n.target) else super().run_node(n)
         for node in reversed(graph.nodes):
             if node is last:
                 break
@@ -161,10 +164,29 @@ class _Replay(fx.Interpreter):
         return super().get_attr(target, args, kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        check_described(target, args)
         rule = HIDDEN_WRITES.get(target)
         if rule is not None and args[3] is not None and args[4] is not None and args[5]:
             return rule(*args, **kwargs)
         return super().call_function(target, args, kwargs)
+
+    def _call_foreign(self, node: fx.Node) -> Any:
+        """Call somebody else's operation, which may depend on strides, on arguments with those of the first run."""
+        given = self.fetch_args_kwargs_from_env(node)
+        recorded = map_arg((node.args, node.kwargs), _recorded_value)
+        args, kwargs = pytree.tree_map(with_strides, given, recorded)
+        target: Any = node.target
+        if needs_twin(target):
+            return call_functionally(target, (args, kwargs), given)
+        return target(*args, **kwargs)
+
+
+def _recorded_value(node: fx.Node) -> Any:
+    return node.meta.get("val")
+
+
+def _is_foreign(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
 
 
 def _fresh(value: Any) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from pygraph.errors import TraceError
+
 aten = torch.ops.aten
 
 
@@ -39,3 +41,14 @@ HIDDEN_WRITES: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     aten.cudnn_batch_norm.default: _cudnn_batch_norm,
 }
+
+
+def check_described(target: Any, args: Any) -> None:
+    """Refuse an operation whose fake results are not what it gives on a device.
+
+    Raises:
+        TraceError: It is such an operation.
+    """
+    # Without training, its saved statistics are described as the running ones (torch 2.11 to 2.13).
+    if target is aten._native_batch_norm_legit.default and not args[5]:
+        raise TraceError(f"PyTorch describes the results of {target} wrongly")

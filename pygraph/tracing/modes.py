@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -18,18 +18,23 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # checked with torch 2.11 and 2.13
+)
 
 import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
 from pygraph.program import TensorSpec
+from pygraph.tracing.triton_launches import launches_written_down
+from pygraph.twins import check_apart, needs_twin
 
 aten = torch.ops.aten
 
 
 @contextlib.contextmanager
 def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
-    """Fake tensors on; torch's caches of real values off, which would bake them in or keep fakes."""
+    """Fake tensors on, launches off; torch's caches of real values off, which would bake them in or keep fakes."""
     limit = proxy_tensor.CONSTANT_NUMEL_LIMIT  # checked with torch 2.11 and 2.13
     autocast_cache = torch.is_autocast_cache_enabled()
     # It logs a traceback for every error of the function that is traced; that error is reported, or raised by eager.
@@ -41,7 +46,7 @@ def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
-        with mode:
+        with mode, launches_written_down():
             yield
     finally:
         log.disabled = logged
@@ -50,9 +55,17 @@ def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
 
 
 class Sources(TorchDispatchMode):
-    """Write the user's source line on every node that an operation adds to the graph."""
+    """Write the user's source line on every node that an operation adds to the graph.
+
+    Args:
+        seeded: Names a generator that the function has moved since it began, None if there is none.
+    """
 
     supports_higher_order_operators = True
+
+    def __init__(self, seeded: Callable[[], str | None]) -> None:
+        super().__init__()
+        self._seeded = seeded
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tracing = proxy_tensor.get_proxy_mode()
@@ -65,8 +78,10 @@ class Sources(TorchDispatchMode):
         if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or (kwargs or {}).get("storage_offset")):
             # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
             raise TraceError("as_strided with a storage_offset")
-        _check_draw(func, args, kwargs or {})
+        _check_draw(func, args, kwargs or {}, self._seeded)
         _check_subtraction(func, args)
+        if needs_twin(func):
+            check_apart(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         out = func(*args, **(kwargs or {}))
@@ -79,7 +94,7 @@ class Sources(TorchDispatchMode):
         return out
 
 
-def _check_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def _check_draw(func: Any, args: Any, kwargs: dict[str, Any], seeded: Callable[[], str | None]) -> None:
     """Refuse random draws that a replay would not repeat as eager draws them."""
     if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
         return
@@ -88,6 +103,10 @@ def _check_draw(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     if func._schema.is_mutable and TensorSpec.of(args[0]).has_gaps:
         # The functional operation fills a dense copy, in another order.
         raise TraceError("it draws random numbers into memory with gaps, whose order depends on the layout")
+    with _disable_current_modes():
+        generator = seeded()
+    if generator is not None:  # a seed that is put back afterwards, as by torch.random.fork_rng, shows only here
+        raise TraceError(f"it seeds or draws from {generator} before another draw, which a replay would not repeat")
 
 
 def _check_subtraction(func: Any, args: Any) -> None:
@@ -123,12 +142,16 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
+_TRITON = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" + os.sep
+
+_NOT_USERS = (_TORCH, _HERE, _TRITON, "<frozen")
+
 
 def user_frame(frame: Any) -> str | None:
     """The innermost line outside torch and pygraph, as ``file.py:41``."""
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith((_TORCH, _HERE, "<frozen")):
+        if not filename.startswith(_NOT_USERS):
             return f"{os.path.basename(filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return None
@@ -140,7 +163,7 @@ def user_line(error: BaseException) -> str | None:
     step = error.__traceback__
     while step is not None:
         filename = step.tb_frame.f_code.co_filename
-        if not filename.startswith((_TORCH, _HERE, "<frozen")):
+        if not filename.startswith(_NOT_USERS):
             line = f"{os.path.basename(filename)}:{step.tb_lineno}"
         step = step.tb_next
     return line

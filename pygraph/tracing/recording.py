@@ -121,7 +121,7 @@ def record(
 
     def body(*placeholders: Any) -> list[Any]:
         del placeholders  # the same objects as in fake_args, which keep their Python containers
-        with Sources(), NumbersStayLive():
+        with Sources(lambda: _moved_generator(random_states)), NumbersStayLive():
             box["out"] = fn(*fake_args, **fake_kwargs)
         keyed_out, box["tree"] = pytree.tree_flatten_with_path(box["out"])
         box["paths"] = [_output_path(path) for path, _ in keyed_out]
@@ -241,15 +241,24 @@ def _random_states() -> list[Any]:
     return states
 
 
+_GENERATORS = ("torch's generator", "the generator of Python's random", "NumPy's generator", "torch.cuda's generator")
+
+
+def _moved_generator(before: list[Any]) -> str | None:
+    """The first generator that is not in the state that it was in."""
+    for name, now, then in zip(_GENERATORS, _random_states(), before, strict=False):
+        if not _same_state(now, then):
+            return name
+    return None
+
+
 def _restore_random(before: list[Any]) -> str | None:
     """Put generators back; which had moved, if one had."""
-    moved: str | None = None
+    moved = _moved_generator(before)
     restore = (torch.set_rng_state, random.setstate, np.random.set_state, torch.cuda.set_rng_state)
-    names = ("torch's generator", "the generator of Python's random", "NumPy's generator", "torch.cuda's generator")
-    for name, put_back, now, then in zip(names, restore, _random_states(), before, strict=False):
+    for put_back, now, then in zip(restore, _random_states(), before, strict=False):
         if not _same_state(now, then):
             put_back(then)
-            moved = moved or name
     return moved
 
 

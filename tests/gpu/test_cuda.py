@@ -191,3 +191,30 @@ def test_random_streams_are_those_of_eager(driver: Any) -> None:
         outcomes.append([run(x) for _ in range(4)] + [torch.rand(4, device="cuda")])
     for got, want in zip(*outcomes, strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.slow
+def test_a_thousand_captures_and_evictions_leave_nothing_reserved() -> None:
+    net = torch.nn.Linear(4, 4).cuda().requires_grad_(False)
+    x = torch.ones(1024, 4, device="cuda")
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(net(x)) + x.sum(0)
+
+    def cycle(captures: int) -> tuple[int, int]:
+        fn = pygraph.graphify(pygraph.indirect(step), max_graphs=4)
+        for n in range(1, captures + 1):
+            fn(x[:n])
+            fn(x[:n])
+        assert fn.cache_info().captures == captures
+        fn.cache_clear()
+        del fn
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+    before = cycle(8)  # libraries keep workspaces from their first use on
+    after = cycle(1000)
+    assert after[0] <= before[0]
+    assert after[1] <= before[1]

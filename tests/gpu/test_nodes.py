@@ -73,7 +73,7 @@ _executables: list[Any] = []
 
 
 def child(x: torch.Tensor) -> torch.Tensor:
-    """Launches a graph of its own, which in a capture becomes a child graph."""
+    """Runs a graph of its own, which in a capture becomes a child graph."""
     out = torch.zeros_like(x)
     graph = check(cu.cuGraphCreate(0))
     context = check(cu.cuCtxGetCurrent())
@@ -81,6 +81,13 @@ def child(x: torch.Tensor) -> torch.Tensor:
     params.WidthInBytes = params.srcPitch = params.dstPitch = x.nbytes
     params.Height = 1
     check(cu.cuGraphAddMemcpyNode(graph, None, 0, params, context))
+    values = check(cu.cuStreamGetCaptureInfo(stream()))
+    if values[0] == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+        before = list(values[3] or [])[: values[-1]]
+        node = check(cu.cuGraphAddChildGraphNode(values[2], before or None, len(before), graph))
+        flags = cu.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
+        check((*cu.cuStreamUpdateCaptureDependencies(stream(), [node], None, 1, int(flags)), None))
+        return out
     executable = check(cu.cuGraphInstantiate(graph, 0))
     _executables.append(executable)  # it must not go before it has run
     check((*cu.cuGraphLaunch(executable, stream()), None))

@@ -313,6 +313,12 @@ def _seed(x: torch.Tensor) -> torch.Tensor:
     return torch.rand(3)
 
 
+def _seed_for_a_while(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return x + torch.rand(2)
+
+
 def _branch(x: torch.Tensor) -> torch.Tensor:
     if x.sum() > 0:
         return x
@@ -325,6 +331,7 @@ REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]
     ("shape", lambda x: x.unsqueeze_(0), lambda: (torch.ones(2),), r"it changes the shape or strides of args\[0\]"),
     ("resize", lambda x: x.t_(), lambda: (torch.ones(2, 3),), r"it changes the shape or strides of args\[0\]"),
     ("seed", _seed, lambda: (torch.ones(2),), "it seeds or draws from torch.s generator"),
+    ("seed put back", _seed_for_a_while, lambda: (torch.ones(2),), "it seeds or draws from torch.s generator"),
     ("grad", _set_grad, lambda: (torch.ones(2),), r"it sets args\[0\]\.grad"),
     ("branch", _branch, lambda: (torch.ones(2),), "From test_trace.py:"),
     ("item in if", lambda x: x if x.item() > 0 else -x, lambda: (torch.ones(()),), "From test_trace.py:"),
@@ -567,3 +574,18 @@ def test_the_address_of_a_fake_is_an_error_and_not_garbage(device: torch.device)
     """A kernel launched with a fake's address would read and write anywhere."""
     with pytest.raises(TraceError, match=r"data pointer.*test_trace"):
         pygraph.trace(lambda x: x + x.data_ptr())(torch.ones(3, device=device))
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_a_literal_that_is_returned_is_new_in_every_call(update: bool, device: torch.device) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        literal = torch.tensor([1.0, 2.0, 3.0], device=x.device)
+        return literal.mul_(x) if update else literal
+
+    x = torch.full((3,), 2.0, device=device)
+    program, fast = pygraph.trace(fn)(x), pygraph.jit(fn)
+    for run in (lambda: pygraph.evaluate(program, x), lambda: fast(x)):
+        first = run()
+        assert torch.equal(first, fn(x))
+        first.add_(5)
+        assert torch.equal(run(), fn(x))

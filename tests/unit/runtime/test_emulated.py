@@ -576,6 +576,22 @@ def test_hidden_pointers(driver: EmulatedDriver, name: str, run: Callable[[torch
     graph.release()
 
 
+def test_a_hidden_table_is_not_where_an_earlier_node_writes(driver: EmulatedDriver):
+    x = emu(3, 3)
+
+    def run() -> torch.Tensor:
+        first, second = x * 2, x + 1
+        y = first + second
+        del first, second  # their memory is free when the next node allocates its result and its table
+        return y.cumprod(0)
+
+    graph, y = record(driver, run)
+    for _ in range(2):
+        graph.replay()
+        torch.testing.assert_close(y.cpu(), (values(3, 3) * 3 + 1).cumprod(0))
+    graph.release()
+
+
 @pytest.mark.parametrize(
     ("dtype", "first", "second"),
     [

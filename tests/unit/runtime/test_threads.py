@@ -89,6 +89,27 @@ def test_threads_with_a_number_that_decides(device: torch.device) -> None:
         run_threads(*(lambda k=k: work(k) for k in range(round_number % 3, round_number % 3 + 4)))
 
 
+def test_a_key_from_before_another_thread_learnt_more(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that wait for their turn have keys that say too little when it comes."""
+    fn = lambda x, k: x * 2 if k > 1 else x + k  # noqa: E731
+    jitted = pygraph.jit(fn)
+    x = torch.full((3,), 3.0, device=device)
+    jitted(x, 5)
+    make = type(jitted)._key
+    fresh = False
+
+    def stale(self: Any, *args: Any) -> Any:
+        nonlocal fresh
+        base, values = make(self, *args)
+        fresh, first = True, not fresh
+        return base, () if first else values
+
+    monkeypatch.setattr(type(jitted), "_key", stale)
+    for k in (0, 7, 1, 0, 3):
+        fresh = False
+        assert torch.equal(jitted(x, k), fn(x, k)), k
+
+
 def test_threads_with_clearing_looking_and_a_parameter_that_changes(device: torch.device) -> None:
     world = {"weight": torch.ones(3, device=device), "scale": 1.0}
     fn = lambda x: x * world["weight"] * world["scale"]  # noqa: E731

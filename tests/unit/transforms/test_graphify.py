@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -168,3 +169,19 @@ def test_with_ways_changes_the_named_regions_only(x: torch.Tensor) -> None:
 def test_kernels_counts_device_work(x: torch.Tensor) -> None:
     program = cut(lambda x, k: (torch.sin(x.t()) + x.t(), k + 1), x, 3)
     assert kernels(program.nodes) == 2
+
+
+def test_tensors_on_several_devices_are_reported_and_not_recorded(device: torch.device) -> None:
+    """What runs on another device than the one that is captured would run once, and not again in a replay."""
+    jitted = pygraph.jit(lambda x: (x * 2, x + 1))
+    x = torch.ones(3, device=device)
+    program = pygraph.indirect(pygraph.devicify(pygraph.trace(jitted.fn)(x)))
+    module = program.copy_graph()
+    node = next(node for node in module.graph.nodes if node.target is torch.ops.aten.add.Tensor)
+    elsewhere = torch.device(device.type, 1)
+    node.meta["spec"] = dataclasses.replace(node.meta["spec"], device=elsewhere)
+    regions = pygraph.graphify(program.replace(module=module))
+    assert regions.devices == (device, elsewhere)
+    assert any("a graph is of one device" in fallback.reason for fallback in regions.fallbacks)
+    assert jitted.make_executable(regions, [x]) is None
+    assert program.devices == (device,)

@@ -1,0 +1,59 @@
+"""Results in the same memory at every call (``reuse_outputs``), and what keeps a call from overwriting its arguments.
+
+A graph that reuses its outputs writes them where it was recorded, so nothing is allocated and no output's pointer
+changes. The next call of the function overwrites them; if one of its arguments is such a result, the graph would read
+what it is writing. Those arguments are copied first, and a call that shows or updates one runs without its graphs.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pygraph.program import Fallback
+from pygraph.runtime.body import stand_in
+
+_COPIED = Fallback("an argument is copied", "it is a result of this function, in memory that the call overwrites")
+_LAUNCHED = Fallback(
+    "the call", "an argument that it updates or returns is a result of this function, in reused memory"
+)
+
+
+class ReusedMemory:
+    """The memory that all graphs of one function write their results to.
+
+    Attributes:
+        notes: How often an argument lay in it.
+    """
+
+    def __init__(self) -> None:
+        self.notes: collections.Counter[Fallback] = collections.Counter()
+        self._starts: set[int] = set()
+
+    def add(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Results of one more graph. A released graph's stay known: the caller may hold them still."""
+        self._starts.update(tensor.untyped_storage().data_ptr() for tensor in outputs if tensor.numel())
+
+    def apart(self, leaves: Sequence[Any], shown: bool) -> Sequence[Any] | None:
+        """The leaves of a call with copies of those that lie in this memory.
+
+        Args:
+            leaves: The leaves of ``(args, kwargs)``.
+            shown: Whether the call writes to arguments or returns them, which a copy cannot stand for.
+
+        Returns:
+            The leaves; None if the graphs cannot be used for them.
+        """
+        inside = {index for index, leaf in enumerate(leaves) if self._holds(leaf)}
+        if not inside:
+            return leaves
+        self.notes[_LAUNCHED if shown else _COPIED] += 1
+        if shown:
+            return None
+        return [stand_in(leaf) if index in inside else leaf for index, leaf in enumerate(leaves)]
+
+    def _holds(self, leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and leaf.numel() > 0 and leaf.untyped_storage().data_ptr() in self._starts

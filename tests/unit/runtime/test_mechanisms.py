@@ -1,0 +1,115 @@
+"""Which mechanism changes which pointer: the cost model's choice, and the work that follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraph.program import MECHANISMS, Mechanism
+from pygraph.runtime.driver import Costs, NodeMechanism
+from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
+from pygraph.runtime.pointers import Word
+
+COSTS = Costs(
+    replay=2.0, host_node=0.4, update=4.0, update_word=0.02, table=2.0, load=0.01, copy=3.0, copy_rate=1e6
+)  # fmt: skip
+HOST: frozenset[NodeMechanism] = frozenset({"host"})
+ANY: frozenset[NodeMechanism] = frozenset({"host", "device", "table"})
+
+
+def question(nodes: int, replay_us: float, allowed: frozenset[NodeMechanism] = ANY) -> Question:
+    words = [Word(node, 8, 0, 16) for node in range(nodes)]
+    return Question(words, [allowed] * nodes, frozenset(), frozenset(), [1024], replay_us)
+
+
+def test_few_nodes_are_sent_by_the_host() -> None:
+    assert choose(question(3, 10.0), COSTS, "auto").only_host
+
+
+def test_a_busy_device_is_not_given_more_to_do() -> None:
+    assert choose(question(50, 500.0), COSTS, "auto").only_host
+
+
+def test_many_nodes_of_a_short_graph_are_changed_on_the_device() -> None:
+    assert choose(question(100, 20.0), COSTS, "auto").counts()["table"] == 100
+    assert choose(question(100, 20.0, frozenset({"host", "device"})), COSTS, "auto").counts()["device"] == 100
+
+
+def test_constants_decide() -> None:
+    slow = dataclasses.replace(COSTS, update=100.0, table=100.0)
+    assert choose(question(100, 20.0), slow, "auto").only_host
+
+
+def test_a_node_with_a_number_is_sent_by_the_host() -> None:
+    pinned = dataclasses.replace(question(4, 1.0), pinned=frozenset({2}))
+    choice = choose(pinned, COSTS, "device")
+    assert [word.node for word in choice.host] == [2]
+    assert [word.node for word in choice.device] == [0, 1, 3]
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> Question:
+    slots, inputs = draw(st.integers(1, 5)), draw(st.integers(0, 5))
+    nodes = draw(st.integers(1, 6))
+    words = draw(
+        st.lists(
+            st.builds(
+                Word, st.integers(0, nodes - 1), st.integers(0, 4).map(lambda n: 8 * n), st.integers(0, slots - 1),
+                st.sampled_from([0, 16, 64]),
+            ),
+            unique_by=lambda word: (word.node, word.offset),
+        )
+    )  # fmt: skip
+    allowed = st.sampled_from([HOST, ANY, frozenset[NodeMechanism]({"host", "device"})])
+    return Question(
+        words=words,
+        mechanisms=[draw(allowed) for _ in range(nodes)],
+        pinned=draw(st.frozensets(st.integers(0, nodes - 1))),
+        must_copy=draw(st.frozensets(st.integers(0, slots - 1))),
+        inputs=[1024 * (slot + 1) for slot in range(min(inputs, slots))],
+        replay_us=draw(st.floats(0.0, 1000.0)),
+    )
+
+
+def pairs(words: Sequence[Word]) -> list[tuple[int, int]]:
+    return [(word.node, word.offset) for word in words]
+
+
+@given(questions(), st.sampled_from(MECHANISMS))
+def test_every_word_changes_in_one_way_that_its_node_allows(q: Question, mechanism: Mechanism) -> None:
+    choice = choose(q, COSTS, mechanism)
+    copied = q.must_copy | (frozenset(range(len(q.inputs))) if mechanism == "copy" else frozenset())
+    assert choice.copied == copied
+    changed = (*choice.host, *choice.device, *choice.table)
+    assert sorted(pairs(changed)) == sorted(pairs([word for word in q.words if word.slot not in copied]))
+    assert all("device" in q.mechanisms[word.node] for word in choice.device)
+    assert all("table" in q.mechanisms[word.node] for word in choice.table)
+    ways = [{word.node for word in words} for words in (choice.host, choice.device)]
+    assert not ways[0] & ways[1]
+    assert not {word.node for word in (*choice.device, *choice.table)} & q.pinned
+
+
+@given(questions(), st.sampled_from(MECHANISMS), st.data())
+def test_the_wiring_does_what_was_chosen(q: Question, mechanism: Mechanism, data: st.DataObject) -> None:
+    choice: Choice = choose(q, COSTS, mechanism)
+    slots = 1 + max([word.slot for word in q.words] + list(choice.copied) + [len(q.inputs) - 1], default=0)
+    inputs = [(0x1000 * (slot + 1), nbytes) for slot, nbytes in enumerate(q.inputs)]
+    outputs = [(0x100000 * (slot + 1), 256) for slot in range(slots - len(inputs))]
+    written = data.draw(st.frozensets(st.integers(0, slots)))
+    work, values = wiring(choice, inputs, outputs, written)
+    assert work.values == len(values) == len(set(values))
+    for changes, words in ((work.updates, choice.device), (work.loads, choice.table)):
+        assert [(*values[value], node, offset) for value, node, offset in changes] == [
+            (word.slot, word.delta, word.node, word.offset) for word in words
+        ]
+    taken = {values[value][0]: (fixed, nbytes) for value, fixed, nbytes in work.copies_in}
+    assert taken == {slot: inputs[slot] for slot in choice.copied if slot < len(inputs)}
+    brought = {values[value][0]: (fixed, nbytes) for value, fixed, nbytes in work.copies_out}
+    assert brought == {
+        slot: inputs[slot] if slot < len(inputs) else outputs[slot - len(inputs)]
+        for slot in choice.copied
+        if slot >= len(inputs) or slot in written
+    }

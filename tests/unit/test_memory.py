@@ -1,0 +1,120 @@
+"""How much memory graphs hold: what explain() says, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pygraph
+from pygraph.runtime.devices import driver_for
+
+
+def live(device: torch.device) -> int:
+    driver = driver_for(device)
+    assert driver is not None
+    gc.collect()
+    return driver.live_bytes()
+
+
+def replayed(fn: Any, **options: Any) -> Any:
+    return pygraph.graphify(pygraph.indirect(pygraph.devicify(fn)), **options)
+
+
+def memory(fn: Any) -> dict[str, int]:
+    return fn.explain().to_dict()["memory"]
+
+
+def test_bytes_of_captured_tensors_and_results(device: torch.device) -> None:
+    net = nn.Linear(64, 32).to(device).requires_grad_(False)
+    fn = replayed(lambda x: (torch.relu(net(x)), x.sum()))
+    assert memory(fn) == {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
+    fn(torch.ones(8, 64, device=device))
+    report = memory(fn)
+    assert report["static"] == (64 * 32 + 32) * 4
+    assert report["outputs"] == 8 * 32 * 4 + 4
+    assert report["copied"] == 0
+    assert report["pool"] > 0
+    assert "memory in bytes" in str(fn.explain())
+    assert "8,320" in str(fn.explain())
+
+
+def test_bytes_of_copied_inputs(device: torch.device) -> None:
+    fn = pygraph.graphify(lambda x, y: torch.sin(x) + y)
+    fn(torch.ones(8, 64, device=device), torch.ones(64, device=device))
+    assert memory(fn)["copied"] == (8 * 64 + 64) * 4
+
+
+def test_reused_results_are_not_allocated(device: torch.device) -> None:
+    fn = replayed(lambda x: x + 1, reuse_outputs=True)
+    fn(torch.ones(8, 64, device=device))
+    assert memory(fn)["outputs"] == 0
+
+
+def test_what_runs_as_it_is_holds_no_memory(device: torch.device) -> None:
+    fn = pygraph.jit(lambda x: x if x.sum() > 0 else -x)
+    fn(torch.ones(8, device=device))
+    assert set(memory(fn).values()) == {0}
+    assert "memory in bytes" not in str(fn.explain())
+
+
+def test_graphs_share_one_pool(device: torch.device) -> None:
+    fn = replayed(lambda x: torch.tanh(x + 1) * 2)
+    for n in (1, 2, 3, 4):
+        fn(torch.ones(n, 64, device=device))
+    pools = [entry["memory"]["pool"] for entry in fn.explain().to_dict()["entries"]]
+    assert len(pools) == 4
+    assert len(set(pools)) == 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "view", "transposed", "small"])
+def test_no_stand_in_of_a_patched_input_is_kept(device: torch.device, kind: str) -> None:
+    """A graph on patched pointers holds less than its inputs."""
+    base = torch.ones(1 << 16, device=device)
+    x = {"plain": base, "view": base[64:], "transposed": base.view(256, 256).t(), "small": base[:4]}[kind]
+    fn = replayed(lambda x: torch.tanh(x).sum())
+    before = live(device)
+    fn(x)
+    held = live(device) - before
+    assert memory(fn)["copied"] == 0
+    assert held < max(x.nbytes, 4096)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("captures", "options"), [(60, {}), (20, {"reuse_outputs": True})], ids=["fresh", "reused"])
+def test_many_captures_and_evictions_leave_nothing(
+    device: torch.device, captures: int, options: dict[str, Any]
+) -> None:
+    weight = torch.ones(4, device=device)
+    x = torch.ones(1024, 4, device=device)
+    before = live(device)
+    fn = replayed(lambda x: x * weight, max_graphs=4, **options)
+    for n in range(1, captures + 1):
+        # Twice each, as a cache that only turns over stops capturing.
+        fn(x[:n])
+        fn(x[:n])
+    info = fn.cache_info()
+    assert (info.captures, info.evictions) == (captures, captures - 4)
+    assert live(device) - before < 4 * 2 * x.nbytes  # of four graphs, not of all
+    fn.cache_clear()
+    assert live(device) <= before
+    assert torch.equal(fn(x[:3]), x[:3])
+    del fn
+    assert live(device) <= before
+
+
+@pytest.mark.slow
+def test_a_thousand_captures_leave_nothing(device: torch.device) -> None:
+    weight = torch.ones(4, device=device)
+    x = torch.ones(64, 4, device=device)
+    before = live(device)
+    lowered = replayed(lambda x: x * weight).lower(x)
+    for _ in range(1000):
+        compiled = lowered.compile()
+    assert torch.equal(compiled(x), x)
+    assert compiled.explain().to_dict()["kernels_in_graphs"] == 1
+    del compiled, lowered
+    assert live(device) <= before

@@ -1,0 +1,263 @@
+"""Operations of somebody else that write to their arguments: traced as twins, lowered to writes, run in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pygraph
+from pygraph.effects import is_written
+from pygraph.errors import TraceError
+from pygraph.lowering.aten import lower
+from pygraph.twins import needs_twin, original_of, twin_of
+
+hypothesis = pytest.importorskip("hypothesis")
+st = hypothesis.strategies
+
+
+@torch.library.custom_op("test_twins::scale", mutates_args={"out"})
+def scale(x: Tensor, out: Tensor, k: float) -> None:
+    out.copy_(x * k)
+
+
+@torch.library.custom_op("test_twins::accumulate", mutates_args={"total", "parts"})
+def accumulate(x: Tensor, total: Tensor, parts: list[Tensor]) -> Tensor:
+    total.add_(x)
+    for number, part in enumerate(parts):
+        part.mul_(number + 2)
+    return x * 2
+
+
+@torch.library.custom_op("test_twins::scale_memory", mutates_args={"out"})
+def scale_memory(x: Tensor, out: Tensor) -> None:
+    """Element by element in memory, whatever the strides are: as a Triton kernel sees its pointers."""
+    out.as_strided((out.numel(),), (1,)).copy_(x.as_strided((x.numel(),), (1,)) * 0.25)
+
+
+@accumulate.register_fake
+def _(x: Tensor, total: Tensor, parts: list[Tensor]) -> Tensor:
+    return torch.empty_like(x)
+
+
+def into_new_memory(x: Tensor, y: Tensor) -> Tensor:
+    out = torch.empty_like(x)
+    scale(x, out, 3.0)
+    return out
+
+
+def into_an_argument(x: Tensor, y: Tensor) -> Tensor:
+    scale(x, y, 3.0)
+    return y + 1
+
+
+def old_contents_read_later(x: Tensor, y: Tensor) -> Tensor:
+    half = y * 0.5
+    scale(x, half, 3.0)
+    before = y.clone()
+    scale(half, y, 2.0)
+    return before + y
+
+
+def into_a_view(x: Tensor, y: Tensor) -> Tensor:
+    scale(x[0], y[1], 3.0)
+    scale(y[1], y[0], 0.5)
+    return y.t()
+
+
+def into_memory_with_gaps(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    wide = torch.zeros(2, 8, device=x.device)
+    part = wide[:, 2:5]
+    scale(x, part, 3.0)
+    return wide, part
+
+
+def several(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    a, b = torch.ones_like(x), x + 1
+    twice = accumulate(x, y, [a, b])
+    again = accumulate(twice, a, [y])
+    return a, b, again
+
+
+def copied_afterwards(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = torch.empty_like(x), torch.empty_like(x)
+    scale(x, a, 3.0)
+    b.copy_(a)
+    a.add_(1)
+    return a, b
+
+
+def unused(x: Tensor, y: Tensor) -> Tensor:
+    scale(x, torch.empty_like(x), 3.0)
+    return x + y
+
+
+def written_twice(x: Tensor, y: Tensor) -> Tensor:
+    scale(x, y, 3.0)
+    first = y.clone()
+    accumulate(x, y, [])
+    return first
+
+
+def overwritten_after_it_was_copied(x: Tensor, y: Tensor) -> Tensor:
+    a, b = torch.ones_like(x), torch.zeros_like(x)
+    b.copy_(a)
+    scale(x, a, 3.0)
+    return b + a * 10
+
+
+def a_constant_is_made_anew(x: Tensor, y: Tensor) -> Tensor:
+    made = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], device=x.device)
+    accumulate(x, made, [])
+    return made * 2
+
+
+def strides_are_those_of_eager(x: Tensor, y: Tensor) -> Tensor:
+    turned, out = torch.empty(3, 2, device=x.device).t(), torch.empty_like(x)
+    torch.add(x, y, out=turned)  # functionally a sum with strides of its own
+    scale_memory(turned, out)
+    return out
+
+
+FUNCTIONS = [
+    overwritten_after_it_was_copied, a_constant_is_made_anew, strides_are_those_of_eager,
+    into_new_memory, into_an_argument, old_contents_read_later, into_a_view, into_memory_with_gaps, several,
+    copied_afterwards, unused, written_twice,
+]  # fmt: skip
+
+
+def arguments(device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.arange(6.0, device=device).view(2, 3), torch.full((2, 3), 0.25, device=device)
+
+
+def assert_like_eager(fn: Callable[..., Any], run: Callable[..., Any], device: torch.device) -> None:
+    ours, theirs = arguments(device), arguments(device)
+    torch.testing.assert_close(run(*ours), fn(*theirs))
+    torch.testing.assert_close(ours, theirs)
+    ours = arguments(device)
+    torch.testing.assert_close(run(*ours), fn(*arguments(device)))
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_every_stage_is_like_eager(fn: Callable[..., Any], device: torch.device) -> None:
+    program = pygraph.trace(fn)(*arguments(device))
+    text = str(program)
+    assert not any(is_written(node) for node in program.nodes)
+    assert_like_eager(fn, lambda *args: pygraph.evaluate(program, *args), device)
+    lowered = pygraph.check_program(lower(program))
+    assert str(program) == text
+    assert not any(original_of(node.target) for node in lowered.nodes)
+    assert_like_eager(fn, lambda *args: pygraph.evaluate(lowered, *args), device)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_a_graph_of_it_is_like_eager(fn: Callable[..., Any], device: torch.device) -> None:
+    fast = pygraph.jit(fn, strict=True)
+    kept: list[tuple[Any, Any]] = []
+    for _ in range(3):
+        assert_like_eager(fn, fast, device)
+        result = fast(*arguments(device))
+        kept.append((result, torch.utils._pytree.tree_map(torch.clone, result)))
+    for result, then in kept:  # nothing that was returned is written by a later call
+        torch.testing.assert_close(result, then)
+
+
+def copies(fn: Callable[..., Any]) -> int:
+    program = lower(pygraph.trace(fn)(*arguments(torch.device("cpu"))))
+    return sum(node.target in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default) for node in program.nodes)
+
+
+def test_nothing_is_copied_where_nobody_reads_the_old_contents() -> None:
+    assert copies(into_new_memory) == 0
+    assert copies(into_an_argument) == 0
+    assert copies(unused) == 0
+    assert copies(old_contents_read_later) == 1  # the clone that the function itself makes
+
+
+def test_overlapping_arguments_are_refused() -> None:
+    x = torch.ones(4)
+    for fn in (lambda x: scale(x[:3], x[1:], 2.0), lambda x: scale(x, x, 2.0)):
+        with pytest.raises(TraceError, match=r"shares memory with another.*test_twins"):
+            pygraph.trace(fn)(x)
+    with pytest.raises(TraceError, match="elements share memory"):
+        pygraph.trace(lambda x: scale(x, torch.zeros(1).expand(4), 2.0))(x)
+    pygraph.trace(lambda x: scale(x[:2], x[2:], 2.0))(x)
+
+
+def test_what_cannot_have_a_twin_is_refused() -> None:
+    with torch.library._scoped_library("test_twins_more", "DEF") as library:
+        library.define("returns(Tensor(a!) x) -> Tensor(a!)")
+        library.define("maybe(Tensor(a!)? x) -> ()")
+        with pytest.raises(TraceError, match="returns its memory"):
+            twin_of(torch.ops.test_twins_more.returns.default)
+        with pytest.raises(TraceError, match="may be None"):
+            twin_of(torch.ops.test_twins_more.maybe.default)
+
+
+def test_functionalization_knows_atens_own() -> None:
+    assert needs_twin(torch.ops.test_twins.scale.default)
+    assert not needs_twin(torch.ops.aten.add_.Tensor)
+    assert not needs_twin(torch.ops.aten.index_put_.default)
+    assert not needs_twin(torch.ops.aten._foreach_add_.List)
+    assert not needs_twin(torch.ops.aten.mm.out)
+
+
+# ---- arbitrary sequences of writes, reads and views ------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["scale", "scale", "accumulate", "add", "copy", "row", "rows", "column", "turned", "constant"]),
+        st.integers(0, 3),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def play(steps: list[tuple[str, int, int]], returned: list[int], keep: bool, x: Tensor, y: Tensor) -> list[Tensor]:
+    tensors = [x, y, torch.ones_like(x), (x * 2).t().contiguous().t()]
+    for step, i, j in steps:
+        a, b = tensors[i], tensors[j]
+        if a is b:
+            tensors[i] = a + 1
+        elif step == "scale":
+            scale(a, b, 0.5)
+        elif step == "accumulate":
+            tensors[i] = accumulate(a, b, [])
+        elif step == "add":
+            b.add_(a)
+        elif step == "copy":
+            b.copy_(a)
+        elif step == "row":
+            scale(a[0], b[1], 2.0)
+        elif step == "rows":
+            scale(b[0], b[1], 0.5)
+        elif step == "column":
+            b[:, 1].mul_(a[:, 0])
+        elif step == "turned":
+            scale_memory(a, b)
+        else:
+            made = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+            scale(a, made, 2.0)
+            tensors[j] = made + 0
+    return [tensors[i] if keep else tensors[i] + 0 for i in returned]
+
+
+@hypothesis.given(steps=STEPS, returned=st.lists(st.integers(0, 3), unique=True), keep=st.booleans())
+def test_any_sequence_of_writes_is_like_eager(
+    steps: list[tuple[str, int, int]], returned: list[int], keep: bool
+) -> None:
+    cpu = torch.device("cpu")
+
+    def fn(x: Tensor, y: Tensor) -> list[Tensor]:
+        return play(steps, returned, keep, x, y)
+
+    program = pygraph.trace(fn)(*arguments(cpu))
+    assert_like_eager(fn, lambda *args: pygraph.evaluate(program, *args), cpu)
+    lowered = pygraph.check_program(lower(program))
+    assert_like_eager(fn, lambda *args: pygraph.evaluate(lowered, *args), cpu)
+    assert_like_eager(fn, lambda *args: pygraph.evaluate(lowered, *args), cpu)

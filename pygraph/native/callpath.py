@@ -256,6 +256,8 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     if len(executable._steps) != 1 or executable._steps[0].graph is None or executable._aliases:
         return None
     step = executable._steps[0]
+    if executable._reused is not None or step.adoption is not None:
+        return None  # results are not in fresh memory
     graph, body = step.graph, step.body
     assert graph is not None
     if graph.reuses or step.adoption is not None:

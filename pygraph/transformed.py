@@ -250,7 +250,7 @@ class Transformed(Generic[P, R]):
         if self._clear_first:  # asked for during this call; the native path would pass it by
             return
         static = static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)
-        live = live_numbers(leaves, static | {index for index, _ in key[1]})
+        live = live_numbers(leaves, static | self._needed.get(key[0], frozenset()))
         self._native.plan(key, entry, live, leaves, args, kwargs, self.fn, self._device_type(leaves))
 
     def _settle(self) -> None:

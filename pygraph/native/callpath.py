@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from pygraph.environment import IMMUTABLE, Environment, _same
 from pygraph.keys import Key
 from pygraph.native import build
+from pygraph.runtime.driver import Counters
 from pygraph.runtime.turns import here
 from pygraph.tracing.leaves import is_live_number
 
@@ -42,6 +43,7 @@ class _Made:
     plan: Any
     key: Key
     entry: Entry
+    counters: Counters | None
     hits: int = 0
     replays: int = 0
     patches: int = 0
@@ -110,7 +112,8 @@ class CallPath:
             return
         if self._dispatcher is None:
             self._dispatcher = module.Dispatcher(self._lock.acquire, self._lock.release, here)
-        self._made.append(_Made(plan, key, entry))
+        counters = executable.driver.counters if executable is not None and plan.way == "replay" else None
+        self._made.append(_Made(plan, key, entry, counters))
         self._dispatcher.add(plan)
         self.miss, self.dispatch = module.MISS, self._dispatcher.dispatch
 
@@ -144,13 +147,12 @@ class CallPath:
 
     @staticmethod
     def _count_replays(made: _Made) -> None:
-        if made.plan.way == "replay" and made.entry.executable is not None:
+        if made.counters is not None:
             replays, made.replays = made.plan.hits - made.replays, made.plan.hits
             patches, made.patches = made.plan.patches - made.patches, made.plan.patches
-            counters = made.entry.executable.driver.counters
-            counters.replays += replays
-            counters.launches += replays
-            counters.patches += patches
+            made.counters.replays += replays
+            made.counters.launches += replays
+            made.counters.patches += patches
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -254,6 +256,8 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     if len(executable._steps) != 1 or executable._steps[0].graph is None or executable._aliases:
         return None
     step = executable._steps[0]
+    if executable._reused is not None or step.adoption is not None:
+        return None  # results are not in fresh memory
     graph, body = step.graph, step.body
     assert graph is not None
     if graph.reuses or step.adoption is not None:

@@ -1,7 +1,9 @@
 // Guards on dicts, lists and cells: whether what a trace baked in is still there.
 //
-// Only CPython is needed here. A dict that nobody has touched costs nothing: from Python 3.12 on, dict watchers report
-// changes; before, a dict's version tag is compared. A dict that was touched has its guarded entries compared again.
+// Only CPython is needed here. A dict that nobody has touched costs next to nothing: in Python 3.12, dict watchers report
+// changes; in 3.11, a dict's version tag is compared. A dict that was touched has its guarded entries compared again.
+// From 3.13 on there are no tags, and watchers miss stores to attributes of objects (an object's values lie in the
+// object itself, its dict notwithstanding; seen with 3.13.0), so that every entry is compared at every call.
 #pragma once
 
 #include <Python.h>
@@ -13,12 +15,8 @@
 
 namespace pygraph {
 
-// Python 3.12 added watchers and deprecated the tags, 3.13 removed the tags. Checked with 3.11 to 3.13.
-#if PY_VERSION_HEX >= 0x030C0000
-#define PYGRAPH_WATCHERS 1
-#else
-#define PYGRAPH_WATCHERS 0
-#endif
+#define PYGRAPH_WATCHERS (PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000)
+#define PYGRAPH_TAGS (PY_VERSION_HEX < 0x030C0000)
 
 struct Expected {
   PyObject* key;     // borrowed from the plan
@@ -34,7 +32,7 @@ struct DictGuard {
 #if PYGRAPH_WATCHERS
   bool watched = false;
   std::vector<DictGuard*>* queue = nullptr;  // where to report a change
-#else
+#elif PYGRAPH_TAGS
   uint64_t version = 0;
 #endif
 };
@@ -80,7 +78,7 @@ inline int on_dict_event(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*
 }
 #endif
 
-// 0 with an exception set if the process has no watcher left; guards then compare every time.
+// Get a watcher for this process; where none is left, guards compare every time.
 inline void prepare_guards() {
 #if PYGRAPH_WATCHERS
   if (watcher_id() < 0) {
@@ -136,13 +134,17 @@ class Environment {
     for (DictGuard* guard : unwatched_) {
       if (!holds(*guard)) return false;
     }
-#else
+#elif PYGRAPH_TAGS
     for (DictGuard* guard : dicts) {
       uint64_t version = reinterpret_cast<PyDictObject*>(guard->dict)->ma_version_tag;
       if (version != guard->version) {
         if (!holds(*guard)) return false;
         guard->version = version;
       }
+    }
+#else
+    for (DictGuard* guard : dicts) {
+      if (!holds(*guard)) return false;
     }
 #endif
     for (ListGuard& guard : lists) {

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.native.callpath import count_replays
 from pygraph.runtime.collection import no_collection
 from pygraph.runtime.cuda_api import check, cu, function_pointer
 from pygraph.runtime.cuda_costs import device_time, measured_costs
@@ -227,7 +228,13 @@ class CudaDriver(Driver):
     def __init__(self, device: torch.device) -> None:
         index: Any = device.index  # None for plain "cuda", which torch's stubs leave out
         self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-        self.counters = Counters()
+        self._counters = Counters()
+
+    @property
+    def counters(self) -> Counters:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What has been done, native replays included."""
+        count_replays()
+        return self._counters
 
     def new_pool(self) -> CudaPool:
         """A fresh private pool."""

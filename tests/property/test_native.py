@@ -11,8 +11,8 @@ import pygraph
 from pygraph.native import build
 
 pytest.importorskip("hypothesis")
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
 

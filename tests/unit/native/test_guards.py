@@ -452,7 +452,8 @@ def test_a_dict_that_is_guarded_twice(device: torch.device) -> None:
     first = planned(lambda x: x * holder.factor, x)
     second = planned(lambda x: x + holder.factor, x)
     holder.factor = 3
-    assert not matches(first, x) and not matches(second, x)
+    assert not matches(first, x)
+    assert not matches(second, x)
     first.cache_clear()
     holder.factor = 2
     assert matches(second, x)
@@ -466,7 +467,11 @@ def test_a_dict_that_is_guarded_twice(device: torch.device) -> None:
 def test_nothing_is_kept(device: torch.device) -> None:
     holder, x = _Holder(), torch.randn(4, device=device)
     weight = torch.randn(4, device=device)
-    function = planned(lambda x, k: x * holder.factor * weight + k, x, 2.0)
+
+    def make(holder: _Holder, weight: torch.Tensor) -> Any:
+        return planned(lambda x, k: x * holder.factor * weight + k, x, 2.0)
+
+    function = make(holder, weight)
     watch = [weakref.ref(function), weakref.ref(holder), weakref.ref(weight), weakref.ref(function._native)]
     del function, holder, weight
     gc.collect()
@@ -525,5 +530,6 @@ def test_switched_off(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> 
     function = pygraph.jit(double)
     for _ in range(3):
         function(x)
-    assert served(function) == 0 and function._native.dispatch is None
+    assert served(function) == 0
+    assert function._native.dispatch is None
     assert build.reason() == "PYGRAPH_NATIVE=0"

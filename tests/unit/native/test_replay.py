@@ -254,6 +254,17 @@ def test_what_draws_random_numbers_or_has_more_than_a_graph_is_run_by_python(fak
     fake.refuse = "nothing was launched"
 
 
+@pytest.mark.parametrize("options", [{"reuse_outputs": True}, {"donate_argnums": 0}], ids=str)
+def test_results_in_memory_that_is_not_fresh_are_left_to_python(fake: Fake, options: dict[str, Any]) -> None:
+    function = pygraph.jit(lambda x: torch.relu(x) + 1, **options)
+    for x in vectors(4):
+        expected = torch.relu(x) + 1
+        torch.testing.assert_close(function(x), expected)
+    assert replayed(function) == 0
+    pygraph.jit(torch.relu)(vectors(1)[0])
+    fake.refuse = "nothing was launched"
+
+
 def test_counters_include_native_replays(fake: Fake) -> None:
     from pygraph.native.callpath import count_replays
 

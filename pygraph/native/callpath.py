@@ -256,12 +256,10 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     if len(executable._steps) != 1 or executable._steps[0].graph is None or executable._aliases:
         return None
     step = executable._steps[0]
-    if executable._reused is not None or step.adoption is not None:
-        return None  # results are not in fresh memory
     graph, body = step.graph, step.body
     assert graph is not None
     if graph.reuses or step.adoption is not None:
-        return None
+        return None  # results are not in fresh memory
     tensors, numbers = dict(executable._tensors), dict(executable._numbers)
     outputs = {node: index for index, node in enumerate(body.outputs)}
     if not all(node in tensors for node in body.inputs) or not all(node in numbers for node in body.numbers):

@@ -298,6 +298,7 @@ def test_shared_memory(device: torch.device) -> None:
         "equal": (memory[:4], memory[:4]),
         "the same object": (same, same),
         "overlapping": (memory[:4], memory[2:6]),
+        "at another distance": (memory[:4], memory[6:10]),
         "in one storage": (memory[:4], memory[32:36]),
     }
     for name, call in calls.items():

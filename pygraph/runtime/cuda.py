@@ -85,8 +85,10 @@ class CudaPool(_Ordered, Pool):
 
     def nbytes(self) -> int:
         """Bytes of the segments that the pool holds."""
-        snapshots: list[Any] = [torch.cuda.memory_snapshot(handle) for handle, _ in self._keepers]  # pyright: ignore
-        return sum(segment["total_size"] for snapshot in snapshots for segment in snapshot)
+        # Of everything, and then chosen: with a pool's identifier, torch 2.11 takes references that are not its own.
+        segments: list[Any] = torch.cuda.memory_snapshot()  # pyright: ignore
+        mine = {tuple(handle) for handle, _ in self._keepers}
+        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) in mine)
 
 
 def _tiny_graph(device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -236,3 +237,13 @@ def test_donated_memory_of_another_stream_waits_for_the_call() -> None:
         assert torch.equal(result, expected)
         torch.cuda.synchronize()
         del junk
+
+
+def test_asking_for_a_pools_size_leaves_its_identifier_alone(driver: Any) -> None:
+    """Regression: torch's snapshot of one pool drops references to the identifier, which then is freed while in use."""
+    pool = driver.new_pool()
+    identifier = pool.handle[1]
+    before = sys.getrefcount(identifier)
+    for _ in range(100):
+        pool.nbytes()
+    assert sys.getrefcount(identifier) == before

@@ -243,8 +243,6 @@ class Transformed(Generic[P, R]):
 
     def _plan(self, key: Key, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> None:
         """Have calls like this one take the native path from now on, where that can do what is done here."""
-        if self._clear_first:
-            return
         if entry.executable is None and (entry.program is not None or (self.options.strict and entry.fallbacks)):
             return
         if self._clear_first:  # asked for during this call; the native path would pass it by

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pygraph.effects import is_operation, is_random
+from pygraph.effects import is_operation, is_random, is_view, root
 from pygraph.errors import CaptureError
 from pygraph.evaluate import clone_strided
 from pygraph.printing import target_text
@@ -223,6 +223,7 @@ class RegionGraph:
         self._words = words
         self._values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or body.numbers else []
         self._unfound = self._unproven_inputs(words) if comparable else set(range(len(self.slots)))
+        self._blank = self._blank_memory() if comparable else frozenset[int]()
 
     @staticmethod
     def _extent(tensor: torch.Tensor | None) -> Extent:
@@ -267,6 +268,23 @@ class RegionGraph:
                 break
         return missing
 
+    def _blank_memory(self) -> frozenset[int]:
+        """Memory of outputs that nothing is written to, as that of ``empty``; notes other memory without a pointer."""
+        recorded = {node.op for node in self.graph.nodes}
+        pointed = {word.slot - len(self.slots) for word in self._words}
+        taken = {root(a) for node in self.body.nodes if not is_view(node) for a in node.all_input_nodes}
+        blank: set[int] = set()
+        for output, (number, _) in zip(self.body.outputs, self._views, strict=True):
+            op = self.memory[number].extent.first_op
+            if number in pointed or not self.memory[number].extent.size:
+                continue
+            if op not in recorded and root(output) not in taken:
+                blank.add(number)
+            elif self._reused is None:
+                reason = f"no pointer to it was found in the kernels of {self._kernels_of(op)}"
+                self.fallbacks.append(Fallback("a result is copied", reason, self.body.nodes[op].meta.get("source")))
+        return frozenset(blank)
+
     def _note_copy(self, position: int, reason: str, source: str | None = None) -> None:
         self.fallbacks.append(Fallback(f"input {self.body.inputs[position].name} is copied", reason, source))
 
@@ -275,7 +293,8 @@ class RegionGraph:
     def _prove(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any], request: Mechanism | None) -> None:
         """Find out which slots may be patched, choose how, and prove that; ``request`` None copies everything."""
         count = len(self.slots)
-        every = frozenset(range(count)) | {count + i for i, memory in enumerate(self.memory) if memory.extent.size}
+        written = [i for i, memory in enumerate(self.memory) if memory.extent.size and i not in self._blank]
+        every = frozenset(range(count)) | {count + i for i in written}
         if self._reused is not None:
             every = frozenset(range(count))  # outputs stay where they were recorded
         expected = self._reference(inputs, numbers)
@@ -462,7 +481,11 @@ class RegionGraph:
                     flat = self.memory[memory].flat
                     target = fresh[memory].as_strided(flat.shape, flat.stride, 0)
                     target.copy_(static.as_strided(flat.shape, flat.stride, 0))
-            results = [*self._outputs(fresh), *(trial[i] for i in self.body.written)]
+            outputs = [
+                wanted if number in self._blank else output  # what is in blank memory says nothing
+                for output, wanted, (number, _) in zip(self._outputs(fresh), expected, self._views, strict=False)
+            ]
+            results = [*outputs, *(trial[i] for i in self.body.written)]
             results += [self.body.static_values[i].detach() for i in self.body.written_statics]
             same = all(agree(a, b) for a, b in zip(results, expected, strict=True)) and zones.untouched()
             if same and copy_outside:

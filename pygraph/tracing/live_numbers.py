@@ -1,8 +1,8 @@
-"""Symbols for numbers that notice when the function asks what type they are, or for their text.
+"""Symbols for numbers that pass for what they stand for when the function asks what type they are.
 
-While it is traced, a live number is a ``torch.SymFloat`` or ``torch.SymInt``, so ``isinstance(k, float)`` is false
-where eager says true. Python looks at ``k.__class__`` before it says so; from code that is not torch's, that makes the
-number one that is baked in, and the trace is repeated with the number itself. ``type(k)`` cannot be noticed.
+While it is traced, a live number is a ``torch.SymFloat`` or ``torch.SymInt``, so ``isinstance(k, float)`` would be
+false where eager says true. Python looks at ``k.__class__`` before it says so; to code that is not torch's, that is the
+type of what the caller passed. A number whose text is asked for is baked in. ``type(k)`` cannot be noticed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _PACKAGES = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib
 _CALLS = ("CALL", "PRECALL")  # Python 3.11 runs an isinstance() that is called often in the latter
 
 
-def _asked_by_user(question: Callable[[types.CodeType], frozenset[int]] | None) -> bool:
+def _asked_by_user(depth: int, question: Callable[[types.CodeType], frozenset[int]] | None) -> bool:
     """Whether the code that asks is neither torch's nor ours; the standard library asks for who calls it.
 
     Args:
+        depth: How many frames from here the code that asks is.
         question: Which instructions of the user's code ask; None if every one that comes here does.
     """
-    frame: Any = sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
+    frame: Any = sys._getframe(depth)  # pyright: ignore[reportPrivateUsage]
     direct = True
     while frame is not None:
         name = frame.f_code.co_filename
@@ -64,53 +65,61 @@ def _questions(code: types.CodeType) -> frozenset[int]:
 
 
 class _Live:
-    """What both have: the leaf that they stand for, and the set that gets it when user code asks."""
+    """What both have: whose number they are, and the set that gets its leaf when user code asks for its text."""
 
+    _kind: type
     _leaf: int
     _asked: set[int]
 
-    def _note(self, question: Callable[[types.CodeType], frozenset[int]] | None) -> None:
-        if _asked_by_user(question):
+    def _note(self) -> None:
+        if _asked_by_user(3, None):
             self._asked.add(self._leaf)
 
     def __repr__(self) -> str:
-        self._note(None)
+        self._note()
         return super().__repr__()
 
     def __str__(self) -> str:
-        self._note(None)
+        self._note()
         return super().__str__()
 
     def __format__(self, spec: str) -> str:
-        self._note(None)
+        self._note()
         return super().__format__(spec)
 
 
 class LiveFloat(_Live, torch.SymFloat):
-    """A float argument; ``asked`` gets its leaf when user code asks for its type or its text."""
+    """A float argument.
 
-    def __init__(self, node: Any, leaf: int, asked: set[int]) -> None:
+    Args:
+        node: The symbol.
+        kind: The type of what the caller passed.
+        leaf: Its position among the arguments' leaves.
+        asked: Gets the leaf when user code asks for its text.
+    """
+
+    def __init__(self, node: Any, kind: type, leaf: int, asked: set[int]) -> None:
         super().__init__(node)
+        self._kind = kind
         self._leaf = leaf
         self._asked = asked
 
     @property
     def __class__(self) -> type:  # pyright: ignore
-        """The class that it has; user code that asks is noted."""
-        self._note(_questions)
-        return LiveFloat
+        """What user code is told, which is as in eager."""
+        return self._kind if _asked_by_user(2, _questions) else LiveFloat
 
 
 class LiveInt(_Live, torch.SymInt):
     """The same for an int argument."""
 
-    def __init__(self, node: Any, leaf: int, asked: set[int]) -> None:
+    def __init__(self, node: Any, kind: type, leaf: int, asked: set[int]) -> None:
         super().__init__(node)
+        self._kind = kind
         self._leaf = leaf
         self._asked = asked
 
     @property
     def __class__(self) -> type:  # pyright: ignore
-        """The class that it has; user code that asks is noted."""
-        self._note(_questions)
-        return LiveInt
+        """What user code is told, which is as in eager."""
+        return self._kind if _asked_by_user(2, _questions) else LiveInt

@@ -99,7 +99,7 @@ def record(
             inputs.append(Argument(paths[index], index, relative_spec(leaf)))
         elif index not in static and is_live_number(leaf):
             number = to_number(leaf)
-            traced_leaves[index] = symbol = _symbol(shape_env, number, paths[index], index, asked)
+            traced_leaves[index] = symbol = _symbol(shape_env, number, paths[index], leaf.__class__, index, asked)
             symbols[symbol.node.expr] = index
             inputs.append(ScalarArgument(paths[index], index, type(number)))
             values.append(symbol)
@@ -191,15 +191,17 @@ def relative_spec(tensor: torch.Tensor) -> TensorSpec:
     return dataclasses.replace(TensorSpec.of(tensor), offset=0)
 
 
-def _symbol(shape_env: ShapeEnv, number: int | float, path: str, leaf: int, asked: set[int]) -> Any:
-    """A SymInt or SymFloat that stands for ``number`` and remembers every question asked about its value or type."""
+def _symbol(shape_env: ShapeEnv, number: int | float, path: str, kind: type, leaf: int, asked: set[int]) -> Any:
+    """A SymInt or SymFloat that stands for ``number`` and remembers every question asked about its value or text."""
     from torch._dynamo.source import ConstantSource  # checked with torch 2.11 and 2.13
 
     source = ConstantSource(path)
     symbol = shape_env.create_unspecified_symbol(number, source=source, dynamic_dim=DimDynamic.DYNAMIC)
     if isinstance(number, int):
-        return LiveInt(shape_env.create_symintnode(symbol, hint=number, source=source).node, leaf, asked)  # pyright: ignore
-    return LiveFloat(shape_env.create_symfloatnode(symbol, hint=number, source=source).node, leaf, asked)  # pyright: ignore
+        integer: Any = shape_env.create_symintnode(symbol, hint=number, source=source)
+        return LiveInt(integer.node, kind, leaf, asked)
+    real: Any = shape_env.create_symfloatnode(symbol, hint=number, source=source)
+    return LiveFloat(real.node, kind, leaf, asked)
 
 
 def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeTensor]:

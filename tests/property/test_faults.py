@@ -41,15 +41,15 @@ def stack(fn: Any) -> Any:
 
 
 def missed_pointer(patch: pytest.MonkeyPatch) -> None:
-    """Discovery overlooks the first word of an input."""
+    """Discovery overlooks the pointers to the first input."""
     found = capture.pointer_words
-    patch.setattr(capture, "pointer_words", lambda *args: found(*args)[1:])
+    patch.setattr(capture, "pointer_words", lambda *args: [word for word in found(*args) if word.slot != 0])
 
 
 def missed_result_pointer(patch: pytest.MonkeyPatch) -> None:
-    """Discovery overlooks the last word, which is a result's."""
+    """Discovery overlooks the pointers to the last result."""
     found = capture.pointer_words
-    patch.setattr(capture, "pointer_words", lambda *args: found(*args)[:-1])
+    patch.setattr(capture, "pointer_words", lambda *args: [w for w in found(*args) if w.slot != len(args[2]) - 1])
 
 
 def no_proof(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Numbers whose type or text a function asks for are baked in; all others stay live."""
+"""Traced numbers are of the type that the caller passed; those whose text is asked for are baked in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,6 +61,9 @@ ASKING: dict[str, Callable[..., Any]] = {
     "__class__": lambda x, k: x * k if k.__class__ is int else x + k,
     "match": lambda x, k: x * matched(k),
     "singledispatch": lambda x, k: x * dispatched(k),
+}
+
+TEXT: dict[str, Callable[..., Any]] = {
     "str": lambda x, k: x * float(str(k)),
     "repr": lambda x, k: x * len(repr(k)),
     "format": lambda x, k: x * float(f"{k:.1f}"),
@@ -80,10 +84,31 @@ LIVE: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("kind", ASKING)
-def test_what_is_asked_is_baked_in(device: torch.device, kind: str) -> None:
+def test_a_number_has_the_type_that_was_passed(device: torch.device, kind: str) -> None:
     fn = ASKING[kind]
     for _ in range(30):  # Python specialises code that runs often
         fn(torch.ones(1), 1.5)
+    jitted = pygraph.jit(fn)
+    for k in (2.5, 3, 0.5, 7, 2.5, 3):
+        x = torch.arange(3.0, device=device)
+        assert torch.equal(jitted(x, k), fn(x, k)), k
+    assert jitted.cache_info()[:2] == (4, 2)
+    assert jitted.explain().to_dict()["fallbacks"] == []
+
+
+def test_numpy_numbers_have_theirs(device: torch.device) -> None:
+    def fn(x: torch.Tensor, k: Any) -> torch.Tensor:
+        return x * 2 if isinstance(k, np.float32) else x * 3 if isinstance(k, float) else x + 1
+
+    jitted = pygraph.jit(fn)
+    x = torch.arange(3.0, device=device)
+    for k in (np.float32(1.5), np.float64(1.5), 1.5, 2, np.int64(2)):
+        assert torch.equal(jitted(x, k), fn(x, k)), type(k)
+
+
+@pytest.mark.parametrize("kind", TEXT)
+def test_a_number_whose_text_is_asked_for_is_baked_in(device: torch.device, kind: str) -> None:
+    fn = TEXT[kind]
     jitted = pygraph.jit(fn)
     for k in (2.5, 3, 0.5, 7, 2.5, 3):
         x = torch.arange(3.0, device=device)
@@ -103,10 +128,10 @@ def test_what_is_not_asked_stays_live(device: torch.device, kind: str) -> None:
 
 
 def test_only_the_number_that_is_asked_is_baked_in(device: torch.device) -> None:
-    fn = lambda x, scale, shift: (x * scale if isinstance(scale, float) else x) + shift  # noqa: E731
+    fn = lambda x, scale, shift: x * float(str(scale)) + shift  # noqa: E731
     jitted = pygraph.jit(fn)
     x = torch.arange(3.0, device=device)
     for shift in (1.5, 2.5, 3.5):
-        for scale in (2.0, 3):
+        for scale in (2.0, 3.0):
             assert torch.equal(jitted(x, scale, shift), fn(x, scale, shift))
     assert jitted.cache_info()[:2] == (4, 2)

@@ -134,3 +134,29 @@ def test_copy_span_copies_what_strides_reach(driver: Any) -> None:
 @pytest.mark.parametrize(("address", "expected"), [(0, 256), (1, 1), (4, 4), (48, 16), (512, 256), (768, 256)])
 def test_alignment(address: int, expected: int) -> None:
     assert alignment(address) == expected
+
+
+def test_memory_that_nothing_writes_is_neither_copied_nor_compared(driver: Any) -> None:
+    a = torch.ones(5, device=driver.device)
+    graph = record(lambda a: (torch.empty(5, dtype=torch.int64, device=a.device), a + 1), driver, a)
+    try:
+        assert graph.fallbacks == []
+        assert graph.bytes_copied == 0
+        assert torch.equal(graph([a * 2], [])[1], a * 2 + 1)
+    finally:
+        graph.release()
+
+
+def test_a_result_that_is_copied_has_a_reason() -> None:
+    from pygraph.runtime import emulated  # its cumprod hides its pointers
+
+    driver = emulated.driver()
+    a = torch.ones(5, device=driver.device) * 2
+    graph = record(lambda a: torch.cumprod(a, 0), driver, a)
+    try:
+        assert graph.bytes_copied == 2 * a.nbytes
+        assert [fallback.what for fallback in graph.fallbacks] == ["input load_default is copied", "a result is copied"]
+        assert all("aten::cumprod.out" in fallback.reason for fallback in graph.fallbacks)
+        assert torch.equal(graph([a + 1], [])[0], torch.cumprod(a + 1, 0))
+    finally:
+        graph.release()

@@ -258,7 +258,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     step = executable._steps[0]
     graph, body = step.graph, step.body
     assert graph is not None
-    if graph.reuses or step.adoption is not None:
+    if graph.reuses_outputs or step.adoption is not None:
         return None  # results are not in fresh memory
     tensors, numbers = dict(executable._tensors), dict(executable._numbers)
     outputs = {node: index for index, node in enumerate(body.outputs)}

@@ -1,67 +1,30 @@
-"""Recording a region as a graph, finding its pointers, and proving the plan before its first use.
+"""A region as a graph: how each of its pointers changes, proven before the first use, and its replays.
 
-A region is recorded twice, with inputs and outputs at different addresses. Words that moved along are pointers. Then
-the proof: the buffers of the first recording are poisoned, the graph is replayed on other tensors, and results,
-updated arguments and memory beyond the results must be what ordinary launches give. What does not pass is copied.
+What two recordings of the region told is put to the proof: the buffers of the first are poisoned, the graph is replayed
+on other tensors, and results, updated arguments and memory beyond the results must be what ordinary launches give. What
+does not pass is copied.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from pygraph.effects import is_operation, is_random, is_view, root
+from pygraph.effects import is_random
 from pygraph.errors import CaptureError
 from pygraph.evaluate import clone_strided
-from pygraph.printing import target_text
 from pygraph.program import Fallback, Mechanism, TensorSpec, Way
 from pygraph.runtime.body import RegionBody, alignment, copy_span, stand_in
-from pygraph.runtime.driver import Driver, Pool, RecordedGraph
+from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
+from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
-from pygraph.runtime.pointers import Extent, Patcher, ValueWord, Word, pointer_words, same_structure, value_words
+from pygraph.runtime.pointers import Extent, Patcher, Word
 from pygraph.runtime.proof import RedZones, Undisturbed, agree, poison
 from pygraph.runtime.reuse import ReusedMemory
-
-# Two numbers that every dtype represents exactly and that nothing else in a kernel's parameters is likely to be.
-_SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, False)}
-
-# Operations that take a tensor for its shape and dtype only, so that their nodes need not point to it.
-_SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
-
-# Operations that do so with one of their arguments: its position.
-_SHAPE_ONLY_ARGUMENT = {"aten.fill": 0, "aten.max_pool2d_with_indices_backward": 1}
-
-
-class RefusedError(CaptureError):
-    """A region cannot be a graph because of its node number ``node``; None if it is the region as a whole."""
-
-    def __init__(self, node: int | None, reason: str) -> None:
-        super().__init__(reason)
-        self.node = node
-        self.reason = reason
-
-
-@dataclasses.dataclass(frozen=True)
-class FreshMemory:
-    """Memory that a replay allocates for one or more outputs.
-
-    Attributes:
-        spec: How it is allocated: as the output itself where one output is all of it, else as ``flat``.
-        flat: The whole memory as a flat tensor.
-        extent: Where it was when the graph was recorded, and which operation allocated it.
-        scratch: Bytes that this operation allocated besides.
-    """
-
-    spec: TensorSpec
-    flat: TensorSpec
-    extent: Extent
-    scratch: int
 
 
 class UnprovenError(CaptureError):
@@ -97,19 +60,16 @@ class RegionGraph:
         self._kept: list[torch.Tensor] | None = None
         self.driver = driver
         self.pool = pool
-        self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
         self._input_specs = [TensorSpec.of(tensor) for tensor in inputs]
         self._alignments = [alignment(tensor.data_ptr()) for tensor in inputs]
-        self._empties = [None if tensor.numel() else tensor for tensor in inputs]
-        self.graph: RecordedGraph
         notes: list[Fallback] = []
         for request in _attempts("copy" if way == "copy" else mechanism):
-            self.fallbacks: list[Fallback] = list(notes)
-            self._stand_ins: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
-            self._record(inputs, list(numbers))
+            found = Discovery(body, driver, pool, inputs, numbers, outputs_move=reused is None)
+            self._take(found)
+            self.fallbacks[:0] = notes
             self.graph.draws = any(is_random(node) for node in body.nodes)
             try:
-                self._prove(inputs, numbers, request)
+                self._prove(found, inputs, numbers, request)
                 return
             except UnprovenError as error:
                 self.release()
@@ -119,178 +79,23 @@ class RegionGraph:
                 raise
         raise RefusedError(None, "its replay does not give the results of ordinary launches")
 
-    # -- recording ------------------------------------------------------------------------------------------------
-
-    def _record(self, inputs: Sequence[torch.Tensor], numbers: list[Any]) -> None:
-        body = self.body
-        self._warm_up(inputs, numbers)
-        sentinels: list[list[Any]] = [list(numbers), list(numbers)]
-        for _, position, dtype in body.scalar_nodes():
-            kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
-            sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
-        first, outputs, marks = self._record_once(self._stand_ins, sentinels[0])
-        self.graph = first
-        others = [stand_in(tensor) if tensor.numel() else None for tensor in inputs]
-        try:
-            second, outputs_again, _ = self._record_once(others, sentinels[1])
-        except BaseException:
-            first.release()
-            raise
-        try:
-            self._plan(outputs, outputs_again, others, marks, second, sentinels)
-        except BaseException:
-            first.release()
-            raise
-        finally:
-            second.release()
-
-    def _warm_up(self, inputs: Sequence[torch.Tensor], numbers: list[Any]) -> None:
-        """Run once with ordinary launches, so that libraries allocate and choose before anything is recorded."""
-        trial = [stand_in(tensor) if tensor.numel() else tensor for tensor in inputs]
-        with Undisturbed(self.driver, self.body):
-            self.driver.warm_up(lambda: self.body.run(trial, numbers))
-
-    def _record_once(
-        self, inputs: Sequence[torch.Tensor | None], numbers: list[Any]
-    ) -> tuple[RecordedGraph, list[torch.Tensor], list[int]]:
-        position = -1
-        totals: list[int] = []
-        actual = [empty if tensor is None else tensor for tensor, empty in zip(inputs, self._empties, strict=True)]
-
-        def record(mark: Callable[[int], None]) -> list[torch.Tensor]:
-            def step(index: int) -> None:
-                nonlocal position
-                position = index
-                totals.append(self.driver.allocated_total())
-                mark(index)
-
-            outputs = self.body.run(actual, numbers, step)  # pyright: ignore[reportArgumentType]
-            totals.append(self.driver.allocated_total())
-            return outputs
-
-        try:
-            with Undisturbed(self.driver, None):
-                graph, outputs = self.driver.record(record, self.pool)
-        except CaptureError as error:
-            self._settle_libraries(actual, numbers)
-            raise RefusedError(position if position >= 0 else None, _reason(error)) from error
-        return graph, outputs, totals
-
-    def _settle_libraries(self, inputs: Sequence[Any], numbers: list[Any]) -> None:
-        """Run once more after a refused recording: cuSOLVER fails the next call too (torch 2.11), and then no more."""
-        with Undisturbed(self.driver, self.body), contextlib.suppress(RuntimeError):
-            self.body.run(inputs, numbers)
-
-    # -- planning -------------------------------------------------------------------------------------------------
-
-    def _plan(
-        self,
-        outputs: list[torch.Tensor],
-        outputs_again: list[torch.Tensor],
-        others: Sequence[torch.Tensor | None],
-        totals: list[int],
-        second: RecordedGraph,
-        sentinels: list[list[Any]],
-    ) -> None:
-        """Find the words of every input, output memory and number."""
-        body = self.body
-        self._static_outputs = outputs
-        self.memory: list[FreshMemory] = []
-        memory_again: list[Extent] = []
-        self._views: list[tuple[int, TensorSpec]] = []
-        known: dict[int, int] = {}
-        for index, (tensor, again) in enumerate(zip(outputs, outputs_again, strict=True)):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known or not tensor.numel():
-                known[storage.data_ptr()] = len(self.memory)
-                op = body.producer(index)
-                scratch = max(totals[op + 1] - totals[op] - storage.nbytes(), 0)
-                flat = TensorSpec((storage.nbytes() // tensor.element_size(),), (1,), tensor.dtype, tensor.device)
-                spec = TensorSpec.of(tensor)
-                whole = spec.offset == 0 and spec.nbytes == storage.nbytes()
-                extent = Extent(storage.data_ptr(), storage.nbytes(), op)
-                self.memory.append(FreshMemory(spec if whole else flat, flat, extent, scratch))
-                memory_again.append(Extent(again.untyped_storage().data_ptr(), storage.nbytes(), op))
-            self._views.append((known[storage.data_ptr()], TensorSpec.of(tensor)))
-
-        nodes, nodes_again = self.graph.nodes, second.nodes
-        comparable = same_structure(nodes, nodes_again)
-        if not comparable:
-            self.fallbacks.append(Fallback("every pointer", "two recordings of the region differ in their kernels"))
-        extents = [self._extent(self._stand_ins[i]) for i in self.slots] + [m.extent for m in self.memory]
-        extents_again = [self._extent(others[i]) for i in self.slots] + memory_again
-        words = pointer_words(nodes, nodes_again, extents, extents_again) if comparable else []
-        self._words = words
-        self._values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or body.numbers else []
-        self._unfound = self._unproven_inputs(words) if comparable else set(range(len(self.slots)))
-        self._blank = self._blank_memory() if comparable else frozenset[int]()
-
-    @staticmethod
-    def _extent(tensor: torch.Tensor | None) -> Extent:
-        assert tensor is not None
-        return Extent(tensor.data_ptr(), TensorSpec.of(tensor).nbytes)
-
-    def _find_numbers(self, nodes: Any, nodes_again: Any, sentinels: list[list[Any]]) -> list[ValueWord]:
-        found: list[ValueWord] = []
-        for op, position, dtype in self.body.scalar_nodes():
-            if str(dtype).removeprefix("torch.") in ("float16", "bfloat16"):
-                raise RefusedError(op, "a live number of 16 bits cannot be told apart in a kernel's parameters")
-            encoded = [torch.tensor(values[position], dtype=dtype).numpy().tobytes() for values in sentinels]
-            name = str(dtype).removeprefix("torch.")
-            words = value_words(nodes, nodes_again, op, position, encoded[0], encoded[1], name)
-            if len(words) != 1:
-                raise RefusedError(op, f"its number was found {len(words)} times in the kernel's parameters")
-            found += words
-        return found
-
-    def _unproven_inputs(self, words: list[Word]) -> set[int]:
-        """Slots of inputs that some kernel reads through a pointer that was not found."""
-        found = {(word.slot, self.graph.nodes[word.node].op) for word in words}
-        recorded = {node.op for node in self.graph.nodes}
-        missing: set[int] = set()
-        for slot, position in enumerate(self.slots):
-            for op in self.body.readers(position):
-                node = self.body.nodes[op]
-                name = target_text(node.target)
-                if op not in recorded or (slot, op) in found:
-                    continue
-                if is_operation(node) and any(part in name for part in _SHAPE_ONLY):
-                    continue
-                ignored = _SHAPE_ONLY_ARGUMENT.get(name.rpartition(".")[0])
-                if ignored is not None and self.body.takes_only_at(node, position, ignored):
-                    continue
-                missing.add(slot)
-                self._note_copy(
-                    position,
-                    f"no pointer to it was found in the kernels of {self._kernels_of(op)}",
-                    node.meta.get("source"),
-                )
-                break
-        return missing
-
-    def _blank_memory(self) -> frozenset[int]:
-        """Memory of outputs that nothing is written to, as that of ``empty``; notes other memory without a pointer."""
-        recorded = {node.op for node in self.graph.nodes}
-        pointed = {word.slot - len(self.slots) for word in self._words}
-        taken = {root(a) for node in self.body.nodes if not is_view(node) for a in node.all_input_nodes}
-        blank: set[int] = set()
-        for output, (number, _) in zip(self.body.outputs, self._views, strict=True):
-            op = self.memory[number].extent.first_op
-            if number in pointed or not self.memory[number].extent.size:
-                continue
-            if op not in recorded and root(output) not in taken:
-                blank.add(number)
-            elif self._reused is None:
-                reason = f"no pointer to it was found in the kernels of {self._kernels_of(op)}"
-                self.fallbacks.append(Fallback("a result is copied", reason, self.body.nodes[op].meta.get("source")))
-        return frozenset(blank)
-
-    def _note_copy(self, position: int, reason: str, source: str | None = None) -> None:
-        self.fallbacks.append(Fallback(f"input {self.body.inputs[position].name} is copied", reason, source))
+    def _take(self, found: Discovery) -> None:
+        """Go on from what was found."""
+        self.graph, self.slots, self.memory = found.graph, found.slots, found.memory
+        self.fallbacks: list[Fallback] = found.notes
+        self._stand_ins, self._static_outputs = found.stand_ins, found.static_outputs
+        self._views, self._words, self._values = found.views, found.words, found.values
+        self._blank = found.blank
 
     # -- proof ----------------------------------------------------------------------------------------------------
 
-    def _prove(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any], request: Mechanism | None) -> None:
+    def _prove(
+        self,
+        found: Discovery,
+        inputs: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        request: Mechanism | None,
+    ) -> None:
         """Find out which slots may be patched, choose how, and prove that; ``request`` None copies everything."""
         count = len(self.slots)
         written = [i for i, memory in enumerate(self.memory) if memory.extent.size and i not in self._blank]
@@ -301,11 +106,11 @@ class RegionGraph:
         proven = frozenset[int]()
         replay_us = 0.0
         if request is not None:
-            candidates = every - self._unfound if request != "copy" else every - frozenset(range(count))
+            candidates = every - found.unfound if request != "copy" else every - frozenset(range(count))
             # Memory that no node points to (an output that no kernel writes) cannot be patched.
             pointed = {word.slot for word in self._words}
             candidates = frozenset(slot for slot in candidates if slot < count or slot in pointed)
-            proven = self._proven(candidates, inputs, numbers, expected)
+            proven = self._proven(found, candidates, inputs, numbers, expected)
             replay_us = self._replay_us
         question = Question(
             words=[word for word in self._words if word.slot in every],
@@ -322,6 +127,7 @@ class RegionGraph:
 
     def _proven(
         self,
+        found: Discovery,
         candidates: frozenset[int],
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
@@ -332,7 +138,7 @@ class RegionGraph:
             return candidates
         bad = {slot for slot in candidates if not self._works(frozenset({slot}), inputs, numbers, expected)}
         for slot in sorted(bad):
-            self._explain_bad(slot)
+            self._explain_bad(found, slot)
         if self._works(candidates - bad, inputs, numbers, expected):
             return candidates - bad
         self.fallbacks.append(Fallback("every pointer", "the proof failed only for several together"))
@@ -357,19 +163,15 @@ class RegionGraph:
         except CaptureError:  # a node that does not take new parameters
             return False
 
-    def _explain_bad(self, slot: int) -> None:
+    def _explain_bad(self, found: Discovery, slot: int) -> None:
         reason = "the proof by poisoned buffers failed: a kernel holds its pointer where it cannot be patched"
         if slot < len(self.slots):
             position = self.slots[slot]
-            readers = [self._kernels_of(op) for op in self.body.readers(position)]
-            self._note_copy(position, f"{reason} (read by {', '.join(dict.fromkeys(readers))})")
+            readers = [found.kernels_of(op) for op in self.body.readers(position)]
+            what = f"input {self.body.inputs[position].name} is copied"
+            self.fallbacks.append(Fallback(what, f"{reason} (read by {', '.join(dict.fromkeys(readers))})"))
         else:
             self.fallbacks.append(Fallback("a result is copied", reason))
-
-    def _kernels_of(self, op: int) -> str:
-        """The operation and the nodes that it became, for a report."""
-        names = dict.fromkeys(node.name for node in self.graph.nodes if node.op == op)
-        return f"{target_text(self.body.nodes[op].target)} ({', '.join(names)})"
 
     def _follow(self, choice: Choice) -> None:
         """Make the graph change its pointers as chosen."""
@@ -378,7 +180,7 @@ class RegionGraph:
         self.choice = choice
         words = list(choice.host)
         if not choice.only_host:
-            inputs = [self._place(self._extent(self._stand_ins[position])) for position in self.slots]
+            inputs = [self._place(extent_of(self._stand_ins[position])) for position in self.slots]
             outputs = [self._place(memory.extent) for memory in self.memory]
             written = frozenset(slot for slot, position in enumerate(self.slots) if position in self.body.written)
             added, values = wiring(choice, inputs, outputs, written)
@@ -425,7 +227,7 @@ class RegionGraph:
         """Put the recorded address back."""
         count = len(self.slots)
         if word.slot < count:
-            start = self._extent(self._stand_ins[self.slots[word.slot]]).start
+            start = extent_of(self._stand_ins[self.slots[word.slot]]).start
         else:
             start = self.memory[word.slot - count].extent.start
         cell = ctypes.c_uint64.from_address(self.graph.params_address(word.node) + word.offset)
@@ -541,11 +343,6 @@ class RegionGraph:
         """Outputs as views of the memory that the graph wrote."""
         return [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self._views]
 
-    @property
-    def reuses(self) -> bool:
-        """Whether the outputs are in the same memory at every call."""
-        return self._kept is not None
-
     # -- reporting ------------------------------------------------------------------------------------------------
 
     @property
@@ -618,9 +415,3 @@ class RegionGraph:
 def _attempts(request: Mechanism) -> list[Mechanism | None]:
     """What to try in turn; None copies inputs and outputs alike."""
     return list(dict.fromkeys((request, "host", "copy", None)))
-
-
-def _reason(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    lines = str(cause).strip().splitlines()
-    return (lines[0] if lines else type(cause).__name__).rstrip(".")

@@ -33,7 +33,8 @@ from pygraph.program import (
 )
 from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
-from pygraph.runtime.capture import RefusedError, RegionGraph
+from pygraph.runtime.capture import RegionGraph
+from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.tracing.leaves import overlap_groups, to_number

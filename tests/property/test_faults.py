@@ -12,8 +12,9 @@ from hypothesis import Phase
 
 import pygraph
 from pygraph.program import Program, TensorSpec
-from pygraph.runtime import capture
+from pygraph.runtime import capture, discovery
 from pygraph.runtime.capture import RegionGraph
+from pygraph.runtime.discovery import Discovery
 from pygraph.runtime.pointers import Patcher
 from pygraph.transformed import Transformed
 from tests.property.laws import check_pass, check_stack_equals_eager
@@ -42,21 +43,21 @@ def stack(fn: Any) -> Any:
 
 def missed_pointer(patch: pytest.MonkeyPatch) -> None:
     """Discovery overlooks the pointers to the first input."""
-    found = capture.pointer_words
-    patch.setattr(capture, "pointer_words", lambda *args: [word for word in found(*args) if word.slot != 0])
+    found = discovery.pointer_words
+    patch.setattr(discovery, "pointer_words", lambda *args: [word for word in found(*args) if word.slot != 0])
 
 
 def missed_result_pointer(patch: pytest.MonkeyPatch) -> None:
     """Discovery overlooks the pointers to the last result."""
-    found = capture.pointer_words
-    patch.setattr(capture, "pointer_words", lambda *args: [w for w in found(*args) if w.slot != len(args[2]) - 1])
+    found = discovery.pointer_words
+    patch.setattr(discovery, "pointer_words", lambda *args: [w for w in found(*args) if w.slot != len(args[2]) - 1])
 
 
 def no_proof(patch: pytest.MonkeyPatch) -> None:
     """A plan is used unproven."""
     patch.setattr(RegionGraph, "_passes", lambda self, *args, **kwargs: True)
     patch.setattr(RegionGraph, "_replay_us", 0.0, raising=False)
-    patch.setattr(RegionGraph, "_unproven_inputs", lambda self, words: set())
+    patch.setattr(Discovery, "_unproven_inputs", lambda self, words: set())
 
 
 def stale_number(patch: pytest.MonkeyPatch) -> None:
@@ -215,7 +216,7 @@ def test_the_poison_alone_notices_a_missed_pointer(device: torch.device) -> None
     """Without the count of readers, which comes before it."""
     with pytest.MonkeyPatch.context() as patch:
         missed_pointer(patch)
-        patch.setattr(RegionGraph, "_unproven_inputs", lambda self, words: set())
+        patch.setattr(Discovery, "_unproven_inputs", lambda self, words: set())
         stacked = check_stack_equals_eager(CASE, stack, device)
     report = stacked.explain().to_dict()
     assert any("poison" in fallback["reason"] for fallback in report["fallbacks"])

@@ -12,8 +12,9 @@ import pygraph
 from pygraph.errors import CaptureError
 from pygraph.program import Way
 from pygraph.runtime.body import RegionBody, alignment, copy_span, stand_in
-from pygraph.runtime.capture import RefusedError, RegionGraph
+from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.discovery import RefusedError
 
 
 @pytest.fixture

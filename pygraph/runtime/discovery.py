@@ -1,0 +1,285 @@
+"""What two recordings of a region tell: where its graph holds pointers and numbers, and what it allocates.
+
+The recordings have their inputs and outputs at different addresses and different numbers; words that moved along are
+pointers, and bytes that changed with a number are that number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pygraph.effects import is_operation, is_view, root
+from pygraph.errors import CaptureError
+from pygraph.printing import target_text
+from pygraph.program import Fallback, TensorSpec
+from pygraph.runtime.body import RegionBody, stand_in
+from pygraph.runtime.driver import Driver, Pool, RecordedGraph
+from pygraph.runtime.pointers import Extent, ValueWord, Word, pointer_words, same_structure, value_words
+from pygraph.runtime.proof import Undisturbed
+
+# Two numbers that every dtype represents exactly and that nothing else in a kernel's parameters is likely to be.
+_SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, False)}
+
+# Operations that take a tensor for its shape and dtype only, so that their nodes need not point to it.
+_SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+
+# Operations that do so with one of their arguments: its position.
+_SHAPE_ONLY_ARGUMENT = {"aten.fill": 0, "aten.max_pool2d_with_indices_backward": 1}
+
+
+class RefusedError(CaptureError):
+    """A region cannot be a graph because of its node number ``node``; None if it is the region as a whole."""
+
+    def __init__(self, node: int | None, reason: str) -> None:
+        super().__init__(reason)
+        self.node = node
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class FreshMemory:
+    """Memory that a replay allocates for one or more outputs.
+
+    Attributes:
+        spec: How it is allocated: as the output itself where one output is all of it, else as ``flat``.
+        flat: The whole memory as a flat tensor.
+        extent: Where it was when the graph was recorded, and which operation allocated it.
+        scratch: Bytes that this operation allocated besides.
+    """
+
+    spec: TensorSpec
+    flat: TensorSpec
+    extent: Extent
+    scratch: int
+
+
+class Discovery:
+    """A region, recorded twice; the first recording is kept.
+
+    Args:
+        body: The region.
+        driver: The device.
+        pool: Memory for what the region allocates.
+        inputs: Example inputs, which are not changed.
+        numbers: Example numbers.
+        outputs_move: Whether results will be written elsewhere, so that pointers to them are needed.
+
+    Raises:
+        RefusedError: The device does not record a node, or a number was not found.
+
+    Attributes:
+        graph: The first recording.
+        stand_ins: The inputs that it was recorded with; None for those without memory.
+        static_outputs: The outputs that it writes.
+        slots: Positions of inputs that have memory.
+        memory: What the outputs are in.
+        views: Per output, which memory it is in, and where.
+        words: The pointer words of ``slots``, then of ``memory``.
+        values: Where the numbers are.
+        unfound: Slots that some kernel reads through a pointer that was not found.
+        blank: Memory that nothing is written to.
+        notes: What was not found, for the report.
+    """
+
+    graph: RecordedGraph
+
+    def __init__(
+        self,
+        body: RegionBody,
+        driver: Driver,
+        pool: Pool,
+        inputs: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        outputs_move: bool = True,
+    ) -> None:
+        self.body = body
+        self.driver = driver
+        self.pool = pool
+        self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
+        self.stand_ins: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
+        self.notes: list[Fallback] = []
+        self._empties = [None if tensor.numel() else tensor for tensor in inputs]
+        self._outputs_move = outputs_move
+        self._record(inputs, list(numbers))
+
+    def _record(self, inputs: Sequence[torch.Tensor], numbers: list[Any]) -> None:
+        body = self.body
+        self._warm_up(inputs, numbers)
+        sentinels: list[list[Any]] = [list(numbers), list(numbers)]
+        for _, position, dtype in body.scalar_nodes():
+            kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
+            sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
+        first, outputs, marks = self._record_once(self.stand_ins, sentinels[0])
+        self.graph = first
+        others = [stand_in(tensor) if tensor.numel() else None for tensor in inputs]
+        try:
+            second, outputs_again, _ = self._record_once(others, sentinels[1])
+        except BaseException:
+            first.release()
+            raise
+        try:
+            self._plan(outputs, outputs_again, others, marks, second, sentinels)
+        except BaseException:
+            first.release()
+            raise
+        finally:
+            second.release()
+
+    def _warm_up(self, inputs: Sequence[torch.Tensor], numbers: list[Any]) -> None:
+        """Run once with ordinary launches, so that libraries allocate and choose before anything is recorded."""
+        trial = [stand_in(tensor) if tensor.numel() else tensor for tensor in inputs]
+        with Undisturbed(self.driver, self.body):
+            self.driver.warm_up(lambda: self.body.run(trial, numbers))
+
+    def _record_once(
+        self, inputs: Sequence[torch.Tensor | None], numbers: list[Any]
+    ) -> tuple[RecordedGraph, list[torch.Tensor], list[int]]:
+        position = -1
+        totals: list[int] = []
+        actual = [empty if tensor is None else tensor for tensor, empty in zip(inputs, self._empties, strict=True)]
+
+        def record(mark: Callable[[int], None]) -> list[torch.Tensor]:
+            def step(index: int) -> None:
+                nonlocal position
+                position = index
+                totals.append(self.driver.allocated_total())
+                mark(index)
+
+            outputs = self.body.run(actual, numbers, step)  # pyright: ignore[reportArgumentType]
+            totals.append(self.driver.allocated_total())
+            return outputs
+
+        try:
+            with Undisturbed(self.driver, None):
+                graph, outputs = self.driver.record(record, self.pool)
+        except CaptureError as error:
+            self._settle_libraries(actual, numbers)
+            raise RefusedError(position if position >= 0 else None, _reason(error)) from error
+        return graph, outputs, totals
+
+    def _settle_libraries(self, inputs: Sequence[Any], numbers: list[Any]) -> None:
+        """Run once more after a refused recording: cuSOLVER fails the next call too (torch 2.11), and then no more."""
+        with Undisturbed(self.driver, self.body), contextlib.suppress(RuntimeError):
+            self.body.run(inputs, numbers)
+
+    def _plan(
+        self,
+        outputs: list[torch.Tensor],
+        outputs_again: list[torch.Tensor],
+        others: Sequence[torch.Tensor | None],
+        totals: list[int],
+        second: RecordedGraph,
+        sentinels: list[list[Any]],
+    ) -> None:
+        """Find the words of every input, output memory and number."""
+        body = self.body
+        self.static_outputs = outputs
+        self.memory: list[FreshMemory] = []
+        memory_again: list[Extent] = []
+        self.views: list[tuple[int, TensorSpec]] = []
+        known: dict[int, int] = {}
+        for index, (tensor, again) in enumerate(zip(outputs, outputs_again, strict=True)):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known or not tensor.numel():
+                known[storage.data_ptr()] = len(self.memory)
+                op = body.producer(index)
+                scratch = max(totals[op + 1] - totals[op] - storage.nbytes(), 0)
+                flat = TensorSpec((storage.nbytes() // tensor.element_size(),), (1,), tensor.dtype, tensor.device)
+                spec = TensorSpec.of(tensor)
+                whole = spec.offset == 0 and spec.nbytes == storage.nbytes()
+                extent = Extent(storage.data_ptr(), storage.nbytes(), op)
+                self.memory.append(FreshMemory(spec if whole else flat, flat, extent, scratch))
+                memory_again.append(Extent(again.untyped_storage().data_ptr(), storage.nbytes(), op))
+            self.views.append((known[storage.data_ptr()], TensorSpec.of(tensor)))
+
+        nodes, nodes_again = self.graph.nodes, second.nodes
+        comparable = same_structure(nodes, nodes_again)
+        if not comparable:
+            self.notes.append(Fallback("every pointer", "two recordings of the region differ in their kernels"))
+        extents = [extent_of(self.stand_ins[i]) for i in self.slots] + [m.extent for m in self.memory]
+        extents_again = [extent_of(others[i]) for i in self.slots] + memory_again
+        words = pointer_words(nodes, nodes_again, extents, extents_again) if comparable else []
+        self.words = words
+        self.values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or body.numbers else []
+        self.unfound = self._unproven_inputs(words) if comparable else set(range(len(self.slots)))
+        self.blank = self._blank_memory() if comparable else frozenset[int]()
+
+    def _find_numbers(self, nodes: Any, nodes_again: Any, sentinels: list[list[Any]]) -> list[ValueWord]:
+        found: list[ValueWord] = []
+        for op, position, dtype in self.body.scalar_nodes():
+            if str(dtype).removeprefix("torch.") in ("float16", "bfloat16"):
+                raise RefusedError(op, "a live number of 16 bits cannot be told apart in a kernel's parameters")
+            encoded = [torch.tensor(values[position], dtype=dtype).numpy().tobytes() for values in sentinels]
+            name = str(dtype).removeprefix("torch.")
+            words = value_words(nodes, nodes_again, op, position, encoded[0], encoded[1], name)
+            if len(words) != 1:
+                raise RefusedError(op, f"its number was found {len(words)} times in the kernel's parameters")
+            found += words
+        return found
+
+    def _unproven_inputs(self, words: list[Word]) -> set[int]:
+        """Slots of inputs that some kernel reads through a pointer that was not found."""
+        found = {(word.slot, self.graph.nodes[word.node].op) for word in words}
+        recorded = {node.op for node in self.graph.nodes}
+        missing: set[int] = set()
+        for slot, position in enumerate(self.slots):
+            for op in self.body.readers(position):
+                node = self.body.nodes[op]
+                name = target_text(node.target)
+                if op not in recorded or (slot, op) in found:
+                    continue
+                if is_operation(node) and any(part in name for part in _SHAPE_ONLY):
+                    continue
+                ignored = _SHAPE_ONLY_ARGUMENT.get(name.rpartition(".")[0])
+                if ignored is not None and self.body.takes_only_at(node, position, ignored):
+                    continue
+                missing.add(slot)
+                self._note_copy(
+                    position,
+                    f"no pointer to it was found in the kernels of {self.kernels_of(op)}",
+                    node.meta.get("source"),
+                )
+                break
+        return missing
+
+    def _blank_memory(self) -> frozenset[int]:
+        """Memory of outputs that nothing is written to, as that of ``empty``; notes other memory without a pointer."""
+        recorded = {node.op for node in self.graph.nodes}
+        pointed = {word.slot - len(self.slots) for word in self.words}
+        taken = {root(a) for node in self.body.nodes if not is_view(node) for a in node.all_input_nodes}
+        blank: set[int] = set()
+        for output, (number, _) in zip(self.body.outputs, self.views, strict=True):
+            op = self.memory[number].extent.first_op
+            if number in pointed or not self.memory[number].extent.size:
+                continue
+            if op not in recorded and root(output) not in taken:
+                blank.add(number)
+            elif self._outputs_move:
+                reason = f"no pointer to it was found in the kernels of {self.kernels_of(op)}"
+                self.notes.append(Fallback("a result is copied", reason, self.body.nodes[op].meta.get("source")))
+        return frozenset(blank)
+
+    def _note_copy(self, position: int, reason: str, source: str | None = None) -> None:
+        self.notes.append(Fallback(f"input {self.body.inputs[position].name} is copied", reason, source))
+
+    def kernels_of(self, op: int) -> str:
+        """The operation and the nodes that it became, for a report."""
+        names = dict.fromkeys(node.name for node in self.graph.nodes if node.op == op)
+        return f"{target_text(self.body.nodes[op].target)} ({', '.join(names)})"
+
+
+def extent_of(tensor: torch.Tensor | None) -> Extent:
+    """The memory of a stand-in."""
+    assert tensor is not None
+    return Extent(tensor.data_ptr(), TensorSpec.of(tensor).nbytes)
+
+
+def _reason(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    lines = str(cause).strip().splitlines()
+    return (lines[0] if lines else type(cause).__name__).rstrip(".")

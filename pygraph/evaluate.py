@@ -186,6 +186,7 @@ def alias_view(alias: Alias, base: torch.Tensor) -> torch.Tensor:
     """The view of ``base`` that an alias describes, or ``base`` itself."""
     if alias.identical or alias.of in ("argument", "result"):
         return base
+    assert alias.spec is not None
     return base.as_strided(alias.spec.shape, alias.spec.stride, base.storage_offset() + alias.spec.offset)
 
 

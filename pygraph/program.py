@@ -217,14 +217,15 @@ class Alias:
 
     ``of`` says of what. ``input`` and ``output``: a view of input or output number ``index``, or that captured tensor
     itself if ``identical``; ``spec.offset`` is relative to its first element. ``argument``: the very object at leaf
-    ``index`` of the caller's arguments. ``result``: the very object returned at leaf ``index``.
+    ``index`` of the caller's arguments, which may be a number (``spec`` is None). ``result``: the very object returned
+    at leaf ``index``.
     """
 
     path: str
     leaf: int
     of: Literal["input", "output", "argument", "result"]
     index: int
-    spec: TensorSpec
+    spec: TensorSpec | None
     identical: bool = False
 
 

@@ -273,7 +273,8 @@ class _Memset:
 
     def run(self, params: bytes) -> None:
         target = self.target.read(params, params)
-        target.view(torch.uint8).fill_(params[8]) if target.dim() else target.view(1).view(torch.uint8).fill_(params[8])
+        # A dimension of size one may have any stride, which a view as bytes does not allow.
+        target.as_strided((target.numel(),), (1,)).view(torch.uint8).fill_(params[8])
 
 
 def _operand(tensor: torch.Tensor, offset: int) -> _Operand:

@@ -22,6 +22,7 @@ from pygraph.program import (
     Base,
     Captured,
     Input,
+    ScalarArgument,
     Static,
     TensorSpec,
 )
@@ -131,14 +132,15 @@ def classify_outputs(
     arguments = {
         id(recording.values[index]): descriptor.leaf
         for index, descriptor in enumerate(recording.inputs)
-        if isinstance(descriptor, Argument)
+        if isinstance(descriptor, (Argument, ScalarArgument))
     }
     returned: dict[int, int] = {}
     repeats: list[Alias] = []
     for leaf, value in enumerate(recording.out_leaves):
         path = recording.out_paths[leaf]
         if id(value) in arguments:
-            aliases.append(Alias(path, leaf, "argument", arguments[id(value)], TensorSpec.of(value)))
+            spec = TensorSpec.of(value) if isinstance(value, torch.Tensor) else None
+            aliases.append(Alias(path, leaf, "argument", arguments[id(value)], spec))
             position += 1
         elif isinstance(value, torch.Tensor) and id(value) in returned:
             repeats.append(Alias(path, leaf, "result", returned[id(value)], _fixed_spec(value)))

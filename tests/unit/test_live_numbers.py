@@ -135,3 +135,17 @@ def test_only_the_number_that_is_asked_is_baked_in(device: torch.device) -> None
         for scale in (2.0, 3.0):
             assert torch.equal(jitted(x, scale, shift), fn(x, scale, shift))
     assert jitted.cache_info()[:2] == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "number", [2.5, 3, np.float32(2.5), np.float64(2.5), np.int64(3)], ids=lambda n: type(n).__name__
+)
+def test_a_number_that_is_returned_is_the_one_that_was_passed(device: torch.device, number: Any) -> None:
+    fn = pygraph.jit(lambda x, k: (x * k, k))
+    x = torch.arange(3.0, device=device)
+    for _ in range(4):
+        product, k = fn(x, number)
+        assert k is number
+        assert torch.equal(product, x * number)
+    assert fn.cache_info().misses == 1
+    assert pygraph.evaluate(pygraph.trace(lambda x, k: k)(x, number), x, number) is number

@@ -799,3 +799,11 @@ def test_memory_that_dies_while_recording_stays_poison(driver: EmulatedDriver):
     graph, _ = driver.record(body, driver.new_pool())
     assert driver.tensor_at(address, (8,), (1,), torch.float32).isnan().all().item()
     graph.release()
+
+
+def test_a_recorded_fill_of_a_dimension_of_one_with_any_stride(driver: EmulatedDriver) -> None:
+    x = torch.ones(4, device=driver.device)[::2][:1]
+    graph, _ = driver.record(lambda mark: (mark(0), x.zero_())[1], driver.new_pool())
+    graph.replay()
+    assert x.tolist() == [0.0]
+    graph.release()

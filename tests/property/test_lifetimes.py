@@ -182,13 +182,14 @@ def test_an_exception_of_the_timer_or_the_device_is_survived(
 ) -> None:
     """Recording, the second recording, the proof and the measurement fail with an error of the device's."""
     from pygraph.runtime.capture import RegionGraph
+    from pygraph.runtime.discovery import Discovery
     from pygraph.runtime.executable import Executable
 
     base = live_bytes(device)
     for owner, name, nth in (
-        (RegionGraph, "_record_once", 1),
-        (RegionGraph, "_record_once", 2),
-        (RegionGraph, "_plan", 1),
+        (Discovery, "_record_once", 1),
+        (Discovery, "_record_once", 2),
+        (Discovery, "_plan", 1),
         (RegionGraph, "_prove", 1),
         (RegionGraph, "_passes", 1),
         (RegionGraph, "__call__", 1),

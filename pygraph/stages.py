@@ -16,7 +16,6 @@ from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.body import alignment
 from pygraph.runtime.turns import reason_inside
 from pygraph.trace import Traced
-from pygraph.tracing.leaves import static_leaves
 from pygraph.transformed import Entry, Transformed
 
 
@@ -116,7 +115,5 @@ def lower(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[s
     Raises:
         TraceError: The function cannot be traced with these arguments.
     """
-    options = function.options
-    static = static_leaves(args, kwargs, options.static_argnums, options.static_argnames)
-    traced, program = function.make_programs(args, kwargs, static)
+    traced, program = function.make_programs(args, kwargs, function.static_leaves(args, kwargs))
     return Lowered(function, traced, program, pytree.tree_leaves((args, kwargs)))

@@ -247,7 +247,7 @@ class Transformed(Generic[P, R]):
             return
         if self._clear_first:  # asked for during this call; the native path would pass it by
             return
-        static = static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)
+        static = self.static_leaves(args, kwargs)
         live = live_numbers(leaves, static | self._needed.get(key[0], frozenset()))
         self._native.plan(key, entry, live, leaves, args, kwargs, self.fn, self._device_type(leaves))
 
@@ -288,11 +288,14 @@ class Transformed(Generic[P, R]):
     # -- the cache ------------------------------------------------------------------------------------------------
 
     def _key(self, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any) -> Key:
-        options = self.options
-        static = static_leaves(args, kwargs, options.static_argnums, options.static_argnames)
+        static = self.static_leaves(args, kwargs)
         base = (structure, static, leaf_keys(leaves, static), overlap_key(leaves), mode_key(self._device_type(leaves)))
         needed = self._needed.get(base, frozenset())
         return (base, tuple((index, static_key(leaves[index], index)) for index in sorted(needed)))
+
+    def static_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+        """Leaf positions of a call's arguments that the options make static."""
+        return static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)
 
     def _device_type(self, leaves: list[Any]) -> str:
         """The accelerator whose autocast setting matters: that of the first tensor, or of what is closed over."""
@@ -318,19 +321,16 @@ class Transformed(Generic[P, R]):
             self._seen.add(key)
             note = Fallback("the call", f"past the budget of {self.options.max_graphs} graphs")
             return Entry(None, None, None, [note])
-        static = static_leaves(args, kwargs, self.options.static_argnums, self.options.static_argnames)
-        static |= self._needed.get(base, frozenset())
+        static = self.static_leaves(args, kwargs)
         try:
-            traced, program = self.make_programs(args, kwargs, static)
+            traced, program = self.make_programs(args, kwargs, static | self._needed.get(base, frozenset()))
             _check_disjoint(program, leaves, self._name)
         except TraceError as error:
             note = Fallback("the call", str(error), None)
             if self.options.strict:
                 raise FallbackError(str(error)) from error
             return self._keep(key, Entry(None, None, None, [note]))
-        found = frozenset(traced.static_leaves) - static_leaves(
-            args, kwargs, self.options.static_argnums, self.options.static_argnames
-        )
+        found = traced.static_leaves - static
         if found:
             # Also when all were known: another thread may have found them after this call's key was made.
             self._needed[base] = self._needed.get(base, frozenset()) | found

@@ -345,11 +345,9 @@ class CudaDriver(Driver):
 
     def native_stream(self) -> tuple[Callable[[int], int], int]:
         """PyTorch's current stream, and cuStreamIsCapturing."""
-        return torch._C._cuda_getCurrentRawStream, self.native_is_capturing()  # checked with torch 2.11 and 2.13
-
-    def native_is_capturing(self) -> int:
-        """The address of ``cuStreamIsCapturing(stream, int *status)``."""
-        return function_pointer("cuStreamIsCapturing")
+        return torch._C._cuda_getCurrentRawStream, function_pointer(
+            "cuStreamIsCapturing"
+        )  # checked with torch 2.11 and 2.13
 
     def measure(self, run: Callable[[], object]) -> float:
         """Median microseconds of a call in a row of calls: the larger of what the host and the device need."""

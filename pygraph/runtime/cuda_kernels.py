@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from pygraph.runtime.cuda_api import check, cu
 
 CAPACITIES = (8, 64, 480)
 """How many addresses one node takes; kernels have 4 KB of parameters everywhere."""
@@ -105,8 +109,26 @@ def _module(arch: str) -> Any:
 
 
 @functools.cache
-def kernel_handle(name: str, device: torch.device) -> tuple[Any, int]:
-    """One of our kernels: the object to keep, and its ``CUkernel``."""
+def _kernel(name: str, device: torch.device) -> Any:
+    """One of our kernels; the cache keeps it loaded."""
     major, minor = torch.cuda.get_device_capability(device)
-    kernel = _module(f"sm_{major}{minor}").get_kernel(name)
-    return kernel, int(kernel.handle)
+    return _module(f"sm_{major}{minor}").get_kernel(name)
+
+
+def launch_params(name: str, blocks: int, arguments: Sequence[Any], device: torch.device) -> tuple[Any, object]:
+    """The parameters of a node that launches one of our kernels, and what must live until it is added.
+
+    Args:
+        name: The kernel.
+        blocks: How many blocks of 256 threads.
+        arguments: Its arguments as ctypes objects.
+        device: Where it runs.
+    """
+    array = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+    params = cu.CUDA_KERNEL_NODE_PARAMS()
+    params.kern = cu.CUkernel(int(_kernel(name, device).handle))
+    params.ctx = check(cu.cuCtxGetCurrent())
+    params.gridDimX, params.gridDimY, params.gridDimZ = blocks, 1, 1
+    params.blockDimX, params.blockDimY, params.blockDimZ = 256, 1, 1
+    params.kernelParams = ctypes.addressof(array)
+    return params, (array, arguments)

@@ -212,14 +212,13 @@ _KINDS = {"KERNEL": KernelParams, "MEMCPY": MemcpyParams, "MEMSET": MemsetParams
 
 def graph_nodes(graph: Any) -> list[Any]:
     """The handles of a graph's nodes in the order in which they were added."""
-    number = check(cu.cuGraphGetNodes(graph, 0))[1]
-    return list(check(cu.cuGraphGetNodes(graph, number))[0])[:number] if number else []
+    return listed(cu.cuGraphGetNodes, graph)
 
 
-def neighbours(query: Any, node: Any) -> list[Any]:
-    """What ``cuGraphNodeGetDependencies`` or ``cuGraphNodeGetDependentNodes`` lists for a node."""
-    number = check(query(node, 0))[-1]
-    return list(check(query(node, number))[0])[:number] if number else []
+def listed(query: Any, of: Any) -> list[Any]:
+    """The nodes that a query of the driver lists, which wants to be told first how many there are."""
+    number = check(query(of, 0))[-1]
+    return list(check(query(of, number))[0])[:number] if number else []
 
 
 def node_params(handle: Any) -> list[NodeParams]:

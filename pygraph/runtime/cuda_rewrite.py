@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from pygraph.runtime.cuda_api import check, cu
-from pygraph.runtime.cuda_kernels import kernel_handle
-from pygraph.runtime.cuda_nodes import neighbours
+from pygraph.runtime.cuda_kernels import launch_params
+from pygraph.runtime.cuda_nodes import listed
 
 
 def replace_unpatchable(graph: Any, nodes: list[Any], device: torch.device) -> list[Any]:
@@ -32,7 +32,7 @@ def _replacement(graph: Any, node: Any, device: torch.device) -> Any:
     if made is None:
         return node
     params, _keep = made
-    before, after = neighbours(cu.cuGraphNodeGetDependencies, node), neighbours(cu.cuGraphNodeGetDependentNodes, node)
+    before, after = listed(cu.cuGraphNodeGetDependencies, node), listed(cu.cuGraphNodeGetDependentNodes, node)
     kernel = check(cu.cuGraphAddKernelNode(graph, before or None, len(before), params))
     if after:
         check(cu.cuGraphAddDependencies(graph, [kernel] * len(after), after, None, len(after)))
@@ -51,7 +51,7 @@ def _copy_kernel(copy: Any, device: torch.device) -> tuple[Any, Any] | None:
     source = int(copy.srcDevice) + copy.srcXInBytes + copy.srcPitch * (copy.srcY + copy.srcHeight * copy.srcZ)
     numbers = (target, source, copy.dstPitch, copy.dstHeight, copy.srcPitch, copy.srcHeight, copy.WidthInBytes)
     arguments = [ctypes.c_uint64(number) for number in (*numbers, copy.Height)]
-    return _kernel("pygraph_copy_3d", copy.Height * copy.Depth, arguments, device)
+    return launch_params("pygraph_copy_3d", copy.Height * copy.Depth, arguments, device)
 
 
 def _fill_kernel(fill: Any, device: torch.device) -> tuple[Any, Any] | None:
@@ -65,15 +65,4 @@ def _fill_kernel(fill: Any, device: torch.device) -> tuple[Any, Any] | None:
         ctypes.c_uint32(fill.elementSize),
         ctypes.c_uint64(fill.width),
     ]
-    return _kernel("pygraph_fill_2d", fill.height, arguments, device)
-
-
-def _kernel(name: str, blocks: int, arguments: list[Any], device: torch.device) -> tuple[Any, Any]:
-    array = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
-    params = cu.CUDA_KERNEL_NODE_PARAMS()
-    params.kern = cu.CUkernel(kernel_handle(name, device)[1])
-    params.ctx = check(cu.cuCtxGetCurrent())
-    params.gridDimX, params.gridDimY, params.gridDimZ = blocks, 1, 1
-    params.blockDimX, params.blockDimY, params.blockDimZ = 256, 1, 1
-    params.kernelParams = ctypes.addressof(array)
-    return params, (array, arguments)
+    return launch_params("pygraph_fill_2d", fill.height, arguments, device)

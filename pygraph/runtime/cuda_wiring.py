@@ -15,8 +15,8 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda_api import check, cu
-from pygraph.runtime.cuda_kernels import CAPACITIES, CHUNK, kernel_handle
-from pygraph.runtime.cuda_nodes import KernelParams, NodeParams, graph_nodes, neighbours
+from pygraph.runtime.cuda_kernels import CAPACITIES, CHUNK, launch_params
+from pygraph.runtime.cuda_nodes import KernelParams, NodeParams, graph_nodes, listed
 from pygraph.runtime.driver import Wiring
 from pygraph.runtime.trampoline import Refused, kernel_of, trampoline
 
@@ -48,8 +48,8 @@ def add_wiring(
     Raises:
         CaptureError: A node cannot be updated by the device, or has no trampoline.
     """
-    first = _ends(graph, cu.cuGraphGetRootNodes)
-    last = [node for node in graph_nodes(graph) if not neighbours(cu.cuGraphNodeGetDependentNodes, node)]
+    first = listed(cu.cuGraphGetRootNodes, graph)
+    last = [node for node in graph_nodes(graph) if not listed(cu.cuGraphNodeGetDependentNodes, node)]
     added = Added([], [])
     targets = _update_targets(params, wiring)
     targets += _table_targets(params, wiring, device, added.keep)
@@ -145,23 +145,11 @@ def _add(
         chosen = [[row[0], row[1], local[row[2]]] for row in rows if row[2] in local]
         size = CAPACITIES[bisect.bisect_left(CAPACITIES, len(mine))]
         grid = blocks(chosen)
-        kernel, handle = kernel_handle(f"{name}_{size}", device)
         table = torch.tensor(chosen, dtype=torch.int64).to(device)
         words = (ctypes.c_uint64 * size)()
         pointer, count = ctypes.c_uint64(table.data_ptr()), ctypes.c_int32(len(chosen))
-        arguments = (ctypes.c_void_p * 3)(*(ctypes.addressof(argument) for argument in (words, pointer, count)))
-        params = cu.CUDA_KERNEL_NODE_PARAMS()
-        params.kern = cu.CUkernel(handle)
-        params.ctx = check(cu.cuCtxGetCurrent())
-        params.gridDimX, params.gridDimY, params.gridDimZ = grid, 1, 1
-        params.blockDimX, params.blockDimY, params.blockDimZ = 256, 1, 1
-        params.kernelParams = ctypes.addressof(arguments)
+        params, _keep = launch_params(f"{name}_{size}", grid, (words, pointer, count), device)
         node = check(cu.cuGraphAddKernelNode(graph, after or None, len(after), params))
         if before:
             check(cu.cuGraphAddDependencies(graph, [node] * len(before), before, None, len(before)))
-        added.nodes.append((_AddedParams(node, (table, kernel)), mine))
-
-
-def _ends(graph: Any, query: Any) -> list[Any]:
-    number = check(query(graph, 0))[1]
-    return list(check(query(graph, number))[0])[:number] if number else []
+        added.nodes.append((_AddedParams(node, table), mine))

@@ -65,11 +65,25 @@ def _questions(code: types.CodeType) -> frozenset[int]:
 
 
 class _Live:
-    """What both have: whose number they are, and the set that gets its leaf when user code asks for its text."""
+    """What both have.
 
-    _kind: type
-    _leaf: int
-    _asked: set[int]
+    Args:
+        node: The symbol.
+        kind: The type of what the caller passed.
+        leaf: Its position among the arguments' leaves.
+        asked: Gets the leaf when user code asks for its text.
+    """
+
+    def __init__(self, node: Any, kind: type, leaf: int, asked: set[int]) -> None:
+        super().__init__(node)  # pyright: ignore  # of torch's class, which comes next
+        self._kind = kind
+        self._leaf = leaf
+        self._asked = asked
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore
+        """What user code is told, which is as in eager."""
+        return self._kind if _asked_by_user(2, _questions) else type(self)
 
     def _note(self) -> None:
         if _asked_by_user(3, None):
@@ -89,37 +103,8 @@ class _Live:
 
 
 class LiveFloat(_Live, torch.SymFloat):
-    """A float argument.
-
-    Args:
-        node: The symbol.
-        kind: The type of what the caller passed.
-        leaf: Its position among the arguments' leaves.
-        asked: Gets the leaf when user code asks for its text.
-    """
-
-    def __init__(self, node: Any, kind: type, leaf: int, asked: set[int]) -> None:
-        super().__init__(node)
-        self._kind = kind
-        self._leaf = leaf
-        self._asked = asked
-
-    @property
-    def __class__(self) -> type:  # pyright: ignore
-        """What user code is told, which is as in eager."""
-        return self._kind if _asked_by_user(2, _questions) else LiveFloat
+    """A float argument."""
 
 
 class LiveInt(_Live, torch.SymInt):
-    """The same for an int argument."""
-
-    def __init__(self, node: Any, kind: type, leaf: int, asked: set[int]) -> None:
-        super().__init__(node)
-        self._kind = kind
-        self._leaf = leaf
-        self._asked = asked
-
-    @property
-    def __class__(self) -> type:  # pyright: ignore
-        """What user code is told, which is as in eager."""
-        return self._kind if _asked_by_user(2, _questions) else LiveInt
+    """An int argument."""

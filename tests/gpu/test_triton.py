@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import pygraph
+from pygraph.program import MECHANISMS, Mechanism
 
 pytestmark = pytest.mark.gpu
 
@@ -230,3 +231,25 @@ def test_gradients_through_a_kernel(kernels: Any) -> None:
         return gradient
 
     check(fn, vectors())
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_each_mechanism(kernels: Any, mechanism: Mechanism) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernels.add[blocks](x, y, out, x.numel(), BLOCK=256)
+        return out
+
+    fast = pygraph.graphify(pygraph.indirect(fn, mechanism=mechanism))
+    used: list[Tensor] = []
+    for _ in range(5):
+        x, y = vectors()()
+        expected = x + y
+        torch.testing.assert_close(fast(x, y), expected)
+        for tensor in (x, y):
+            tensor.fill_(float("nan"))
+        used += [x, y]  # so that the next call's are elsewhere
+    report = fast.explain().to_dict()
+    assert report["kernels_in_graphs"] == report["kernels"] == 1
+    if mechanism != "auto":
+        assert report["mechanisms"][mechanism] > 0, report["fallbacks"]

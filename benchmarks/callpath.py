@@ -5,7 +5,7 @@ Run on a machine with a GPU::
     python benchmarks/callpath.py --out callpath.json
 
 Every way is timed in turn in one process: a number of submissions without waiting, then a synchronisation, several
-rounds; the median is reported. Without a GPU it runs on the emulated device, whose times mean nothing.
+rounds; quartiles and medians are reported. Without a GPU it runs on the emulated device, whose times mean nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Call = Callable[[], object]
 
 @contextlib.contextmanager
 def native(on: bool) -> Iterator[None]:
-    """Whether functions that are first called inside take the native path."""
+    """Whether functions get plans for the native path when they are called inside."""
     before = os.environ.get("PYGRAPH_NATIVE")
     os.environ["PYGRAPH_NATIVE"] = "1" if on else "0"
     try:
@@ -53,18 +53,37 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def host_times(ways: dict[str, Call], device: torch.device, count: int, rounds: int) -> dict[str, float]:
-    """Median microseconds of the host per submission, the ways in turn."""
+def host_times(ways: dict[str, Call], device: torch.device, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Microseconds of the host per submission, the ways in turn: lower quartile, median, upper quartile."""
     samples: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
+    counts: dict[str, int] = {}
+    for name, call in ways.items():
+        with native(name != "python"):
+            counts[name] = submissions(call, device, options.count)
+    for _ in range(options.rounds):
         for name, call in ways.items():
             synchronize(device)
-            start = time.perf_counter()
-            for _ in range(count):
-                call()
-            samples[name].append((time.perf_counter() - start) / count * 1e6)
+            with native(name != "python"):
+                start = time.perf_counter()
+                for _ in range(counts[name]):
+                    call()
+                samples[name].append((time.perf_counter() - start) / counts[name] * 1e6)
             synchronize(device)
-    return {name: round(statistics.median(values), 3) for name, values in samples.items()}
+    return {
+        name: [round(value, 3) for value in statistics.quantiles(values, n=4, method="inclusive")]
+        for name, values in samples.items()
+    }
+
+
+def submissions(call: Call, device: torch.device, most: int) -> int:
+    """How many calls in a row the device takes without making the host wait: what runs for a few milliseconds."""
+    seconds: list[float] = []
+    for _ in range(5):
+        start = time.perf_counter()
+        call()
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return max(4, min(most, int(0.01 / statistics.median(seconds))))
 
 
 def breakdown(function: Any, args: tuple[Any, ...], count: int) -> dict[str, Any]:
@@ -126,7 +145,7 @@ def measure(
             ways[label] = cycle(compiled)
     result = {
         "name": name,
-        "us": host_times(ways, device, options.count, options.rounds),
+        "us": host_times(ways, device, options),
         "breakdown": breakdown(fast, inputs[0], options.count),
         "hits": fast.cache_info().hits,
         "captures": fast.cache_info().captures,
@@ -193,7 +212,7 @@ def static_sweep(device: torch.device, options: argparse.Namespace) -> dict[str,
         function = pygraph.jit(module)
         for _ in range(8):
             function(x)
-        points[count] = host_times({"native": lambda f=function: f(x)}, device, options.count, options.rounds)["native"]
+        points[count] = host_times({"native": lambda f=function: f(x)}, device, options)["native"][1]
         matching[count] = breakdown(function, (x,), options.count).get("match", 0.0)
     result = {
         "name": "static parameters",

@@ -7,6 +7,7 @@ still reads what was captured gives NaN.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -15,6 +16,7 @@ import re
 import sys
 import types
 import unittest
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -227,7 +229,7 @@ def poison(tensors: Sequence[torch.Tensor]) -> None:
 # -- comparing ----------------------------------------------------------------------------------------------------
 
 
-def compare(got: Any, expected: Any, where: str, *, values: bool = True, loose: bool = False) -> bool:
+def compare(got: Any, expected: Any, where: str, *, values: bool = True, spread: Sequence[str] = ()) -> bool:
     """Whether two results are equal to the last bit; they must at least be close.
 
     Args:
@@ -235,7 +237,8 @@ def compare(got: Any, expected: Any, where: str, *, values: bool = True, loose: 
         expected: What eager returned.
         where: What the results are, for the message.
         values: Compare values too, not only types and layouts.
-        loose: Allow for sums in another order: tolerance relative to the largest value.
+        spread: Per leaf, how much eager differs from itself: ``rounding`` allows for sums in another order (tolerance
+            relative to the largest value), ``arbitrary`` for any value.
 
     Raises:
         Mismatch: Structure, layout, dtype or values differ.
@@ -247,9 +250,11 @@ def compare(got: Any, expected: Any, where: str, *, values: bool = True, loose: 
     exact = True
     for index, (a, b) in enumerate(zip(leaves, wanted, strict=True)):
         place = where if len(leaves) == 1 else f"{where} [{index}]"
+        kind = spread[index] if spread else "none"
+        told = values and kind != "arbitrary"
         if isinstance(b, torch.Tensor):
-            exact &= _compare_tensors(a, b, place, values, loose)
-        elif type(a) is not type(b) or (values and a != b and not (_is_nan(a) and _is_nan(b))):
+            exact &= _compare_tensors(a, b, place, told, loose=kind == "rounding")
+        elif type(a) is not type(b) or (told and a != b and not (_is_nan(a) and _is_nan(b))):
             raise Mismatch(f"{place}: {a!r} instead of {b!r}")
     return exact
 
@@ -413,41 +418,67 @@ class _Check:
     ) -> None:
         expected, expected_arguments = eager
         try:
-            self._once(what, result, arguments, expected, expected_arguments)
+            self._once(what, result, arguments, eager)
         except Mismatch:
-            spread = self._spread(case, which, expected)
-            if spread == "none":
+            spread = self._spread(case, which, eager)
+            kinds = [kind for kind in KINDS_OF_SPREAD if kind in spread]
+            if not kinds:
                 raise
             self.exact = False
-            self.note = f"eager does not repeat itself ({spread})"
-            self._once(what, result, arguments, expected, expected_arguments, loose=True, values=spread == "rounding")
+            self.note = f"eager does not repeat itself ({', '.join(kinds)})"
+            self._once(what, result, arguments, eager, spread)
         if aliases(result, arguments) != aliases(expected, expected_arguments):
             got, wanted = aliases(result, arguments), aliases(expected, expected_arguments)
             raise Mismatch(f"{what}: results lie in the memory of arguments {got} instead of {wanted}")
 
-    def _once(
-        self, what: str, result: Any, arguments: Any, expected: Any, expected_arguments: Any,
-        *, loose: bool = False, values: bool = True,
-    ) -> None:  # fmt: skip
-        values = values and self.values
-        self.exact &= compare(result, expected, f"{what}, result", values=values, loose=loose)
-        self.exact &= compare(arguments, expected_arguments, f"{what}, arguments", values=values, loose=loose)
+    def _once(self, what: str, result: Any, arguments: Any, eager: Any, spread: Sequence[str] = ()) -> None:
+        expected, expected_arguments = eager
+        count = len(pytree.tree_leaves(expected))
+        results, others = spread[:count], spread[count:]
+        self.exact &= compare(result, expected, f"{what}, result", values=self.values, spread=results)
+        self.exact &= compare(arguments, expected_arguments, f"{what}, arguments", values=self.values, spread=others)
 
-    def _spread(self, case: Case, which: int, expected: Any) -> str:
-        """How much eager differs from itself over a few calls: ``none``, ``rounding`` or ``arbitrary``."""
-        spread = "none"
-        for _ in range(3):
-            again, _arguments = _eager(case, case.sets[which])
-            try:
-                if not compare(again, expected, ""):
-                    spread = "rounding"
-            except Mismatch:
-                try:
-                    compare(again, expected, "", loose=True)
-                    spread = "rounding"
-                except Mismatch:
-                    return "arbitrary"
+    def _spread(self, case: Case, which: int, eager: Any) -> list[str]:
+        """How much eager differs from itself over a few calls, per leaf of result and arguments."""
+        wanted = pytree.tree_leaves(eager)
+        spread = ["none"] * len(wanted)
+        for turn in range(4):
+            with filled_memory() if turn == 0 else contextlib.nullcontext():
+                again = pytree.tree_leaves(_eager(case, case.sets[which]))
+            for index, (a, b) in enumerate(zip(again, wanted, strict=True)):
+                spread[index] = max(spread[index], _difference(a, b), key=("none", *KINDS_OF_SPREAD).index)
         return spread
+
+
+KINDS_OF_SPREAD = ("rounding", "arbitrary")
+
+
+def _difference(a: Any, b: Any) -> str:
+    """Whether two leaves are the same, close or neither."""
+    try:
+        return "none" if compare(a, b, "") else "rounding"
+    except Mismatch:
+        try:
+            compare(a, b, "", spread=["rounding"])
+        except Mismatch:
+            return "arbitrary"
+        return "rounding"
+
+
+@contextlib.contextmanager
+def filled_memory() -> Iterator[None]:
+    """Have torch fill what it allocates, so that results that nothing was written to show.
+
+    In ordinary calls they can repeat themselves for a while, as they get the same memory again.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about operators that have no deterministic form
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _report(fast: Any) -> dict[str, Any]:

@@ -143,6 +143,14 @@ struct Leaf {
   int slot = 0;                    // position among tensors, or among live numbers
 };
 
+bool equal(c10::IntArrayRef a, c10::IntArrayRef b) {  // inline, since a tensor has few dimensions
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i] != b[i]) return false;
+  }
+  return true;
+}
+
 struct Layout {
   c10::DispatchKeySet keys;
   c10::ScalarType dtype;
@@ -156,8 +164,7 @@ struct Layout {
 
   bool fits(const c10::TensorImpl& tensor) const {
     return tensor.key_set() == keys && tensor.dtype() == c10::scalarTypeToTypeMeta(dtype) &&
-        tensor.device() == device && tensor.sizes() == c10::IntArrayRef(sizes) &&
-        tensor.strides() == c10::IntArrayRef(strides);
+        tensor.device() == device && equal(tensor.sizes(), sizes) && equal(tensor.strides(), strides);
   }
 };
 
@@ -174,6 +181,14 @@ struct TensorSpec {
   explicit TensorSpec(const c10::TensorImpl& tensor) : layout(tensor) {}
 };
 
+// What mutable_data() gives (a lazily cloned tensor gets memory of its own), without asking whether there is a storage.
+uint64_t address_of(const c10::TensorImpl& tensor) {
+  if (tensor.is_empty()) return 0;
+  c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  auto* start = static_cast<char*>(storage->mutable_data());
+  return reinterpret_cast<uint64_t>(start + tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()));
+}
+
 struct CapturedSpec {
   PyObject* object;         // borrowed from the plan
   const c10::TensorImpl* tensor;
@@ -185,7 +200,7 @@ struct CapturedSpec {
   bool fits(bool grad_mode) const {
     c10::TensorImpl* now = THPVariable_Unpack(object).unsafeGetTensorImpl();
     if (now != tensor || !layout.fits(*now) || (grad_mode && now->requires_grad()) != grad) return false;
-    return !placed || reinterpret_cast<uint64_t>(now->mutable_data()) == address;
+    return !placed || address_of(*now) == address;
   }
 };
 

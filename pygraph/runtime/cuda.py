@@ -255,11 +255,13 @@ class CudaDriver(Driver):
                 outer.wait_stream(stream)
 
     def warm_up(self, run: Callable[[], object]) -> None:
-        """Run on the stream that captures, so that cuBLAS has its workspace there before a capture begins."""
-        with _capture_lock:
+        """Run on the stream that captures, so that libraries have loaded and chosen before a capture begins."""
+        with _capture_lock, torch.cuda.device(self.device):
+            _give_back()
             with self._on(_capture_stream(self.device)):
                 run()
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize()
+            _give_back()  # recordings and calls, on other streams and in other pools, could not use what is left
 
     def record(self, body: Callable[[Callable[[int], None]], T], pool: Pool) -> tuple[RecordedGraph, T]:
         """Capture ``body`` into a graph."""
@@ -385,6 +387,12 @@ def _synchronize(device: torch.device) -> None:
     """Wait for a device; not while another thread captures, which such a wait would break."""
     with _capture_lock:
         torch.cuda.synchronize(device)
+
+
+def _give_back() -> None:
+    """Return what torch has cached for streams, cuBLAS workspaces included, as torch.cuda.graph does."""
+    torch._C._cuda_clearCublasWorkspaces()  # checked with torch 2.11 and 2.13
+    torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager

@@ -247,3 +247,17 @@ def test_asking_for_a_pools_size_leaves_its_identifier_alone(driver: Any) -> Non
     for _ in range(100):
         pool.nbytes()
     assert sys.getrefcount(identifier) == before
+
+
+def test_a_captured_tensor_that_was_cloned_lazily() -> None:
+    weight, x = torch.zeros(4, device="cuda"), torch.ones(4, device="cuda")
+
+    @pygraph.jit
+    def add() -> torch.Tensor:
+        return weight.add_(x)
+
+    for _ in range(3):
+        add()
+    clone = torch._lazy_clone(weight)  # shares the memory until one of the two is written
+    add()
+    assert (clone.tolist(), weight.tolist()) == ([3.0] * 4, [4.0] * 4)

@@ -250,6 +250,6 @@ def test_each_mechanism(kernels: Any, mechanism: Mechanism) -> None:
             tensor.fill_(float("nan"))
         used += [x, y]  # so that the next call's are elsewhere
     report = fast.explain().to_dict()
-    assert report["kernels_in_graphs"] == report["kernels"] == 1
+    assert report["kernels_in_graphs"] == report["kernels"] > 0
     if mechanism != "auto":
         assert report["mechanisms"][mechanism] > 0, report["fallbacks"]

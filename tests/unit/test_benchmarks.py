@@ -65,6 +65,34 @@ def test_only_the_layout_of_uninitialised_memory_counts(device: torch.device) ->
     assert conformance_cases.run_case("empty_like", case)["class"] != "wrong"
 
 
+@pytest.mark.gpu
+def test_results_that_nothing_was_written_to_do_not_count() -> None:
+    device = torch.device("cuda", 0)
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + y, torch.empty(2, dtype=torch.int64, device=device)
+
+    for _ in range(5):
+        record = conformance_cases.run_case("add", make_case(device, call))
+        assert record["class"] != "wrong", record
+
+
+def test_beside_results_that_do_not_repeat_themselves_the_others_count(device: torch.device) -> None:
+    values = iter(range(1000))
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + y, torch.full_like(x, next(values))
+
+    check = conformance_cases._Check(values=True)
+    case = make_case(device, call)
+    eager = conformance_cases._eager(case, case.sets[0])
+    twice, arguments = conformance_cases._eager(case, case.sets[0])
+    check("call", case, 0, eager, twice, arguments)
+    assert "arbitrary" in check.note
+    with pytest.raises(conformance_cases.Mismatch, match=r"result \[0\]"):
+        check("call", case, 0, eager, (twice[0] + 1, twice[1]), arguments)
+
+
 def test_an_operator_that_does_not_repeat_itself_is_not_wrong(device: torch.device, monkeypatch: Any) -> None:
     values = iter(range(1000))
     monkeypatch.setattr(pygraph, "graphify", lambda fn: Faulty(fn.fn, ""))

@@ -107,6 +107,7 @@ def test_what_cannot_be_pickled_says_so_as_python_does(x: torch.Tensor) -> None:
 @pytest.mark.parametrize("how", ["pickle", "deepcopy"])
 def test_modules(device: torch.device, how: str) -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).to(device if how == "deepcopy" else "cpu")
+    nn.init.ones_(module[0].weight)  # so that not all is negative
     fast = pygraph.jit(module, max_graphs=5)
     with torch.no_grad():
         again = COPIES[how](fast).to(device)

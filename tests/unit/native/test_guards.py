@@ -368,6 +368,14 @@ def test_captured_tensors(device: torch.device) -> None:
         assert got.requires_grad == expected.requires_grad, name
 
 
+def test_a_captured_tensor_without_elements(device: torch.device) -> None:
+    memory = torch.ones(8, device=device)
+    nothing = memory[4:4]
+    x = torch.ones(4, device=device)
+    function = planned(lambda x: torch.cat([x, nothing]) * 2, x)
+    assert matches(function, x), "its address is nobody's concern"
+
+
 def test_a_parameter_updated_in_place_is_read(device: torch.device) -> None:
     module = torch.nn.Linear(4, 4, device=device).requires_grad_(False)
     function, x = pygraph.jit(module), torch.randn(2, 4, device=device)

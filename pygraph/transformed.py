@@ -379,15 +379,10 @@ class Transformed(Generic[P, R]):
             return None
         if program.device not in self._pools:
             self._pools[program.device] = driver.new_pool()
-        executable = Executable(program, driver, self._pools[program.device], leaves, self._reused)
+        timer = (self.options.timer or driver.measure) if "select" in self.passes else None
+        executable = Executable(program, driver, self._pools[program.device], leaves, self._reused, timer)
         build.start()
-        self._captures += len(executable.graphs)
-        if "select" in self.passes:
-            try:
-                executable.measure(leaves, self.options.timer)
-            except BaseException:
-                executable.release()
-                raise
+        self._captures += executable.recorded
         return executable
 
     def _keep(self, key: Key, entry: Entry) -> Entry:

@@ -16,14 +16,13 @@ import torch
 
 from pygraph.effects import is_random
 from pygraph.errors import CaptureError
-from pygraph.evaluate import clone_strided
 from pygraph.program import Fallback, Mechanism, TensorSpec, Way
-from pygraph.runtime.body import RegionBody, alignment, copy_span, stand_in
+from pygraph.runtime.body import RegionBody, alignment, copy_span
 from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, Word
-from pygraph.runtime.proof import RedZones, Undisturbed, agree, poison
+from pygraph.runtime.proof import RedZones, Undisturbed, agree, poison, reference, trial_inputs
 from pygraph.runtime.reuse import ReusedMemory
 
 
@@ -33,6 +32,17 @@ class UnprovenError(CaptureError):
 
 class RegionGraph:
     """A region recorded as a graph, with a proven plan for every input, number and output.
+
+    Args:
+        body: The region.
+        driver: The device.
+        pool: Memory for what the region allocates.
+        inputs: Example inputs, which are not changed.
+        numbers: Example numbers.
+        way: ``patch`` or ``copy``.
+        mechanism: How pointers change; what cannot be done falls back to less.
+        reused: Where results go that stay in the graph's memory; None for fresh results.
+        expected: What `reference` gave for these inputs and numbers, if that is known already.
 
     Raises:
         RefusedError: The device does not record a node, or a replay does not give what ordinary launches give.
@@ -54,7 +64,9 @@ class RegionGraph:
         way: Way,
         mechanism: Mechanism = "auto",
         reused: ReusedMemory | None = None,
+        expected: list[torch.Tensor] | None = None,
     ) -> None:
+        expected = reference(body, driver, inputs, numbers) if expected is None else expected
         self.body = body
         self._reused = reused
         self._kept: list[torch.Tensor] | None = None
@@ -64,12 +76,12 @@ class RegionGraph:
         self._alignments = [alignment(tensor.data_ptr()) for tensor in inputs]
         notes: list[Fallback] = []
         for request in _attempts("copy" if way == "copy" else mechanism):
-            found = Discovery(body, driver, pool, inputs, numbers, outputs_move=reused is None)
+            found = Discovery(body, driver, pool, inputs, numbers)
             self._take(found)
             self.fallbacks[:0] = notes
             self.graph.draws = any(is_random(node) for node in body.nodes)
             try:
-                self._prove(found, inputs, numbers, request)
+                self._prove(found, inputs, numbers, expected, request)
                 return
             except UnprovenError as error:
                 self.release()
@@ -94,15 +106,16 @@ class RegionGraph:
         found: Discovery,
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
+        expected: list[torch.Tensor],
         request: Mechanism | None,
     ) -> None:
         """Find out which slots may be patched, choose how, and prove that; ``request`` None copies everything."""
+        self._find_blank(found, inputs, numbers)
         count = len(self.slots)
         written = [i for i, memory in enumerate(self.memory) if memory.extent.size and i not in self._blank]
         every = frozenset(range(count)) | {count + i for i in written}
         if self._reused is not None:
             every = frozenset(range(count))  # outputs stay where they were recorded
-        expected = self._reference(inputs, numbers)
         proven = frozenset[int]()
         replay_us = 0.0
         if request is not None:
@@ -124,6 +137,30 @@ class RegionGraph:
         if not self.choice.only_host and not self._passes(inputs, numbers, expected):
             raise UnprovenError("its proof by poisoned buffers failed")
         self._drop_buffers()
+
+    def _find_blank(self, found: Discovery, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
+        """Find memory without a pointer that replays leave as it is: some results are only allocated."""
+        doubtful = dict(found.unpointed)
+        flats = {number: self._bytes_of(number) for number in doubtful}
+        for fill in (0x00, 0xA5) if doubtful else ():
+            for flat in flats.values():
+                flat.fill_(fill)
+            self._patch_only(frozenset())
+            trial = trial_inputs(self.body, inputs)
+            with Undisturbed(self.driver, self.body):
+                for position in self.slots:
+                    copy_span(trial[position], self._stand_in(position))
+                self._replay(trial, numbers, [memory.spec.empty() for memory in self.memory])
+            doubtful = {number: note for number, note in doubtful.items() if bool((flats[number] == fill).all())}
+        self._blank |= frozenset(doubtful)
+        if self._reused is None:
+            self.fallbacks += [note for number, note in found.unpointed.items() if number not in doubtful]
+
+    def _bytes_of(self, number: int) -> torch.Tensor:
+        """The recorded memory of outputs as bytes."""
+        static = next(s for s, (memory, _) in zip(self._static_outputs, self._views, strict=True) if memory == number)
+        size = self.memory[number].extent.size
+        return torch.empty(0, dtype=torch.uint8, device=static.device).set_(static.untyped_storage(), 0, (size,), (1,))
 
     def _proven(
         self,
@@ -153,15 +190,19 @@ class RegionGraph:
         numbers: Sequence[Any],
         expected: list[torch.Tensor],
     ) -> bool:
+        self._patch_only(patched)
+        try:
+            return self._passes(inputs, numbers, expected, copy_outside=True)
+        except CaptureError:  # a node that does not take new parameters
+            return False
+
+    def _patch_only(self, patched: frozenset[int]) -> None:
+        """Have the host patch these slots and nobody the others."""
         for word in self._words:
             self._reset_word(word)  # what another trial patched
         host = tuple(word for word in self._words if word.slot in patched)
         self.choice = Choice(host, (), (), frozenset(range(len(self.slots) + len(self.memory))) - patched)
         self.patcher = self._patcher(host)
-        try:
-            return self._passes(inputs, numbers, expected, copy_outside=True)
-        except CaptureError:  # a node that does not take new parameters
-            return False
 
     def _explain_bad(self, found: Discovery, slot: int) -> None:
         reason = "the proof by poisoned buffers failed: a kernel holds its pointer where it cannot be patched"
@@ -235,22 +276,6 @@ class RegionGraph:
             cell.value = start + word.delta
             self.graph.commit(word.node)
 
-    def _reference(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[torch.Tensor]:
-        """What ordinary launches give: outputs, then updated inputs, then updated captured tensors."""
-        trial = self._trial(inputs)
-        with Undisturbed(self.driver, self.body):
-            outputs = [clone_strided(output) if output.numel() else output for output in self.body.run(trial, numbers)]
-            written = [trial[i].clone() for i in self.body.written]
-            written += [self.body.static_values[i].detach().clone() for i in self.body.written_statics]
-        return [*outputs, *written]
-
-    def _trial(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The inputs, with copies in place of those that the region writes to."""
-        return [
-            stand_in(tensor) if i in self.body.written and tensor.numel() else tensor.detach()
-            for i, tensor in enumerate(inputs)
-        ]
-
     def _passes(
         self,
         inputs: Sequence[torch.Tensor],
@@ -262,7 +287,7 @@ class RegionGraph:
 
         With ``copy_outside``, what the choice copies is copied here and not by the graph.
         """
-        trial = self._trial(inputs)
+        trial = trial_inputs(self.body, inputs)
         for tensor in (*self._stand_ins, *self._static_outputs):
             poison(tensor)
         zones = RedZones()

@@ -254,14 +254,15 @@ class CudaDriver(Driver):
             finally:
                 outer.wait_stream(stream)
 
-    def warm_up(self, run: Callable[[], object]) -> None:
+    def warm_up(self, run: Callable[[], T]) -> T:
         """Run on the stream that captures, so that libraries have loaded and chosen before a capture begins."""
         with _capture_lock, torch.cuda.device(self.device):
             _give_back()
             with self._on(_capture_stream(self.device)):
-                run()
+                result = run()
             torch.cuda.synchronize()
             _give_back()  # recordings and calls, on other streams and in other pools, could not use what is left
+        return result
 
     def record(self, body: Callable[[Callable[[int], None]], T], pool: Pool) -> tuple[RecordedGraph, T]:
         """Capture ``body`` into a graph."""

@@ -49,7 +49,7 @@ class FreshMemory:
         spec: How it is allocated: as the output itself where one output is all of it, else as ``flat``.
         flat: The whole memory as a flat tensor.
         extent: Where it was when the graph was recorded, and which operation allocated it.
-        scratch: Bytes that this operation allocated besides.
+        scratch: Bytes that this operation allocated besides, and freed.
     """
 
     spec: TensorSpec
@@ -67,7 +67,6 @@ class Discovery:
         pool: Memory for what the region allocates.
         inputs: Example inputs, which are not changed.
         numbers: Example numbers.
-        outputs_move: Whether results will be written elsewhere, so that pointers to them are needed.
 
     Raises:
         RefusedError: The device does not record a node, or a number was not found.
@@ -82,7 +81,8 @@ class Discovery:
         words: The pointer words of ``slots``, then of ``memory``.
         values: Where the numbers are.
         unfound: Slots that some kernel reads through a pointer that was not found.
-        blank: Memory that nothing is written to.
+        blank: Memory that no operation writes to.
+        unpointed: Other memory that no pointer was found to, and what to report about it.
         notes: What was not found, for the report.
     """
 
@@ -95,7 +95,6 @@ class Discovery:
         pool: Pool,
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
-        outputs_move: bool = True,
     ) -> None:
         self.body = body
         self.driver = driver
@@ -104,12 +103,10 @@ class Discovery:
         self.stand_ins: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
-        self._outputs_move = outputs_move
         self._record(inputs, list(numbers))
 
     def _record(self, inputs: Sequence[torch.Tensor], numbers: list[Any]) -> None:
         body = self.body
-        self._warm_up(inputs, numbers)
         sentinels: list[list[Any]] = [list(numbers), list(numbers)]
         for _, position, dtype in body.scalar_nodes():
             kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
@@ -130,28 +127,22 @@ class Discovery:
         finally:
             second.release()
 
-    def _warm_up(self, inputs: Sequence[torch.Tensor], numbers: list[Any]) -> None:
-        """Run once with ordinary launches, so that libraries allocate and choose before anything is recorded."""
-        trial = [stand_in(tensor) if tensor.numel() else tensor for tensor in inputs]
-        with Undisturbed(self.driver, self.body):
-            self.driver.warm_up(lambda: self.body.run(trial, numbers))
-
     def _record_once(
         self, inputs: Sequence[torch.Tensor | None], numbers: list[Any]
-    ) -> tuple[RecordedGraph, list[torch.Tensor], list[int]]:
+    ) -> tuple[RecordedGraph, list[torch.Tensor], list[tuple[int, int]]]:
         position = -1
-        totals: list[int] = []
+        marks: list[tuple[int, int]] = []
         actual = [empty if tensor is None else tensor for tensor, empty in zip(inputs, self._empties, strict=True)]
 
         def record(mark: Callable[[int], None]) -> list[torch.Tensor]:
             def step(index: int) -> None:
                 nonlocal position
                 position = index
-                totals.append(self.driver.allocated_total())
+                marks.append(self._allocated())
                 mark(index)
 
             outputs = self.body.run(actual, numbers, step)  # pyright: ignore[reportArgumentType]
-            totals.append(self.driver.allocated_total())
+            marks.append(self._allocated())
             return outputs
 
         try:
@@ -160,7 +151,11 @@ class Discovery:
         except CaptureError as error:
             self._settle_libraries(actual, numbers)
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
-        return graph, outputs, totals
+        return graph, outputs, marks
+
+    def _allocated(self) -> tuple[int, int]:
+        """Bytes allocated since the start, and those in use."""
+        return self.driver.allocated_total(), self.driver.live_bytes()
 
     def _settle_libraries(self, inputs: Sequence[Any], numbers: list[Any]) -> None:
         """Run once more after a refused recording: cuSOLVER fails the next call too (torch 2.11), and then no more."""
@@ -172,7 +167,7 @@ class Discovery:
         outputs: list[torch.Tensor],
         outputs_again: list[torch.Tensor],
         others: Sequence[torch.Tensor | None],
-        totals: list[int],
+        marks: list[tuple[int, int]],
         second: RecordedGraph,
         sentinels: list[list[Any]],
     ) -> None:
@@ -188,7 +183,10 @@ class Discovery:
             if storage.data_ptr() not in known or not tensor.numel():
                 known[storage.data_ptr()] = len(self.memory)
                 op = body.producer(index)
-                scratch = max(totals[op + 1] - totals[op] - storage.nbytes(), 0)
+                (total, live), (total_after, live_after) = marks[op], marks[op + 1]
+                # What it keeps beside the result, as a library's workspace, was never where the result is.
+                kept = max(live_after - live, storage.nbytes())
+                scratch = max(total_after - total - kept, 0)
                 flat = TensorSpec((storage.nbytes() // tensor.element_size(),), (1,), tensor.dtype, tensor.device)
                 spec = TensorSpec.of(tensor)
                 whole = spec.offset == 0 and spec.nbytes == storage.nbytes()
@@ -207,7 +205,10 @@ class Discovery:
         self.words = words
         self.values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or body.numbers else []
         self.unfound = self._unproven_inputs(words) if comparable else set(range(len(self.slots)))
-        self.blank = self._blank_memory() if comparable else frozenset[int]()
+        self.blank: frozenset[int] = frozenset()
+        self.unpointed: dict[int, Fallback] = {}
+        if comparable:
+            self._find_unpointed()
 
     def _find_numbers(self, nodes: Any, nodes_again: Any, sentinels: list[list[Any]]) -> list[ValueWord]:
         found: list[ValueWord] = []
@@ -247,8 +248,8 @@ class Discovery:
                 break
         return missing
 
-    def _blank_memory(self) -> frozenset[int]:
-        """Memory of outputs that nothing is written to, as that of ``empty``; notes other memory without a pointer."""
+    def _find_unpointed(self) -> None:
+        """Tell memory of outputs that nothing is written to, as that of ``empty``, from other without a pointer."""
         recorded = {node.op for node in self.graph.nodes}
         pointed = {word.slot - len(self.slots) for word in self.words}
         taken = {root(a) for node in self.body.nodes if not is_view(node) for a in node.all_input_nodes}
@@ -259,10 +260,10 @@ class Discovery:
                 continue
             if op not in recorded and root(output) not in taken:
                 blank.add(number)
-            elif self._outputs_move:
+            else:
                 reason = f"no pointer to it was found in the kernels of {self.kernels_of(op)}"
-                self.notes.append(Fallback("a result is copied", reason, self.body.nodes[op].meta.get("source")))
-        return frozenset(blank)
+                self.unpointed[number] = Fallback("a result is copied", reason, self.body.nodes[op].meta.get("source"))
+        self.blank = frozenset(blank)
 
     def _note_copy(self, position: int, reason: str, source: str | None = None) -> None:
         self.notes.append(Fallback(f"input {self.body.inputs[position].name} is copied", reason, source))

@@ -192,9 +192,9 @@ class Driver(abc.ABC):
         """
         return None
 
-    def warm_up(self, run: Callable[[], object]) -> None:
+    def warm_up(self, run: Callable[[], T]) -> T:
         """Run as `record` will, but for real, so that libraries allocate and choose their kernels beforehand."""
-        run()
+        return run()
 
     @abc.abstractmethod
     def tensor_at(

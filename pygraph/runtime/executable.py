@@ -36,10 +36,13 @@ from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool
+from pygraph.runtime.proof import Undisturbed, reference, trial_inputs
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.tracing.leaves import overlap_groups, to_number
 from pygraph.transforms.graphify import kernels, refuse, with_ways
 from pygraph.transforms.indirect import is_load, is_store
+
+Timer = Callable[[Callable[[], object]], float]
 
 
 @dataclasses.dataclass
@@ -60,6 +63,7 @@ class Executable:
     Attributes:
         program: The Program at stage ``regions``, as it was finally cut.
         static_addresses: Where captured tensors were when the graphs were recorded.
+        recorded: How many regions were recorded, of which some may run in another way.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Executable:
         pool: Pool,
         leaves: Sequence[Any],
         reused: ReusedMemory | None = None,
+        timer: Timer | None = None,
     ) -> None:
         """Record the graphs of ``program`` with the arguments of one call as examples; they are not changed.
 
@@ -78,8 +83,12 @@ class Executable:
             pool: Memory that the graphs share with others of the same function.
             leaves: The leaves of ``(args, kwargs)`` of a call.
             reused: Where graphs that write results to the same memory at every call say so; None for fresh results.
+            timer: Microseconds of one ``run()``. With it, every graph region is timed node by node, with patched
+                pointers and with copies, and runs in the fastest way.
         """
         self._reused = reused
+        self._timer = timer
+        self._launch_times: dict[tuple[str, ...], float] = {}
         self.driver = driver
         self.pool = pool
         while True:
@@ -121,22 +130,60 @@ class Executable:
         """Run the Program region by region on copies of the arguments, recording each as its inputs are known."""
         self._steps = [_Step(region, RegionBody(self.program, region.index), None) for region in self.program.regions]
         self._plan_call()
+        times: dict[int, dict[Way, float]] = {}
         with self._trial(leaves) as env:
             for step in self._steps:
                 self._refusing = step.body
                 if step.region.way != "launch":
-                    inputs, numbers = _border(step.body, env)
-                    step.graph = RegionGraph(
-                        step.body,
-                        self.driver,
-                        self.pool,
-                        inputs,
-                        numbers,
-                        step.region.way,
-                        self._mechanism,
-                        self._reused,
-                    )
-                _launch(step, env)
+                    times[step.region.index] = self._record(step, *_border(step.body, env))
+                if step is not self._steps[-1]:
+                    _launch(step, env)
+        self.recorded = len(times)
+        if self._timer is not None:
+            self._switch(times)
+
+    def _record(self, step: _Step, inputs: list[torch.Tensor], numbers: list[Any]) -> dict[Way, float]:
+        """Record a region, and time the ways of running it if that is wanted.
+
+        In the order in which it needs least memory: ordinary launches come before there is a graph.
+        """
+        body, way, times = step.body, step.region.way, dict[Way, float]()
+        if self._timer is not None:
+            times["launch"] = self._launch_time(body, inputs, numbers)
+        expected = reference(body, self.driver, inputs, numbers)
+
+        def record(way: Way) -> RegionGraph:
+            return RegionGraph(
+                body, self.driver, self.pool, inputs, numbers, way, self._mechanism, self._reused, expected
+            )
+
+        step.graph = graph = record(way)
+        if self._timer is None:
+            return times
+        trial = trial_inputs(body, inputs)
+        with Undisturbed(self.driver, body):
+            times[way] = self._timer(lambda: graph(trial, numbers))
+        if way == "patch":
+            try:
+                copying = record("copy")
+            except RefusedError as error:
+                graph.fallbacks.append(Fallback("copies were not tried", error.reason))
+                return times
+            with Undisturbed(self.driver, body):
+                times["copy"] = self._timer(lambda: copying(trial, numbers))
+            if _choice(times, way) == "copy":
+                step.graph, copying = copying, graph
+            copying.release()
+        return times
+
+    def _launch_time(self, body: RegionBody, inputs: list[torch.Tensor], numbers: list[Any]) -> float:
+        key = tuple(node.name for node in body.nodes)  # the same when nodes elsewhere are refused
+        if key not in self._launch_times:
+            assert self._timer is not None
+            trial = trial_inputs(body, inputs)
+            with Undisturbed(self.driver, body):
+                self._launch_times[key] = self._timer(lambda: body.run(trial, numbers))
+        return self._launch_times[key]
 
     @contextlib.contextmanager
     def _trial(self, leaves: Sequence[Any]) -> Generator[dict[fx.Node, Any], None, None]:
@@ -285,52 +332,20 @@ class Executable:
 
     # -- choosing -------------------------------------------------------------------------------------------------
 
-    def measure(self, leaves: Sequence[Any], time: Callable[[Callable[[], object]], float] | None = None) -> Program:
-        """Time every graph region node by node, with patched pointers and with copies, and keep the fastest.
-
-        Args:
-            leaves: The leaves of a call; they are not changed.
-            time: Microseconds of one ``run()``; the driver's own measurement by default.
-
-        Returns:
-            The Program with the chosen ways and the times; this Executable runs it from now on.
-        """
-        time = time or self.driver.measure
+    def _switch(self, times: dict[int, dict[Way, float]]) -> None:
+        """Run every region in its fastest way from now on."""
         chosen: dict[int, tuple[Way, tuple[tuple[str, float], ...]]] = {}
-        with self._trial(leaves) as env:
-            for step in self._steps:
-                if step.graph is not None:
-                    chosen[step.region.index] = self._fastest(step, env, time)
-                _launch(step, env)
-        self._switch(chosen)
-        return self.program
-
-    def _fastest(
-        self, step: _Step, env: dict[fx.Node, Any], time: Callable[[Callable[[], object]], float]
-    ) -> tuple[Way, tuple[tuple[str, float], ...]]:
-        body, graph = step.body, step.graph
-        assert graph is not None
-        inputs, numbers = _border(body, env)
-        times: dict[Way, float] = {"launch": time(lambda: body.run(inputs, numbers))}
-        times[step.region.way] = time(lambda: graph(inputs, numbers))
-        if step.region.way == "patch":
-            copying = RegionGraph(body, self.driver, self.pool, inputs, numbers, "copy", reused=self._reused)
-            times["copy"] = time(lambda: copying(inputs, numbers))
-            if _choice(times, step.region.way) == "copy":
-                step.graph = copying
-                graph.release()
-            else:
-                copying.release()
-        return _choice(times, step.region.way), tuple((way, round(value, 3)) for way, value in times.items())
-
-    def _switch(self, chosen: dict[int, tuple[Way, tuple[tuple[str, float], ...]]]) -> None:
+        for step in self._steps:
+            found = times.get(step.region.index)
+            if found is not None:
+                rounded = tuple((way, round(value, 3)) for way, value in found.items())
+                chosen[step.region.index] = _choice(found, step.region.way), rounded
         self.program = with_ways(self.program, chosen)
         for step in self._steps:
             step.region = self.program.regions[step.region.index]
             if step.region.way == "launch" and step.graph is not None:
                 step.graph.release()
                 step.graph = None
-        self._find_unkeyed()
         self.program = self.program.replace(history=(*self.program.history, "select"))
 
     # -- reporting ------------------------------------------------------------------------------------------------

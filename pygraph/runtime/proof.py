@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from pygraph.evaluate import clone_strided
 from pygraph.program import TensorSpec
-from pygraph.runtime.body import RegionBody
+from pygraph.runtime.body import RegionBody, stand_in
 from pygraph.runtime.driver import Driver
 
 # Bytes after a result that are watched, on top of what its operation used as scratch memory.
@@ -29,6 +32,31 @@ class Undisturbed:
         self._driver.set_random_state(self._random)
         for tensor, saved in zip(self._written, self._saved, strict=True):
             tensor.copy_(saved)
+
+
+def trial_inputs(body: RegionBody, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs of a region, with copies in place of those that it writes to."""
+    return [
+        stand_in(tensor) if i in body.written and tensor.numel() else tensor.detach() for i, tensor in enumerate(inputs)
+    ]
+
+
+def reference(
+    body: RegionBody, driver: Driver, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]
+) -> list[torch.Tensor]:
+    """What ordinary launches give: outputs, then updated inputs, then updated captured tensors.
+
+    They are the device's warm-up as well, after which the region can be recorded.
+    """
+    trial = trial_inputs(body, inputs)
+
+    def run() -> list[torch.Tensor]:
+        outputs = [clone_strided(output) if output.numel() else output for output in body.run(trial, numbers)]
+        written = [trial[i].clone() for i in body.written]
+        return [*outputs, *written, *(body.static_values[i].detach().clone() for i in body.written_statics)]
+
+    with Undisturbed(driver, body):
+        return driver.warm_up(run)
 
 
 class RedZones:

@@ -46,11 +46,9 @@ def select_program(program: Program, *, timer: Callable[[Callable[[], object]], 
     if driver is None:
         return program.replace(history=(*program.history, "select"))
     leaves = example_leaves(program)
-    executable = Executable(program, driver, driver.new_pool(), leaves)
-    try:
-        return executable.measure(leaves, timer)
-    finally:
-        executable.release()
+    executable = Executable(program, driver, driver.new_pool(), leaves, timer=timer or driver.measure)
+    executable.release()
+    return executable.program
 
 
 def example_leaves(program: Program) -> list[Any]:

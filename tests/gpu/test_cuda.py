@@ -261,3 +261,38 @@ def test_a_captured_tensor_that_was_cloned_lazily() -> None:
     clone = torch._lazy_clone(weight)  # shares the memory until one of the two is written
     add()
     assert (clone.tolist(), weight.tolist()) == ([3.0] * 4, [4.0] * 4)
+
+
+def test_compiling_needs_no_more_memory_than_eager_and_a_pool() -> None:
+    weight = torch.randn(256, 256, device="cuda")
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = torch.relu(x @ weight)
+        return x.sum(0) @ weight
+
+    def peak(run: Any, x: torch.Tensor) -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        run(x)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_reserved() - before
+
+    x = torch.randn(1 << 16, 256, device="cuda")  # 64 MiB
+    eager = peak(fn, x)
+    assert eager >= 128 << 20
+    assert peak(pygraph.jit(fn), x) <= 2.2 * eager
+
+
+def test_a_librarys_workspace_is_no_scratch_of_an_operation() -> None:
+    """The memory behind a result that is watched is as large as what its operation frees, not as what it keeps."""
+    weight = torch.randn(64, 64, device="cuda")
+    x = torch.randn(8, 64, device="cuda")
+    fn = pygraph.jit(lambda x: x @ weight)
+    fn(x)
+    graph = fn._entries[next(iter(fn._entries))].executable.graphs[0]
+    assert all(memory.scratch < 1 << 20 for memory in graph.memory)

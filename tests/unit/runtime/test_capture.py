@@ -148,6 +148,34 @@ def test_memory_that_nothing_writes_is_neither_copied_nor_compared(driver: Any) 
         graph.release()
 
 
+@torch.library.custom_op("test_capture::and_unwritten", mutates_args=())
+def and_unwritten(x: torch.Tensor) -> list[torch.Tensor]:
+    """As flash attention without dropout: some results are only allocated."""
+    return [x + 1, torch.empty(3, dtype=torch.int64, device=x.device), torch.empty(4, device=x.device)]
+
+
+@and_unwritten.register_fake
+def _(x: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.empty_like(x), x.new_empty(3, dtype=torch.int64), x.new_empty(4, dtype=torch.float32)]
+
+
+@pytest.mark.parametrize("fill", [0, 0xA5, 0x7F])
+def test_results_of_an_operation_that_it_does_not_write(driver: Any, fill: int) -> None:
+    a = torch.ones(5, device=driver.device)
+    junk = [torch.full((512,), fill, dtype=torch.uint8, device=driver.device) for _ in range(64)]
+    del junk  # whatever is allocated next is full of this
+    graph = record(lambda a: tuple(and_unwritten(a)), driver, a)
+    try:
+        assert graph.fallbacks == []
+        assert graph.bytes_copied == 0
+        for n in range(3):
+            plus, numbers, more = graph([a * n], [])
+            assert torch.equal(plus, a * n + 1)
+            assert (numbers.shape, more.shape) == ((3,), (4,))
+    finally:
+        graph.release()
+
+
 def test_a_result_that_is_copied_has_a_reason() -> None:
     from pygraph.runtime import emulated  # its cumprod hides its pointers
 

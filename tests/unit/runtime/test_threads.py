@@ -331,7 +331,9 @@ def test_functions_that_call_each_other_from_two_threads(device: torch.device, n
 
 
 def _cannot_compute(frame: Any) -> bool:
-    """Whether a handler must not compute: in a trace, which would contain it, and where a GPU's driver would be."""
+    """Whether a handler must not compute: in a trace or a capture, which would contain it, and in the device itself."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return True
     while frame is not None:
         if frame.f_code.co_filename.endswith("/pygraph/trace.py") or "emulated" in frame.f_code.co_filename:
             return True

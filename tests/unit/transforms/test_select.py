@@ -10,6 +10,8 @@ import torch
 
 import pygraph
 from pygraph.errors import StageError
+from pygraph.runtime import executable
+from pygraph.runtime.discovery import RefusedError
 from pygraph.transforms.select import example_leaves, select_program
 
 WAYS = ("launch", "patch", "copy")
@@ -51,6 +53,23 @@ def test_the_fastest_way_is_kept(x: torch.Tensor, way: str) -> None:
     assert region["times_us"] == {w: 1.0 if w == way else 2.0 for w in WAYS}
     assert (report["bytes_copied_per_replay"] > 0) == (way == "copy")
     assert (report["kernels_in_graphs"] > 0) == (way != "launch")
+
+
+def test_copies_that_are_refused_are_no_way(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = executable.RegionGraph
+
+    def refusing(*args: Any) -> Any:
+        if "copy" in args:
+            raise RefusedError(None, "not today")
+        return original(*args)
+
+    monkeypatch.setattr(executable, "RegionGraph", refusing)
+    fn = pygraph.select(pygraph.graphify(pygraph.indirect(step)), timer=Clock("patch"))
+    assert torch.equal(fn(x), step(x))
+    report = fn.explain().to_dict()
+    (region,) = report["regions"]
+    assert (region["way"], set(region["times_us"])) == ("patch", {"launch", "patch"})
+    assert "not today" in [fallback["reason"] for fallback in report["fallbacks"]]
 
 
 def test_all_launches_run_the_function_itself(x: torch.Tensor) -> None:

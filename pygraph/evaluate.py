@@ -187,7 +187,20 @@ def alias_view(alias: Alias, base: torch.Tensor) -> torch.Tensor:
     if alias.identical or alias.of in ("argument", "result"):
         return base
     assert alias.spec is not None
-    return base.as_strided(alias.spec.shape, alias.spec.stride, base.storage_offset() + alias.spec.offset)
+    view = base.as_strided(alias.spec.shape, alias.spec.stride, base.storage_offset() + alias.spec.offset)
+    return as_lazy(view, alias.conjugated, alias.negated)
+
+
+def physical(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's memory as it is, without the conjugation and negation that are left to whoever reads it."""
+    return as_lazy(tensor, tensor.is_conj(), tensor.is_neg())
+
+
+def as_lazy(tensor: torch.Tensor, conjugated: bool, negated: bool) -> torch.Tensor:
+    """A view of ``tensor`` that is lazily conjugated or negated, or both."""
+    tensor = tensor.conj() if conjugated else tensor
+    # It has no public name; checked with torch 2.11 and 2.13.
+    return torch._neg_view(tensor) if negated else tensor  # pyright: ignore
 
 
 def clone_strided(tensor: torch.Tensor) -> torch.Tensor:

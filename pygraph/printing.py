@@ -238,7 +238,10 @@ def _alias_text(alias: Alias, program: Program) -> str:
         of = _referred_text(alias.index, program)
     else:
         of = f"output {alias.index}"
-    return f"is {of}" if alias.spec is None or alias.identical else f"{alias.spec} view of {of} at {alias.spec.offset}"
+    if alias.spec is None or alias.identical:
+        return f"is {of}"
+    lazy = "conjugated " * alias.conjugated + "negated " * alias.negated
+    return f"{alias.spec} {lazy}view of {of} at {alias.spec.offset}"
 
 
 def _value_text(value: Any) -> str:

@@ -216,7 +216,8 @@ class Alias:
     """A returned leaf that is memory of something else: no computation, only a view or the same object.
 
     ``of`` says of what. ``input`` and ``output``: a view of input or output number ``index``, or that captured tensor
-    itself if ``identical``; ``spec.offset`` is relative to its first element. ``argument``: the very object at leaf
+    itself if ``identical``; ``spec.offset`` is relative to its first element, and the view may be one that is
+    ``conjugated`` or ``negated`` when it is read. ``argument``: the very object at leaf
     ``index`` of the caller's arguments, which may be a number (``spec`` is None). ``result``: the very object returned
     at leaf ``index``.
     """
@@ -227,6 +228,8 @@ class Alias:
     index: int
     spec: TensorSpec | None
     identical: bool = False
+    conjugated: bool = False
+    negated: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

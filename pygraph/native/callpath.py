@@ -258,8 +258,8 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     step = executable._steps[0]
     graph, body = step.graph, step.body
     assert graph is not None
-    if graph.reuses_outputs or step.adoption is not None:
-        return None  # results are not in fresh memory
+    if graph.reuses_outputs or step.adoption is not None or graph.lazy:
+        return None  # results are not in fresh memory, or are read in a way that is not described
     tensors, numbers = dict(executable._tensors), dict(executable._numbers)
     outputs = {node: index for index, node in enumerate(body.outputs)}
     if not all(node in tensors for node in body.inputs) or not all(node in numbers for node in body.numbers):

@@ -16,6 +16,7 @@ import torch
 
 from pygraph.effects import is_random
 from pygraph.errors import CaptureError
+from pygraph.evaluate import as_lazy
 from pygraph.program import Fallback, Mechanism, TensorSpec, Way
 from pygraph.runtime.body import RegionBody, alignment, copy_span
 from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
@@ -51,6 +52,7 @@ class RegionGraph:
         slots: Positions of the inputs that have memory; the patcher's first slots, before one per entry of ``memory``.
         memory: What a replay allocates for outputs.
         choice: By which mechanism each pointer changes.
+        lazy: Outputs that are conjugated or negated when they are read: whether the one and whether the other.
         fallbacks: Why what is copied is copied.
     """
 
@@ -97,7 +99,7 @@ class RegionGraph:
         self.fallbacks: list[Fallback] = found.notes
         self._stand_ins, self._static_outputs = found.stand_ins, found.static_outputs
         self._views, self._words, self._values = found.views, found.words, found.values
-        self._blank = found.blank
+        self._blank, self.lazy = found.blank, found.lazy
 
     # -- proof ----------------------------------------------------------------------------------------------------
 
@@ -246,8 +248,12 @@ class RegionGraph:
     def _drop_buffers(self) -> None:
         """Let go of every buffer that the graph does not read or write any more."""
         count = len(self.slots)
-        self._whole = len(self.memory) == len(self._views) and all(
-            self.memory[number].spec == spec and number == index for index, (number, spec) in enumerate(self._views)
+        self._whole = (
+            not self.lazy
+            and len(self.memory) == len(self._views)
+            and all(
+                self.memory[number].spec == spec and number == index for index, (number, spec) in enumerate(self._views)
+            )
         )
         for position in self.patched:
             self._stand_ins[position] = None
@@ -366,7 +372,10 @@ class RegionGraph:
 
     def _outputs(self, fresh: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs as views of the memory that the graph wrote."""
-        return [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self._views]
+        found = [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self._views]
+        for index, (conjugated, negated) in self.lazy.items():
+            found[index] = as_lazy(found[index], conjugated, negated)
+        return found
 
     # -- reporting ------------------------------------------------------------------------------------------------
 

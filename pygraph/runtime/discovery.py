@@ -15,6 +15,7 @@ import torch
 
 from pygraph.effects import is_operation, is_view, root
 from pygraph.errors import CaptureError
+from pygraph.evaluate import physical
 from pygraph.printing import target_text
 from pygraph.program import Fallback, TensorSpec
 from pygraph.runtime.body import RegionBody, stand_in
@@ -78,6 +79,7 @@ class Discovery:
         slots: Positions of inputs that have memory.
         memory: What the outputs are in.
         views: Per output, which memory it is in, and where.
+        lazy: Outputs that are conjugated or negated when they are read: whether the one and whether the other.
         words: The pointer words of ``slots``, then of ``memory``.
         values: Where the numbers are.
         unfound: Slots that some kernel reads through a pointer that was not found.
@@ -173,7 +175,8 @@ class Discovery:
     ) -> None:
         """Find the words of every input, output memory and number."""
         body = self.body
-        self.static_outputs = outputs
+        self.static_outputs = [physical(output) for output in outputs]
+        self.lazy = {i: (t.is_conj(), t.is_neg()) for i, t in enumerate(outputs) if t.is_conj() or t.is_neg()}
         self.memory: list[FreshMemory] = []
         memory_again: list[Extent] = []
         self.views: list[tuple[int, TensorSpec]] = []

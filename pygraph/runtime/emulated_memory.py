@@ -2,9 +2,9 @@
 
 It follows PyTorch's CUDA caching allocator where graphs can see the difference: blocks are multiples of 512 bytes,
 the best fitting free block is taken and split, neighbours are joined again, and a pool that recorded graphs use
-keeps its memory to itself. Unlike there, memory that nobody owns is filled with 0xFF (NaN, or -1), so that whoever
-reads it through a stale pointer computes nonsense instead of the right numbers by accident. No memory is ever given
-back to the operating system: a stale address never faults.
+keeps its memory to itself. Unlike there, memory that nobody owns (no graph either) is filled with 0xFF (NaN, or -1),
+so that whoever reads it through a stale pointer computes nonsense instead of the right numbers by accident. No memory
+is ever given back to the operating system: a stale address never faults.
 """
 
 from __future__ import annotations
@@ -192,7 +192,9 @@ class Allocator:
     # ---- blocks ------------------------------------------------------------------------------------------------
 
     def _die(self, block: Block) -> None:
-        ctypes.memset(block.address, POISON, block.nbytes)
+        # Not in a graph's memory: a tensor may die late, in another thread or a collection, while a replay uses it.
+        if not block.segment.pool.holds:
+            ctypes.memset(block.address, POISON, block.nbytes)
         if self.freed is not None:
             self.freed.append((block.address, block.nbytes))
         self._dead.append(block)

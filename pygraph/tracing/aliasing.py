@@ -16,6 +16,7 @@ from torch import fx
 
 from pygraph.effects import is_written
 from pygraph.errors import TraceError, describe
+from pygraph.evaluate import physical
 from pygraph.program import (
     Alias,
     Argument,
@@ -168,7 +169,8 @@ def classify_outputs(
             raise TraceError(describe(f"trace({recording.name})(…)", "results of different dtypes share memory"))
         for _, leaf in group:
             spec = TensorSpec.of(recording.out_leaves[leaf])
-            aliases.append(Alias(recording.out_paths[leaf], leaf, "output", len(hidden), spec))
+            lazy = recording.out_leaves[leaf].is_conj(), recording.out_leaves[leaf].is_neg()
+            aliases.append(Alias(recording.out_paths[leaf], leaf, "output", len(hidden), spec, False, *lazy))
         hidden.append((group[0][0], first.untyped_storage().nbytes() // itemsize))
     return aliases + repeats, statics, sorted(results), hidden
 
@@ -197,14 +199,20 @@ def _input_alias(
         if captured.value.dtype != value.dtype:
             raise TraceError(describe(f"trace({recording.name})(…)", f"{path} is a view of another dtype"))
         spec = dataclasses.replace(spec, offset=spec.offset - captured.value.storage_offset())
-        return Alias(path, leaf, "input", -1 - owner, spec, value is captured.value)
+        lazy = _differences(value, captured.value)
+        return Alias(path, leaf, "input", -1 - owner, spec, value is captured.value, *lazy)
     source = recording.values[owner]
     index, view, _ = rebuild.sources[owner]
     if source.dtype != value.dtype:
         raise TraceError(describe(f"trace({recording.name})(…)", f"{path} is a view of another dtype"))
     start = source.storage_offset() - (view.offset if view is not None else 0)
     spec = dataclasses.replace(spec, offset=spec.offset - start)
-    return Alias(path, leaf, "input", index, spec)
+    return Alias(path, leaf, "input", index, spec, False, *_differences(value, source))
+
+
+def _differences(view: torch.Tensor, base: torch.Tensor) -> tuple[bool, bool]:
+    """Whether a view is conjugated, and whether it is negated, when it is read, as its base is not."""
+    return view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()
 
 
 def with_strides(value: Any, like: Any) -> Any:
@@ -220,6 +228,7 @@ def whole_memory(value: torch.Tensor, size: int, recording: Recording, position:
     """The memory that several results share, as a flat tensor laid out as in the first run."""
     values = [leaf for leaf in recording.out_leaves if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))]
     like: Any = values[position]
+    value = physical(value)
     if like.untyped_storage().nbytes() == TensorSpec.of(like).nbytes:
         value = with_strides(value, like)
     same = value.stride() == like.stride() and value.storage_offset() == like.storage_offset()

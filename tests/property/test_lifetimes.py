@@ -193,7 +193,7 @@ def test_an_exception_of_the_timer_or_the_device_is_survived(
         (RegionGraph, "_prove", 1),
         (RegionGraph, "_passes", 1),
         (RegionGraph, "__call__", 1),
-        (Executable, "_fastest", 1),
+        (Executable, "_record", 1),
     ):
         world = World(device, pygraph.jit, False)
         calls = 0

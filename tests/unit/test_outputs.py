@@ -134,3 +134,48 @@ def test_out_that_overlaps_an_argument(device: torch.device, wrap: str) -> None:
         assert torch.equal(mine, eager)
         assert torch.equal(fast(mine[0], mine[0]), fn(eager[0], eager[0]))
         assert torch.equal(mine, eager)
+
+
+LAZY: dict[str, Callable[..., Any]] = {
+    "conjugated": lambda z: (z * 2).conj(),
+    "real inverse": lambda z: torch.fft.ifft(z.real),
+    "negated": lambda z: (z * 2).conj().imag,
+    "conjugated, as it is, and a part": lambda z: ((y := z * 2), y.conj(), y.conj()[1:]),
+    "only parts": lambda z: ((y := (z * 2).conj())[1:], y[:1]),
+    "one of several": lambda z: (z.real + 1, (z * 2).conj(), z * 3),
+    "read again": lambda z: ((y := (z * 2).conj()), y * 2),
+    "of an argument": lambda z: (z.conj(), z.conj()[1:], z.t(), z * 2),
+    "of an updated argument": lambda z: (z.mul_(2).conj(), z + 1),
+    "updated through it": lambda z: (z.conj().mul_(2j), z + 1),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize("wrap", [*WRAPS, "reused"])
+def test_results_that_are_conjugated_when_they_are_read(device: torch.device, wrap: str, name: str) -> None:
+    fn = LAZY[name]
+    fast: Any = pygraph.jit(fn, reuse_outputs=True) if wrap == "reused" else WRAPS[wrap](fn)
+    for step in range(4):
+        z = torch.complex(ones(device, 3, 7) + step, ones(device, 3, 7) - step)
+        again = z.clone()
+        got, expected = [z, *pytree.tree_leaves(fast(z))], [again, *pytree.tree_leaves(fn(again))]
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a.resolve_conj().resolve_neg(), b.resolve_conj().resolve_neg())
+            assert a.is_conj() == b.is_conj()
+        if wrap != "reused" and name != "negated":
+            assert sharing(got) == sharing(expected)
+    report = fast.explain().to_dict()
+    assert report["kernels_in_graphs"] == report["kernels"] > 0, report["fallbacks"]
+
+
+def test_a_conjugated_view_of_a_captured_tensor(device: torch.device) -> None:
+    weight = torch.complex(ones(device, 3), ones(device, 3))
+    fast = pygraph.jit(lambda x: (weight.conj(), weight, x * weight))
+    for step in range(3):
+        conjugated, same, product = fast(ones(device, 3) * step)
+        assert same is weight
+        assert conjugated.is_conj()
+        assert conjugated.data_ptr() == weight.data_ptr()
+        assert torch.equal(conjugated.resolve_conj(), weight.conj().resolve_conj())
+        assert torch.equal(product, ones(device, 3) * step * weight)
+    assert "conjugated view" in str(pygraph.trace(lambda x: (weight.conj(), x * 2))(ones(device, 3)))

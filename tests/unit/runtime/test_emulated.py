@@ -527,6 +527,24 @@ def test_training_step_replays(driver: EmulatedDriver):
     graph.release()
 
 
+def test_a_tensor_that_dies_after_the_recording_leaves_the_graphs_memory_alone(driver: EmulatedDriver):
+    """Autograd's thread lets go of what it computed at any time, also in the middle of a replay."""
+    x = values(4).to("emu")
+    held: list[torch.Tensor] = []
+
+    def body() -> torch.Tensor:
+        held.append(x * 2)
+        return held[0] + 1
+
+    graph, y = record(driver, body)
+    graph.replay()
+    address = held[0].data_ptr()
+    held.clear()
+    assert torch.equal(driver.tensor_at(address, (4,), (1,), torch.float32).cpu(), x.cpu() * 2)
+    assert torch.equal(y.cpu(), x.cpu() * 2 + 1)
+    graph.release()
+
+
 # ---- patching --------------------------------------------------------------------------------------------------
 
 

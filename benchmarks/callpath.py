@@ -146,7 +146,7 @@ def measure(
     result = {
         "name": name,
         "us": host_times(ways, device, options),
-        "breakdown": breakdown(fast, inputs[0], options.count),
+        "breakdown": breakdown(fast, inputs[0], submissions(ways["native"], device, options.count)),
         "hits": fast.cache_info().hits,
         "captures": fast.cache_info().captures,
     }

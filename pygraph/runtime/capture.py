@@ -88,6 +88,7 @@ class RegionGraph:
             except UnprovenError as error:
                 self.release()
                 notes.append(Fallback(f"mechanism {request}", str(error)))
+                expected = reference(body, driver, inputs, numbers)  # it may have written anywhere, to inputs too
             except BaseException:
                 self.release()
                 raise

@@ -316,7 +316,8 @@ class RegionGraph:
                     target = fresh[memory].as_strided(flat.shape, flat.stride, 0)
                     target.copy_(static.as_strided(flat.shape, flat.stride, 0))
             outputs = [
-                wanted if number in self._blank else output  # what is in blank memory says nothing
+                # What is in blank memory says nothing; some operations have it on another device in a capture.
+                wanted if number in self._blank and output.device == wanted.device else output
                 for output, wanted, (number, _) in zip(self._outputs(fresh), expected, self._views, strict=False)
             ]
             results = [*outputs, *(trial[i] for i in self.body.written)]

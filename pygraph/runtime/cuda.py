@@ -165,6 +165,10 @@ class CudaGraph(RecordedGraph):
 
     def wire(self, wiring: Wiring) -> list[list[tuple[int, int]]]:
         """Add kernels of our own to the captured graph and make its executable anew."""
+        with torch.cuda.device(self._pool.device):  # kernels run in the context in which they were added
+            return self._wire(wiring)
+
+    def _wire(self, wiring: Wiring) -> list[list[tuple[int, int]]]:
         assert self._graph is not None, "the graph has been released"
         graph = cu.CUgraph(self._graph.raw_cuda_graph())
         added = add_wiring(graph, self._params, wiring, self._pool.device)

@@ -60,13 +60,14 @@ def device_time(run: Callable[[], object], device: torch.device) -> float:
     """Microseconds that the device needs for ``run()``: median of a few, by events."""
     run()
     times: list[float] = []
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
+    with torch.cuda.device(device):  # events are recorded on its current stream
+        for _ in range(5):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3)
     return statistics.median(times)
 
 

@@ -176,6 +176,34 @@ def test_results_of_an_operation_that_it_does_not_write(driver: Any, fill: int) 
         graph.release()
 
 
+def _is_recording(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_current_stream_capturing()
+    from pygraph.runtime import emulated_device
+
+    return emulated_device.recorder is not None
+
+
+@torch.library.custom_op("test_capture::and_seed", mutates_args=())
+def and_seed(x: torch.Tensor) -> list[torch.Tensor]:
+    """As memory-efficient attention: in a capture, the random state that it did not need is on the device."""
+    return [x + 1, torch.empty(2, dtype=torch.int64, device=x.device if _is_recording(x.device) else "cpu")]
+
+
+@and_seed.register_fake
+def _(x: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.empty_like(x), x.new_empty(2, dtype=torch.int64)]
+
+
+def test_a_result_that_is_on_another_device_in_a_capture(driver: Any) -> None:
+    a = torch.ones(5, device=driver.device)
+    with pytest.raises(RefusedError, match="does not give the results of ordinary launches"):
+        record(lambda a: tuple(and_seed(a)), driver, a)
+    plus, seed = pygraph.jit(lambda a: tuple(and_seed(a)))(a)
+    assert torch.equal(plus, a + 1)
+    assert seed.device.type == "cpu"
+
+
 def test_a_result_that_is_copied_has_a_reason() -> None:
     from pygraph.runtime import emulated  # its cumprod hides its pointers
 

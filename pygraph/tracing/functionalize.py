@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from pygraph.tracing.aliasing import (
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES, check_described
 from pygraph.tracing.modes import fake_tracing
 from pygraph.tracing.recording import Recording, check_plain, relative_spec
-from pygraph.twins import call_functionally, needs_twin
+from pygraph.twins import call_functionally, needs_twin, original_of, twin_of
 
 aten = torch.ops.aten
 
@@ -63,6 +64,10 @@ def functionalize(recording: Recording) -> Program:
         graph_module = proxy_tensor.make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(*fresh)
 
     graph = graph_module.graph
+    for node in graph.nodes:
+        original = original_of(node.target)
+        if original is not None and not original._schema.is_mutable:
+            node.target = original
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     outputs: list[Output] = []
     out_values: list[Any] = []
@@ -168,6 +173,8 @@ class _Replay(fx.Interpreter):
         rule = HIDDEN_WRITES.get(target)
         if rule is not None and args[3] is not None and args[4] is not None and args[5]:
             return rule(*args, **kwargs)
+        if _is_decomposed_by_functorch(target):
+            target = twin_of(target)
         return super().call_function(target, args, kwargs)
 
     def _call_foreign(self, node: fx.Node) -> Any:
@@ -183,6 +190,20 @@ class _Replay(fx.Interpreter):
 
 def _recorded_value(node: fx.Node) -> Any:
     return node.meta.get("val")
+
+
+@functools.cache
+def _is_decomposed_by_functorch(target: Any) -> bool:
+    """Whether ``torch.func.functionalize`` would put several operations, that round otherwise, in its place.
+
+    functorch has such decompositions for its transforms. What is left of them in a recording is
+    ``binary_cross_entropy_with_logits`` (torch 2.11 and 2.13); the others are composite, and recorded as their parts.
+    """
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = target.name()
+    return has(name, "FuncTorchDynamicLayerFrontMode") and not has(name, "CompositeImplicitAutograd")
 
 
 def _is_foreign(target: Any) -> bool:

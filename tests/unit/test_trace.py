@@ -589,3 +589,23 @@ def test_a_literal_that_is_returned_is_new_in_every_call(update: bool, device: t
         assert torch.equal(first, fn(x))
         first.add_(5)
         assert torch.equal(run(), fn(x))
+
+
+def test_what_functorch_would_decompose_stays_one_operation(device: torch.device) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.binary_cross_entropy_with_logits(x.mul_(2), y, reduction="none")
+
+    x, y = torch.linspace(-5, 5, 21, device=device).half(), torch.linspace(0, 1, 21, device=device).half()
+    program = pygraph.trace(fn)(x.clone(), y)
+    assert "aten.binary_cross_entropy_with_logits.default(" in str(program)
+    assert torch.equal(pygraph.jit(fn)(x.clone(), y), fn(x.clone(), y)), "to the last bit"
+
+
+def test_functorch_decomposes_nothing_else_that_is_not_composite() -> None:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = {
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if has(name, "FuncTorchDynamicLayerFrontMode") and not has(name, "CompositeImplicitAutograd")
+    }
+    assert found == {"aten::binary_cross_entropy_with_logits"}

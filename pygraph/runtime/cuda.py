@@ -335,11 +335,15 @@ class CudaDriver(Driver):
 
     def allocated_total(self) -> int:
         """Bytes handed out since the start."""
-        return torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]["allocated"]
+        return self._allocated_bytes()["allocated"]
 
     def live_bytes(self) -> int:
         """Bytes that tensors use now."""
-        return torch.cuda.memory_allocated(self.device)
+        return self._allocated_bytes()["current"]
+
+    def _allocated_bytes(self) -> dict[str, int]:
+        # Asked around every operation of a recording; memory_allocated() sorts and flattens all statistics first.
+        return torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
 
     def costs(self) -> Costs:
         """Measured once per machine and kept on disk."""

@@ -225,7 +225,11 @@ def _finish_graph(graph: fx.Graph, inputs: list[Input], specs: list[Spec]) -> No
     for node in graph.nodes:
         value = node.meta.pop("val", None)
         source = node.meta.get("source")
-        node.meta = {"spec": _spec(value), "source": source}
+        spec = _spec(value)
+        if node.target is aten.copy.default and isinstance(spec, TensorSpec):
+            # The result is fresh; a fake one has the first argument's offset until torch's cache of fakes knows it.
+            spec = dataclasses.replace(spec, offset=0)
+        node.meta = {"spec": spec, "source": source}
         if node.op == "placeholder":
             node.meta["spec"] = specs[position]
             position += 1

@@ -108,9 +108,6 @@ def record(
             raise TraceError(
                 describe(call, f"{paths[index]} is a NumPy array", expected="a tensor", remedy="Use torch.from_numpy.")
             )
-        elif isinstance(leaf, (np.integer, np.floating, np.bool_)):
-            traced_leaves[index] = leaf.item()
-            continue
         else:
             continue
         values.append(None)
@@ -168,8 +165,21 @@ def record(
             )  # fmt: skip
     return Recording(
         name, mode, module, inputs, values, box["leaves"], box["paths"], in_tree, box["tree"], environment,
-        _needed_values(shape_env, module, symbols) | asked, _baked(inputs, paths, leaves),
+        _needed_values(shape_env, module, symbols) | _computed_by_numpy(module, inputs, leaves) | asked,
+        _baked(inputs, paths, leaves),
     )  # fmt: skip
+
+
+def _computed_by_numpy(module: fx.GraphModule, inputs: list[Input], leaves: list[Any]) -> set[int]:
+    """Leaves that are NumPy numbers and computed with on the host, in NumPy's types, which symbols know nothing of."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return {
+        descriptor.leaf
+        for node, descriptor in zip(placeholders, inputs, strict=False)
+        if isinstance(descriptor, ScalarArgument)
+        and isinstance(leaves[descriptor.leaf], np.generic)
+        and any(u.op == "call_function" and not isinstance(u.target, torch._ops.OpOverload) for u in node.users)
+    }
 
 
 def _baked(inputs: list[Input], paths: list[str], leaves: list[Any]) -> tuple[Baked, ...]:

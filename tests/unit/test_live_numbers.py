@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import pygraph
 
@@ -149,3 +150,36 @@ def test_a_number_that_is_returned_is_the_one_that_was_passed(device: torch.devi
         assert torch.equal(product, x * number)
     assert fn.cache_info().misses == 1
     assert pygraph.evaluate(pygraph.trace(lambda x, k: k)(x, number), x, number) is number
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int8, np.int64])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, k: (x * (k * 3), k * 2),
+        lambda x, k: (x, -k),
+        lambda x, k: x / (k / 3),
+        lambda x, k: (k + k, x * k),
+        lambda x, k: (k, x + k),
+        lambda x, k: k * x,
+        lambda x, k: [np.sqrt(abs(k)), x],
+    ],
+)
+def test_numbers_of_numpy_are_computed_with_by_numpy(device: torch.device, fn: Any, kind: Any) -> None:
+    """In their own precision, with their own overflow, and returned as what they are."""
+    fast = pygraph.jit(fn)
+    x = torch.arange(4.0, device=device)
+    with np.errstate(over="ignore"):
+        for value in (2, 100, 2, 3):
+            got, expected = pytree.tree_leaves(fast(x, kind(value))), pytree.tree_leaves(fn(x, kind(value)))
+            for a, b in zip(got, expected, strict=True):
+                assert type(a) is type(b)
+                assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def test_a_number_of_numpy_is_live_where_tensors_are_computed_with_it(device: torch.device) -> None:
+    fast = pygraph.jit(lambda x, k: (x * k).clamp(max=k))
+    x = torch.arange(4.0, device=device)
+    for value in (1.5, 2.5, 3.5):
+        assert torch.equal(fast(x, np.float32(value)), (x * value).clamp(max=value))
+    assert fast.cache_info()[:2] == (2, 1)

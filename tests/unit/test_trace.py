@@ -609,3 +609,16 @@ def test_functorch_decomposes_nothing_else_that_is_not_composite() -> None:
         if has(name, "FuncTorchDynamicLayerFrontMode") and not has(name, "CompositeImplicitAutograd")
     }
     assert found == {"aten::binary_cross_entropy_with_logits"}
+
+
+def test_the_first_trace_of_a_process_is_like_all_others(device: torch.device) -> None:
+    """Torch's cache of fake results must not show."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x[5] = 1.0
+        return x
+
+    FakeTensorMode.cache_clear()
+    texts = {str(pygraph.indirect(pygraph.devicify(pygraph.trace(fn)(torch.zeros(17, device=device))))) for _ in "abc"}
+    assert len(texts) == 1

@@ -316,7 +316,7 @@ def _write(p: Pool, s: Step) -> Any:
         lambda: x.zero_(),
         lambda: x.fill_(s.k if x.dtype.is_floating_point else 3),
         lambda: x.clamp_(-2, 2),
-        lambda: x.sub_(y, alpha=2),
+        lambda: x.sub_(y.to(x.dtype), alpha=2),  # of booleans torch subtracts nothing
     )[s.c % 8]()
     return x if s.b % 4 == 3 else None
 

@@ -143,21 +143,24 @@ class RegionGraph:
 
     def _find_blank(self, found: Discovery, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
         """Find memory without a pointer that replays leave as it is: some results are only allocated."""
-        doubtful = dict(found.unpointed)
-        flats = {number: self._bytes_of(number) for number in doubtful}
-        for fill in (0x00, 0xA5) if doubtful else ():
+        kept = set(found.unpointed)
+        flats = {number: self._bytes_of(number) for number in kept}
+        self._patch_only(frozenset())
+        for fill in (0x00, 0xA5) if kept else ():
             for flat in flats.values():
                 flat.fill_(fill)
-            self._patch_only(frozenset())
             trial = trial_inputs(self.body, inputs)
             with Undisturbed(self.driver, self.body):
                 for position in self.slots:
                     copy_span(trial[position], self._stand_in(position))
-                self._replay(trial, numbers, [memory.spec.empty() for memory in self.memory])
-            doubtful = {number: note for number, note in doubtful.items() if bool((flats[number] == fill).all())}
-        self._blank |= frozenset(doubtful)
+                try:
+                    self._replay(trial, numbers, [memory.spec.empty() for memory in self.memory])
+                except CaptureError:  # a node that does not take new parameters; the proof will say so
+                    kept.clear()
+            kept = {number for number in kept if bool((flats[number] == fill).all())}
+        self._blank |= kept
         if self._reused is None:
-            self.fallbacks += [note for number, note in found.unpointed.items() if number not in doubtful]
+            self.fallbacks += [note for number, note in found.unpointed.items() if number not in kept]
 
     def _bytes_of(self, number: int) -> torch.Tensor:
         """The recorded memory of outputs as bytes."""

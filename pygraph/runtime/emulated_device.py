@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import dataclasses
 import functools
+import logging
 import threading
 import time
 import types
@@ -394,6 +396,8 @@ def _autocast(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 # ---- registration ----------------------------------------------------------------------------------------------
 
+_log = logging.getLogger(__name__)
+_TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1  # pyright: ignore
 _libraries: list[torch.library.Library] = []
 
 
@@ -406,7 +410,7 @@ def register() -> None:
         _setup_privateuseone_for_python_backend,  # pyright: ignore  # torch 2.11 to 2.13
     )
 
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_device_module())
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_device_module(), device_guard=_Guard())
     everything, some = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     everything.fallback(_fallback, "PrivateUse1")
     # A Python fallback is not found where dispatch modes are set but excluded, as in torch.tensor(..., device=...)
@@ -443,6 +447,19 @@ def _let_autograd_finish() -> None:
     """
     if helped.is_set():
         time.sleep(0.05)
+
+
+class _Guard(torch._C._acc.DeviceGuard):  # pyright: ignore  # torch 2.11 to 2.13
+    """What C++ asks when it enters and leaves the device; also while an error of Python's unwinds the stack."""
+
+    def type_(self, check: Any = ctypes.pythonapi.Py_IsInitialized, kind: Any = _TYPE) -> Any:
+        # Python code must not return while an error is pending: autograd, which asks in a destructor, would end the
+        # process. The call raises what is pending, and reads nothing but locals before it does.
+        try:
+            check()
+        except BaseException as error:
+            _log.warning("an error in a backward, which torch will report as a SystemError: %s", repr(error))
+        return kind
 
 
 def _device_module() -> types.ModuleType:

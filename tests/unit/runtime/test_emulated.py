@@ -21,6 +21,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import ArgumentError, CaptureError
 from pygraph.runtime import emulated, emulated_device, emulated_tensors
@@ -543,6 +544,24 @@ def test_a_tensor_that_dies_after_the_recording_leaves_the_graphs_memory_alone(d
     assert torch.equal(driver.tensor_at(address, (4,), (1,), torch.float32).cpu(), x.cpu() * 2)
     assert torch.equal(y.cpu(), x.cpu() * 2 + 1)
     graph.release()
+
+
+def test_an_error_in_a_backward_does_not_end_the_process(driver: EmulatedDriver, caplog: pytest.LogCaptureFixture):
+    """Torch leaves the device in a destructor, by a call of Python, while the error is under way."""
+
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.as_strided.default:
+                raise ValueError("not strided")
+            return func(*args, **(kwargs or {}))
+
+    x = values(10).to("emu").requires_grad_()
+    for _ in range(3):
+        y = (x * 1).as_strided_((2, 2), (1, 2), 1)
+        with Refusing(), pytest.raises((SystemError, ValueError)):
+            torch.autograd.grad(y.sum(), x)
+    assert "not strided" in caplog.text
+    assert torch.equal(torch.autograd.grad((x * 2).sum(), x)[0].cpu(), torch.full((10,), 2.0))
 
 
 # ---- patching --------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from reporting import quartiles
+
 import pygraph
 from pygraph.native import build
 
@@ -69,10 +71,7 @@ def host_times(ways: dict[str, Call], device: torch.device, options: argparse.Na
                     call()
                 samples[name].append((time.perf_counter() - start) / counts[name] * 1e6)
             synchronize(device)
-    return {
-        name: [round(value, 3) for value in statistics.quantiles(values, n=4, method="inclusive")]
-        for name, values in samples.items()
-    }
+    return {name: quartiles(values, 3) for name, values in samples.items()}
 
 
 def submissions(call: Call, device: torch.device, most: int) -> int:

@@ -42,6 +42,7 @@ from conformance_cases import (  # noqa: E402
     supports,
 )
 from conformance_report import by_operator, in_order, markdown, summarise  # noqa: E402
+from reporting import command_line  # noqa: E402
 
 _LIVES = 3
 """How many workers one operator and dtype may cost."""
@@ -289,12 +290,6 @@ def versions(device: str) -> dict[str, str]:
             continue
     found["on"] = torch.cuda.get_device_name() if device == "cuda" else "pygraph's emulated device"
     return found
-
-
-def command_line() -> str:
-    """The command that was run, without this machine's folders."""
-    arguments = [Path(argument).name if argument.startswith("/") else argument for argument in sys.argv[1:]]
-    return " ".join(["python", "benchmarks/conformance.py", *arguments])
 
 
 def main() -> None:

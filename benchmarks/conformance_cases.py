@@ -405,6 +405,10 @@ def _run(name: str, case: Case, eager: list[tuple[Any, list[torch.Tensor]]], mec
     return {"class": ended, "reasons": reasons, "exact": check.exact, "bytes": bytes_copied, **counts, **notes}
 
 
+SPREADS = ("none", "rounding", "arbitrary")
+"""How much eager may differ from itself, least first."""
+
+
 class _Check:
     """Compare calls with eager; a difference counts unless eager does not repeat itself either."""
 
@@ -421,7 +425,7 @@ class _Check:
             self._once(what, result, arguments, eager)
         except Mismatch:
             spread = self._spread(case, which, eager)
-            kinds = [kind for kind in KINDS_OF_SPREAD if kind in spread]
+            kinds = [kind for kind in SPREADS[1:] if kind in spread]
             if not kinds:
                 raise
             self.exact = False
@@ -446,11 +450,8 @@ class _Check:
             with filled_memory() if turn == 0 else contextlib.nullcontext():
                 again = pytree.tree_leaves(_eager(case, case.sets[which]))
             for index, (a, b) in enumerate(zip(again, wanted, strict=True)):
-                spread[index] = max(spread[index], _difference(a, b), key=("none", *KINDS_OF_SPREAD).index)
+                spread[index] = max(spread[index], _difference(a, b), key=SPREADS.index)
         return spread
-
-
-KINDS_OF_SPREAD = ("rounding", "arbitrary")
 
 
 def _difference(a: Any, b: Any) -> str:

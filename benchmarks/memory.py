@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from models import MODELS
+from reporting import command_line
 
 import pygraph
 
@@ -97,7 +98,7 @@ def main() -> None:
             found.append({"model": name, "MiB": {way: in_a_process(name, way) for way in WAYS}})
             print_table(found[-1])
     result = {
-        "command": " ".join(["python", *sys.argv]), "torch": torch.__version__, "cuda": torch.version.cuda,
+        "command": command_line(), "torch": torch.__version__, "cuda": torch.version.cuda,
         "gpu": torch.cuda.get_device_name(), "calls": CALLS, "models": found,
     }  # fmt: skip
     if options.out:

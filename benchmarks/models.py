@@ -21,6 +21,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from reporting import command_line
+
 import pygraph
 
 
@@ -150,7 +152,7 @@ def main() -> None:
                 found.append(benchmark(name, options.rounds, options.calls, not options.no_compile))
                 print_table(found[-1])
     result = {
-        "command": " ".join(["python", *sys.argv]), "torch": torch.__version__, "cuda": torch.version.cuda,
+        "command": command_line(), "torch": torch.__version__, "cuda": torch.version.cuda,
         "gpu": torch.cuda.get_device_name(), "models": found,
     }  # fmt: skip
     if options.out:

@@ -21,13 +21,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from reporting import command_line, quartiles
 
 import pygraph
 
@@ -224,7 +226,7 @@ def benchmark(config: Config, fn: Callable[..., Any], device: torch.device, roun
     result: dict[str, Any] = {"function": config[0], "inputs": count, "bytes": nbytes, "calls": calls, "ways": {}}
     for way, rows in found.items():
         result["ways"][way] = {
-            name: spread(values) for name, values in zip(MEASURES, zip(*rows, strict=True), strict=True)
+            name: quartiles(values, 2) for name, values in zip(MEASURES, zip(*rows, strict=True), strict=True)
         }
         if way.startswith("pygraph"):
             result["ways"][way]["graph"] = what_happened(ways[way])
@@ -243,15 +245,6 @@ def what_happened(fast: Any) -> dict[str, Any]:
     keys = ("nodes", "patched_nodes", "bytes_copied_per_replay", "mechanisms")
     reasons = list(dict.fromkeys(f"{f['what']}: {f['reason']}" for f in report["fallbacks"]))
     return {**{key: report[key] for key in keys if key in report}, **({"fallbacks": reasons} if reasons else {})}
-
-
-def spread(values: Iterable[float]) -> list[float]:
-    """Lower quartile, median, upper quartile.
-
-    >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
-    [2.0, 3.0, 4.0]
-    """
-    return [round(value, 2) for value in statistics.quantiles(values, n=4, method="inclusive")]
 
 
 def configs(quick: bool) -> Iterator[Config]:
@@ -380,12 +373,6 @@ def versions(device: torch.device) -> dict[str, str]:
         found["triton"] = triton.__version__
     found["on"] = torch.cuda.get_device_name() if device.type == "cuda" else "pygraph's emulated device"
     return found
-
-
-def command_line() -> str:
-    """The command that was run, without this machine's folders."""
-    arguments = [Path(argument).name if argument.startswith("/") else argument for argument in sys.argv[1:]]
-    return " ".join(["python", "benchmarks/pointers.py", *arguments])
 
 
 def main() -> None:

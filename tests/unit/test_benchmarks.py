@@ -19,9 +19,10 @@ import conformance
 import conformance_cases
 import conformance_report
 import pointers
+import reporting
 
 
-@pytest.mark.parametrize("module", [conformance, conformance_cases, conformance_report, pointers])
+@pytest.mark.parametrize("module", [conformance, conformance_cases, conformance_report, pointers, reporting])
 def test_examples(module: Any) -> None:
     found = doctest.testmod(module)
     assert found.attempted

@@ -149,7 +149,10 @@ class Executable:
         """
         body, way, times = step.body, step.region.way, dict[Way, float]()
         if self._timer is not None:
-            times["launch"] = self._launch_time(body, inputs, numbers)
+            nodes = tuple(node.name for node in body.nodes)  # the same when nodes elsewhere are refused
+            if nodes not in self._launch_times:
+                self._launch_times[nodes] = self._timed(body, inputs, numbers, body.run)
+            times["launch"] = self._launch_times[nodes]
         expected = reference(body, self.driver, inputs, numbers)
 
         def record(way: Way) -> RegionGraph:
@@ -160,30 +163,31 @@ class Executable:
         step.graph = graph = record(way)
         if self._timer is None:
             return times
-        trial = trial_inputs(body, inputs)
-        with Undisturbed(self.driver, body):
-            times[way] = self._timer(lambda: graph(trial, numbers))
+        times[way] = self._timed(body, inputs, numbers, graph)
         if way == "patch":
             try:
                 copying = record("copy")
             except RefusedError as error:
                 graph.fallbacks.append(Fallback("copies were not tried", error.reason))
                 return times
-            with Undisturbed(self.driver, body):
-                times["copy"] = self._timer(lambda: copying(trial, numbers))
+            times["copy"] = self._timed(body, inputs, numbers, copying)
             if _choice(times, way) == "copy":
                 step.graph, copying = copying, graph
             copying.release()
         return times
 
-    def _launch_time(self, body: RegionBody, inputs: list[torch.Tensor], numbers: list[Any]) -> float:
-        key = tuple(node.name for node in body.nodes)  # the same when nodes elsewhere are refused
-        if key not in self._launch_times:
-            assert self._timer is not None
-            trial = trial_inputs(body, inputs)
-            with Undisturbed(self.driver, body):
-                self._launch_times[key] = self._timer(lambda: body.run(trial, numbers))
-        return self._launch_times[key]
+    def _timed(
+        self,
+        body: RegionBody,
+        inputs: list[torch.Tensor],
+        numbers: list[Any],
+        run: Callable[[list[torch.Tensor], list[Any]], object],
+    ) -> float:
+        """What the timer says of ``run``, which leaves no trace."""
+        assert self._timer is not None
+        trial = trial_inputs(body, inputs)
+        with Undisturbed(self.driver, body):
+            return self._timer(lambda: run(trial, numbers))
 
     @contextlib.contextmanager
     def _trial(self, leaves: Sequence[Any]) -> Generator[dict[fx.Node, Any], None, None]:

@@ -19,7 +19,7 @@ from pygraph.effects import is_operation, root
 from pygraph.program import Argument, TensorSpec
 from pygraph.runtime.body import ALIGNMENT, stand_in
 from pygraph.runtime.capture import RegionGraph
-from pygraph.runtime.proof import Undisturbed, agree, reference
+from pygraph.runtime.proof import Example, Undisturbed, agree
 
 Notes = collections.Counter[tuple[str, str | None]]
 """How often an argument's memory became a result's (None), or for which reason it did not."""
@@ -119,14 +119,14 @@ class Adoption:
     def works(self, env: Mapping[fx.Node, Any], inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
         """Whether a replay that overwrites copies of the arguments gives what ordinary launches give."""
         graph, body = self._graph, self._graph.body
-        expected = reference(body, graph.driver, inputs, numbers)
+        example = Example.of(body, graph.driver, inputs, numbers)
         with Undisturbed(graph.driver, body):
             trial = _copies(inputs)
             places = {node: trial[position] for position, node in enumerate(body.inputs)}
             memory = {index: places[node] if node in places else stand_in(env[node]) for node, index, _ in self.pairs}
             got = [*graph(trial, numbers, memory), *(trial[i] for i in body.written)]
             got += [body.static_values[i].detach() for i in body.written_statics]
-            return all(agree(a, b) for a, b in zip(got, expected, strict=True))
+            return all(agree(a, b) for a, b in zip(got, example.expected, strict=True))
 
 
 def _copies(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, Word
-from pygraph.runtime.proof import RedZones, Undisturbed, agree, poison, reference, trial_inputs
+from pygraph.runtime.proof import Example, RedZones, Undisturbed, agree, poison, trial_inputs
 from pygraph.runtime.reuse import ReusedMemory
 
 
@@ -38,12 +38,10 @@ class RegionGraph:
         body: The region.
         driver: The device.
         pool: Memory for what the region allocates.
-        inputs: Example inputs, which are not changed.
-        numbers: Example numbers.
+        example: A call to record and prove it with.
         way: ``patch`` or ``copy``.
         mechanism: How pointers change; what cannot be done falls back to less.
         reused: Where results go that stay in the graph's memory; None for fresh results.
-        expected: What `reference` gave for these inputs and numbers, if that is known already.
 
     Raises:
         RefusedError: The device does not record a node, or a replay does not give what ordinary launches give.
@@ -61,34 +59,31 @@ class RegionGraph:
         body: RegionBody,
         driver: Driver,
         pool: Pool,
-        inputs: Sequence[torch.Tensor],
-        numbers: Sequence[Any],
+        example: Example,
         way: Way,
         mechanism: Mechanism = "auto",
         reused: ReusedMemory | None = None,
-        expected: list[torch.Tensor] | None = None,
     ) -> None:
-        expected = reference(body, driver, inputs, numbers) if expected is None else expected
         self.body = body
         self._reused = reused
         self._kept: list[torch.Tensor] | None = None
         self.driver = driver
         self.pool = pool
-        self._input_specs = [TensorSpec.of(tensor) for tensor in inputs]
-        self._alignments = [alignment(tensor.data_ptr()) for tensor in inputs]
+        self._input_specs = [TensorSpec.of(tensor) for tensor in example.inputs]
+        self._alignments = [alignment(tensor.data_ptr()) for tensor in example.inputs]
         notes: list[Fallback] = []
         for request in _attempts("copy" if way == "copy" else mechanism):
-            found = Discovery(body, driver, pool, inputs, numbers)
+            found = Discovery(body, driver, pool, example.inputs, example.numbers)
             self._take(found)
             self.fallbacks[:0] = notes
             self.graph.draws = any(is_random(node) for node in body.nodes)
             try:
-                self._prove(found, inputs, numbers, expected, request)
+                self._prove(found, example, request)
                 return
             except UnprovenError as error:
                 self.release()
                 notes.append(Fallback(f"mechanism {request}", str(error)))
-                expected = reference(body, driver, inputs, numbers)  # it may have written anywhere, to inputs too
+                example = example.again(body, driver)  # the graph may have written anywhere, to inputs too
             except BaseException:
                 self.release()
                 raise
@@ -107,13 +102,11 @@ class RegionGraph:
     def _prove(
         self,
         found: Discovery,
-        inputs: Sequence[torch.Tensor],
-        numbers: Sequence[Any],
-        expected: list[torch.Tensor],
+        example: Example,
         request: Mechanism | None,
     ) -> None:
         """Find out which slots may be patched, choose how, and prove that; ``request`` None copies everything."""
-        self._find_blank(found, inputs, numbers)
+        self._find_blank(found, example)
         count = len(self.slots)
         written = [i for i, memory in enumerate(self.memory) if memory.extent.size and i not in self._blank]
         every = frozenset(range(count)) | {count + i for i in written}
@@ -126,7 +119,7 @@ class RegionGraph:
             # Memory that no node points to (an output that no kernel writes) cannot be patched.
             pointed = {word.slot for word in self._words}
             candidates = frozenset(slot for slot in candidates if slot < count or slot in pointed)
-            proven = self._proven(found, candidates, inputs, numbers, expected)
+            proven = self._proven(found, candidates, example)
             replay_us = self._replay_us
         question = Question(
             words=[word for word in self._words if word.slot in every],
@@ -137,24 +130,26 @@ class RegionGraph:
             replay_us=replay_us,
         )
         self._follow(choose(question, self.driver.costs(), request or "copy"))
-        if not self.choice.only_host and not self._passes(inputs, numbers, expected):
+        if not self.choice.only_host and not self._passes(example):
             raise UnprovenError("its proof by poisoned buffers failed")
         self._drop_buffers()
 
-    def _find_blank(self, found: Discovery, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
+    def _find_blank(self, found: Discovery, example: Example) -> None:
         """Find memory without a pointer that replays leave as it is: some results are only allocated."""
+        if not found.unpointed:
+            return
         kept = set(found.unpointed)
         flats = {number: self._bytes_of(number) for number in kept}
         self._patch_only(frozenset())
-        for fill in (0x00, 0xA5) if kept else ():
+        for fill in (0x00, 0xA5):
             for flat in flats.values():
                 flat.fill_(fill)
-            trial = trial_inputs(self.body, inputs)
+            trial = trial_inputs(self.body, example.inputs)
             with Undisturbed(self.driver, self.body):
                 for position in self.slots:
                     copy_span(trial[position], self._stand_in(position))
                 try:
-                    self._replay(trial, numbers, [memory.spec.empty() for memory in self.memory])
+                    self._replay(trial, example.numbers, [memory.spec.empty() for memory in self.memory])
                 except CaptureError:  # a node that does not take new parameters; the proof will say so
                     kept.clear()
             kept = {number for number in kept if bool((flats[number] == fill).all())}
@@ -172,33 +167,25 @@ class RegionGraph:
         self,
         found: Discovery,
         candidates: frozenset[int],
-        inputs: Sequence[torch.Tensor],
-        numbers: Sequence[Any],
-        expected: list[torch.Tensor],
+        example: Example,
     ) -> frozenset[int]:
         """Those of the candidates whose pointers can be patched: tried by the host, with the rest copied by us."""
-        if self._works(candidates, inputs, numbers, expected):
+        if self._works(candidates, example):
             return candidates
-        bad = {slot for slot in candidates if not self._works(frozenset({slot}), inputs, numbers, expected)}
+        bad = {slot for slot in candidates if not self._works(frozenset({slot}), example)}
         for slot in sorted(bad):
             self._explain_bad(found, slot)
-        if self._works(candidates - bad, inputs, numbers, expected):
+        if self._works(candidates - bad, example):
             return candidates - bad
         self.fallbacks.append(Fallback("every pointer", "the proof failed only for several together"))
-        if self._works(frozenset(), inputs, numbers, expected):
+        if self._works(frozenset(), example):
             return frozenset()
         raise RefusedError(None, "its replay does not give the results of ordinary launches")
 
-    def _works(
-        self,
-        patched: frozenset[int],
-        inputs: Sequence[torch.Tensor],
-        numbers: Sequence[Any],
-        expected: list[torch.Tensor],
-    ) -> bool:
+    def _works(self, patched: frozenset[int], example: Example) -> bool:
         self._patch_only(patched)
         try:
-            return self._passes(inputs, numbers, expected, copy_outside=True)
+            return self._passes(example, copy_outside=True)
         except CaptureError:  # a node that does not take new parameters
             return False
 
@@ -286,18 +273,12 @@ class RegionGraph:
             cell.value = start + word.delta
             self.graph.commit(word.node)
 
-    def _passes(
-        self,
-        inputs: Sequence[torch.Tensor],
-        numbers: Sequence[Any],
-        expected: list[torch.Tensor],
-        copy_outside: bool = False,
-    ) -> bool:
-        """Replay on other buffers than the recorded ones, which are poisoned; compare with ``expected``.
+    def _passes(self, example: Example, copy_outside: bool = False) -> bool:
+        """Replay on other buffers than the recorded ones, which are poisoned; compare with what is expected.
 
         With ``copy_outside``, what the choice copies is copied here and not by the graph.
         """
-        trial = trial_inputs(self.body, inputs)
+        trial = trial_inputs(self.body, example.inputs)
         for tensor in (*self._stand_ins, *self._static_outputs):
             poison(tensor)
         zones = RedZones()
@@ -309,7 +290,7 @@ class RegionGraph:
             for slot, position in enumerate(self.slots):
                 if slot in copied:
                     copy_span(trial[position], self._stand_in(position))
-            self._replay(trial, numbers, fresh)
+            self._replay(trial, example.numbers, fresh)
             for slot, position in enumerate(self.slots):
                 if slot in copied and position in self.body.written:
                     copy_span(self._stand_in(position), trial[position])
@@ -321,11 +302,13 @@ class RegionGraph:
             outputs = [
                 # What is in blank memory says nothing; some operations have it on another device in a capture.
                 wanted if number in self._blank and output.device == wanted.device else output
-                for output, wanted, (number, _) in zip(self._outputs(fresh), expected, self._views, strict=False)
+                for output, wanted, (number, _) in zip(
+                    self._outputs(fresh), example.expected, self._views, strict=False
+                )
             ]
             results = [*outputs, *(trial[i] for i in self.body.written)]
             results += [self.body.static_values[i].detach() for i in self.body.written_statics]
-            same = all(agree(a, b) for a, b in zip(results, expected, strict=True)) and zones.untouched()
+            same = all(agree(a, b) for a, b in zip(results, example.expected, strict=True)) and zones.untouched()
             if same and copy_outside:
                 self._replay_us = self.driver.replay_time(self.graph)
         return same

@@ -36,7 +36,7 @@ from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool
-from pygraph.runtime.proof import Undisturbed, reference, trial_inputs
+from pygraph.runtime.proof import Example, Undisturbed, trial_inputs
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.tracing.leaves import overlap_groups, to_number
 from pygraph.transforms.graphify import kernels, refuse, with_ways
@@ -153,12 +153,10 @@ class Executable:
             if nodes not in self._launch_times:
                 self._launch_times[nodes] = self._timed(body, inputs, numbers, body.run)
             times["launch"] = self._launch_times[nodes]
-        expected = reference(body, self.driver, inputs, numbers)
+        example = Example.of(body, self.driver, inputs, numbers)
 
         def record(way: Way) -> RegionGraph:
-            return RegionGraph(
-                body, self.driver, self.pool, inputs, numbers, way, self._mechanism, self._reused, expected
-            )
+            return RegionGraph(body, self.driver, self.pool, example, way, self._mechanism, self._reused)
 
         step.graph = graph = record(way)
         if self._timer is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,13 +42,36 @@ def trial_inputs(body: RegionBody, inputs: Sequence[torch.Tensor]) -> list[torch
     ]
 
 
-def reference(
+@dataclasses.dataclass(frozen=True, eq=False)
+class Example:
+    """A call of a region, with what ordinary launches give for it.
+
+    Attributes:
+        inputs: Its inputs, which are not changed.
+        numbers: Its numbers.
+        expected: Outputs, then updated inputs, then updated captured tensors.
+    """
+
+    inputs: Sequence[torch.Tensor]
+    numbers: Sequence[Any]
+    expected: Sequence[torch.Tensor]
+
+    @classmethod
+    def of(cls, body: RegionBody, driver: Driver, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Example:
+        """Run the region with ordinary launches.
+
+        They are the device's warm-up as well, after which the region can be recorded.
+        """
+        return cls(inputs, numbers, _launched(body, driver, inputs, numbers))
+
+    def again(self, body: RegionBody, driver: Driver) -> Example:
+        """The same call, with what ordinary launches give now."""
+        return Example.of(body, driver, self.inputs, self.numbers)
+
+
+def _launched(
     body: RegionBody, driver: Driver, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]
 ) -> list[torch.Tensor]:
-    """What ordinary launches give: outputs, then updated inputs, then updated captured tensors.
-
-    They are the device's warm-up as well, after which the region can be recorded.
-    """
     trial = trial_inputs(body, inputs)
 
     def run() -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ from pygraph.runtime.body import RegionBody, alignment, copy_span, stand_in
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.discovery import RefusedError
+from pygraph.runtime.proof import Example
 
 
 @pytest.fixture
@@ -24,7 +25,8 @@ def driver(device: torch.device) -> Any:
 
 def record(fn: Callable[..., Any], driver: Any, *inputs: torch.Tensor, way: Way = "patch") -> RegionGraph:
     program = pygraph.graphify(pygraph.indirect(pygraph.trace(fn)(*inputs)))
-    return RegionGraph(RegionBody(program, 0), driver, driver.new_pool(), inputs, [], way)
+    body = RegionBody(program, 0)
+    return RegionGraph(body, driver, driver.new_pool(), Example.of(body, driver, inputs, []), way)
 
 
 def test_inputs_and_outputs_are_patched(driver: Any) -> None:
@@ -83,8 +85,9 @@ def test_a_refused_node_is_named_and_the_device_works_on(driver: Any) -> None:
 
     body.run = run
     a = torch.ones(4, device=driver.device)
+    example = Example.of(body, driver, [a], [])
     with pytest.raises(RefusedError) as caught:
-        RegionGraph(body, driver, driver.new_pool(), [a], [], "patch")
+        RegionGraph(body, driver, driver.new_pool(), example, "patch")
     assert caught.value.node == 1
     assert caught.value.reason == "not this one"
     graph = record(torch.sin, driver, a)

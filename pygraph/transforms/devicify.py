@@ -102,8 +102,7 @@ def devicify_program(program: Program) -> Program:
     Results are those of eager torch on CUDA bit for bit, except: ``pow`` with a number 2, 0.5, -1 ... (eager has
     special cases, also for ``(-inf) ** 0.5`` and ``(-0.0) ** 0.5``), and sums with a factor from the host
     (``addmm(..., alpha=k)``), which are within a rounding or two. ``x / k`` is ``x * (1 / k)`` on CUDA, as in
-    eager, but may differ in the last bit (measured on an H200 for k = 0.001); on other devices it is a division. A
-    number too large for the dtype becomes inf where eager's ``masked_fill`` or ``full`` raise.
+    eager. A number too large for the dtype becomes inf where eager's ``masked_fill`` or ``full`` raise.
 
     Method: CUDA-Graph-aware code transformation (CGCT) of PyGraph, arXiv 2503.19779.
 

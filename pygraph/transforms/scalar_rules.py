@@ -246,13 +246,38 @@ def _addend(emit: Emitter, value: Any) -> fx.Node:
 
 
 def divide(emit: Emitter, args: Args) -> fx.Node | None:
-    """Division. CUDA multiplies by the reciprocal of a host number for modes None and trunc, and so does this."""
+    """Division, rounded or not. CUDA multiplies by the reciprocal of a host number, and so does this."""
     mode = args.get("rounding_mode")
-    a, b = emit.tensor(args["self"], emit.wide), emit.tensor(args["other"], emit.wide)
-    if isinstance(args["other"], Host) and emit.cuda and emit.wide.is_floating_point and mode != "floor":
-        quotient = emit.call(aten.mul.Tensor, a, emit.call(aten.reciprocal.default, b))
-        return emit.finish(emit.call(aten.trunc.default, quotient) if mode == "trunc" else quotient)
-    return emit.finish(emit.call(aten.div.Tensor_mode, a, b, rounding_mode=mode))
+    a, other = emit.tensor(args["self"], emit.wide), args["other"]
+    if not (isinstance(other, Host) and emit.cuda and emit.wide.is_floating_point):
+        return emit.finish(emit.call(aten.div.Tensor_mode, a, emit.tensor(other, emit.wide), rounding_mode=mode))
+    # CUDA rounds the reciprocal once from float64 without a rounding mode, and the number first with one.
+    b = emit.tensor(other, torch.float64 if mode is None else emit.wide)
+    inverse = emit.cast(emit.call(aten.reciprocal.default, b), emit.wide)
+    quotient = emit.call(aten.mul.Tensor, a, inverse)
+    if mode == "trunc":
+        quotient = emit.call(aten.trunc.default, quotient)
+    return emit.finish(quotient if mode != "floor" else _floor(emit, a, b, inverse, quotient))
+
+
+def floor_divide(emit: Emitter, args: Args) -> fx.Node | None:
+    """``self // other``."""
+    return divide(emit, {**args, "rounding_mode": "floor"})
+
+
+def _floor(emit: Emitter, a: fx.Node, b: fx.Node, inverse: fx.Node, quotient: fx.Node) -> fx.Node:
+    """The floor of ``a / b``, step by step as CUDA's kernel for a host number ``b`` finds it from the remainder."""
+    rest = emit.call(aten.fmod.Tensor, a, b)
+    exact = emit.call(aten.mul.Tensor, emit.call(aten.sub.Tensor, a, rest), inverse)
+    signs = emit.call(aten.mul.Tensor, emit.call(aten.sign.default, rest), b)
+    exact = emit.call(aten.add.Tensor, exact, emit.call(aten.lt.Scalar, signs, 0), alpha=-1)
+    below = emit.cast(emit.call(aten.floor.default, exact), emit.spec.dtype)
+    by = emit.call(aten.sub.Tensor, exact, emit.cast(below, emit.wide))
+    nearest = emit.call(aten.add.Tensor, below, emit.call(aten.gt.Scalar, by, 0.5))
+    zero = emit.cast(emit.call(aten.copysign.Tensor, exact, quotient), emit.spec.dtype)
+    floor = emit.call(aten.where.self, emit.call(aten.ne.Scalar, exact, 0), nearest, zero)
+    infinite = emit.cast(quotient, emit.spec.dtype)
+    return emit.call(aten.where.self, emit.call(aten.eq.Scalar, b, 0), infinite, floor)
 
 
 def power(emit: Emitter, args: Args) -> fx.Node | None:
@@ -416,8 +441,8 @@ RULES: dict[Any, Rule] = {
     aten.div.Scalar: divide,
     aten.div.Tensor_mode: divide,
     aten.div.Scalar_mode: divide,
-    aten.floor_divide.default: wide(aten.floor_divide.default, "self", "other"),
-    aten.floor_divide.Scalar: wide(aten.floor_divide.default, "self", "other"),
+    aten.floor_divide.default: floor_divide,
+    aten.floor_divide.Scalar: floor_divide,
     aten.remainder.Tensor: common(aten.remainder.Tensor, "self", "other"),
     aten.remainder.Scalar: common(aten.remainder.Tensor, "self", "other"),
     aten.remainder.Scalar_Tensor: common(aten.remainder.Tensor, "self", "other"),

@@ -93,14 +93,15 @@ def sample(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 def ulps(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Distance in units in the last place of ``want``; inf if one is NaN and the other not."""
+    """Distance in units in the last place of ``want``; inf for the wrong sign of a zero, or if one alone is NaN."""
     got, want = got.cpu(), want.cpu()
     if not want.dtype.is_floating_point:
         return 0.0 if torch.equal(got, want) else math.inf
-    same = (got == want) | (got.isnan() & want.isnan())
+    same = (got == want) & (got.signbit() == want.signbit()) | (got.isnan() & want.isnan())
     finfo = torch.finfo(want.dtype)
     unit = want.double().abs().clamp(min=finfo.tiny) * finfo.eps
     off = torch.where(same, 0.0, (got.double() - want.double()).abs() / unit)
+    off[(got == want) & ~same] = math.inf
     return float(off.nan_to_num(math.inf, math.inf).max()) if off.numel() else 0.0
 
 
@@ -169,7 +170,6 @@ SAME_BITS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "threshold": (aten.threshold.default, (0.5, K), {}),
     "threshold at": (aten.threshold.default, (K, 0.25), {}),
 }
-DIVISIONS = ("div", "div.Scalar", "div floor", "div trunc", "floor_divide")
 CLOSE: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "elu": (aten.elu.default, (K,), {}),
     "elu scale": (aten.elu.default, (1.5, K, 0.5), {}),
@@ -183,14 +183,14 @@ CLOSE: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 @given(number=numbers)
 def test_rule_has_the_bits_of_eager(device: torch.device, name: str, dtype: torch.dtype, number: float) -> None:
     op, args, kwargs = SAME_BITS[name]
-    # CUDA multiplies by a reciprocal of the number that its compiler may round differently.
-    within = 2.0 if device.type == "cuda" and name in DIVISIONS else 0.0
-    if device.type == "cuda" and (not math.isfinite(number) or 0 < abs(number) < 1e-300):
-        return  # a number that is not finite is baked in by the trace; the reciprocal of such a small one is inf
+    if device.type == "cuda" and not math.isfinite(number):
+        return  # a number that is not finite is baked in by the trace
     if name == "clamp max" and math.isnan(number):
         return  # baked in as well, and torch 2.11 ignores it on the CPU where 2.13 gives NaN
-    check(device, op, (sample(dtype), *args), kwargs, number, within)
-    check(device, op, (sample(dtype)[0, 2], *args), kwargs, number, within)
+    if name.startswith("clamp") and device.type != "cuda" and number == 0:
+        return  # which of 0.0 and -0.0 the CPU takes depends on the element's place in a vector
+    check(device, op, (sample(dtype), *args), kwargs, number)
+    check(device, op, (sample(dtype)[0, 2], *args), kwargs, number)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

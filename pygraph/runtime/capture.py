@@ -422,14 +422,14 @@ class RegionGraph:
 
     def release(self) -> None:
         """Give the graph and its buffers back."""
-        self.graph.release()
+        # A replay may still run, on another stream than the one that the buffers' memory goes back to.
+        self.graph.release(self._stand_ins, self._static_outputs, self._kept, self.body)
         self._stand_ins = []
         self._static_outputs = []
         self._kept = None
         self._tracked: list[torch.Tensor] = []
 
     def __del__(self) -> None:
-        # A replay may still run, on another stream than the one that the buffers' memory goes back to.
         if "graph" in self.__dict__ and not sys.is_finalizing():
             self.release()
 

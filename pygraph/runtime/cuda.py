@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import statistics
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.native.callpath import count_replays
+from pygraph.runtime import cuda_captures
 from pygraph.runtime.collection import no_collection
 from pygraph.runtime.cuda_api import check, cu, function_pointer
 from pygraph.runtime.cuda_costs import device_time, measured_costs
@@ -29,6 +30,7 @@ from pygraph.runtime.driver import (
     Costs,
     Counters,
     Driver,
+    InterruptedCaptureError,
     NativeCommit,
     NodeMechanism,
     Pool,
@@ -60,6 +62,15 @@ class _Ordered:
             stream.wait_stream(self._last)
         self._last, self.last_stream.value = stream, current
 
+    def wait(self) -> bool:
+        """Wait for the last use; False if its stream captures now, which a wait would end."""
+        if self._last is None:
+            return True
+        if cuda_captures.is_capturing(self._last):
+            return False
+        self._last.synchronize()
+        return True
+
 
 class CudaPool(_Ordered, Pool):
     """A private pool of PyTorch's caching allocator; replays on it are ordered across streams."""
@@ -72,7 +83,7 @@ class CudaPool(_Ordered, Pool):
     def __del__(self) -> None:
         if sys is not None and not sys.is_finalizing():
             for _, keeper in self._keepers:
-                keeper.reset()
+                cuda_captures.when_possible(functools.partial(_destroy, keeper))
 
     def renew(self) -> None:
         """Go on in fresh memory, after a capture that failed.
@@ -80,8 +91,8 @@ class CudaPool(_Ordered, Pool):
         torch's allocator of pinned host memory counts such a capture as still running in its pool (torch 2.11), and
         refuses another. Graphs in the old memory stay as they are.
         """
-        self.handle = torch.cuda.graph_pool_handle()
-        self._keepers.append((self.handle, _tiny_graph(self.device, self.handle)))
+        self.handle, keeper = _new_pool(self.device)
+        self._keepers.append((self.handle, keeper))
 
     def nbytes(self) -> int:
         """Bytes of the segments that the pool holds."""
@@ -91,19 +102,24 @@ class CudaPool(_Ordered, Pool):
         return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) in mine)
 
 
-def _tiny_graph(device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
-    """A graph of one small kernel.
+def _new_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
+    """A pool's handle, and a graph of one small kernel in it.
 
     A pool cannot be used again once its last graph is gone (torch 2.11 and 2.13 assert on it), so every pool keeps
     one; and a capture that succeeds ends the state in which a failed one leaves the random generator.
     """
-    graph = torch.cuda.CUDAGraph()
     stream = _capture_stream(device)
-    with _capture_lock, no_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        torch.zeros(1, device=device)
-        graph.capture_end()
-    return graph
+    with cuda_captures.exclusive(), no_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
+        for seconds in (0, 0.001, 0.01, 0.1, 1):
+            time.sleep(seconds)  # somebody else in this process waits for the device at the wrong time
+            handle, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+            try:
+                cuda_captures.capture(graph, handle, lambda: torch.zeros(1, device=device))
+            except InterruptedCaptureError as error:
+                failure = error
+            else:
+                return handle, graph
+    raise failure
 
 
 class CudaGraph(RecordedGraph):
@@ -180,6 +196,7 @@ class CudaGraph(RecordedGraph):
             self._params.append(params)
             self.nodes += (RecordedNode(params.kind, params.name, -1, params.buffer.raw),)
         self._instantiate()
+        self._pool.order()  # as with a replay, whoever destroys the graph waits for the stream
         stream = torch.cuda.current_stream(self._pool.device)
         # A graph whose nodes are updated by the device must be on the device before its first launch.
         check(cu.cuGraphUpload(self._executable, cu.CUstream(stream.cuda_stream)))
@@ -216,16 +233,24 @@ class CudaGraph(RecordedGraph):
             return None
         return function_pointer("cuGraphLaunch"), int(self._executable)
 
-    def release(self) -> None:
-        """Destroy the graph once the device is done with it."""
+    def release(self, *keep: object) -> None:
+        """Destroy the graph once the device is done with it; also what our nodes use, and ``keep``."""
         if self._graph is not None:
-            # The executable must not go while a replay may still run.
-            _synchronize(self._pool.device)
-            self._graph.reset()
-            self._graph = None
-            self._params = []
-            self._wires = []
-            self._kernels = []
+            graph, self._graph = self._graph, None
+            held = [self._params, self._wires, self._kernels, *keep]
+            self._params, self._wires, self._kernels = [], [], []
+            cuda_captures.when_possible(functools.partial(_destroy, graph, self._pool, held))
+
+
+def _destroy(graph: torch.cuda.CUDAGraph, pool: CudaPool | None = None, held: list[object] | None = None) -> bool:
+    """Destroy a graph, and then let go of ``held``; False if a replay may still run and cannot be waited for now."""
+    with cuda_captures.beside_captures():
+        if pool is not None and not pool.wait():
+            return False
+        graph.reset()
+    if held is not None:
+        held.clear()
+    return True
 
 
 class CudaDriver(Driver):
@@ -260,7 +285,7 @@ class CudaDriver(Driver):
 
     def warm_up(self, run: Callable[[], T]) -> T:
         """Run on the stream that captures, so that libraries have loaded and chosen before a capture begins."""
-        with _capture_lock, torch.cuda.device(self.device):
+        with cuda_captures.exclusive(), torch.cuda.device(self.device):
             _give_back()
             with self._on(_capture_stream(self.device)):
                 result = run()
@@ -272,43 +297,28 @@ class CudaDriver(Driver):
         """Capture ``body`` into a graph."""
         assert isinstance(pool, CudaPool)
         # A collection may free tensors, and with them call into CUDA, in the middle of a capture.
-        with _capture_lock, no_collection(), torch.cuda.device(self.device), _workspaces_in_pool():
+        with cuda_captures.exclusive(), no_collection(), torch.cuda.device(self.device), _workspaces_in_pool():
             return self._record(body, pool)
 
     def _record(self, body: Callable[[Callable[[int], None]], T], pool: CudaPool) -> tuple[RecordedGraph, T]:
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         progress: list[tuple[int, int]] = []
-        with self._on(_capture_stream(self.device)):
+
+        def launch() -> T:
             stream = torch.cuda.current_stream()
-            failure: BaseException | None = None
-            result: Any = None
-            try:
-                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-                with launched_kernels():
-                    result = body(lambda op: progress.append((op, _captured_count(stream))))
-                progress.append((-1, _captured_count(stream)))
-            except BaseException as error:
-                failure = error
-            try:
-                with warnings.catch_warnings():
-                    # Operations on tensors without elements launch nothing; torch takes that for a mistake.
-                    warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
-                    graph.capture_end()
-            except RuntimeError as error:
-                failure = failure or error
-                # capture_end left the allocator in the pool; checked with torch 2.11 and 2.13.
-                with contextlib.suppress(RuntimeError):
-                    torch._C._cuda_endAllocateToPool(self.device.index, pool.handle)
-        if failure is not None:
-            del result
-            with contextlib.suppress(RuntimeError):  # a capture that was refused has no graph to reset
-                graph.reset()
+            with launched_kernels():
+                result = body(lambda op: progress.append((op, _captured_count(stream))))
+            progress.append((-1, _captured_count(stream)))
+            return result
+
+        try:
+            with self._on(_capture_stream(self.device)):
+                result = cuda_captures.capture(graph, pool.handle, launch)
+        except BaseException:
             torch.cuda.synchronize(self.device)
             pool.renew()
-            if isinstance(failure, RuntimeError) and not isinstance(failure, CaptureError):
-                raise CaptureError(str(failure).splitlines()[0]) from failure
-            raise failure
+            raise
         self.counters.captures += 1
         return CudaGraph(graph, pool, self.counters, progress), result
 
@@ -347,7 +357,7 @@ class CudaDriver(Driver):
 
     def costs(self) -> Costs:
         """Measured once per machine and kept on disk."""
-        with _capture_lock:  # it captures and waits, which must not meet a capture of another thread
+        with cuda_captures.exclusive():  # it captures and waits, which must not meet a capture of another thread
             return measured_costs(self.device)
 
     def replay_time(self, graph: RecordedGraph) -> float:
@@ -381,7 +391,6 @@ class CudaDriver(Driver):
 
 
 _streams: dict[int, torch.cuda.Stream] = {}
-_capture_lock = threading.RLock()  # one capture at a time, and no warm-up on its stream meanwhile
 
 
 _random_orders: dict[int, _Ordered] = {}
@@ -394,7 +403,7 @@ def _random_order(device: torch.device) -> _Ordered:
 
 def _synchronize(device: torch.device) -> None:
     """Wait for a device; not while another thread captures, which such a wait would break."""
-    with _capture_lock:
+    with cuda_captures.exclusive():
         torch.cuda.synchronize(device)
 
 
@@ -433,7 +442,7 @@ def _captured_count(stream: torch.cuda.Stream) -> int:
     # cuda-bindings 12 and 13 agree on: status, id, graph, dependencies, …, number of dependencies
     values = check(cu.cuStreamGetCaptureInfo(cu.CUstream(stream.cuda_stream)))
     if values[0] != cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
-        raise CaptureError("the capture was invalidated")
+        raise InterruptedCaptureError("the capture was invalidated")
     return check(cu.cuGraphGetNodes(values[2], 0))[1]
 
 

@@ -95,6 +95,10 @@ class Wiring:
     copies_out: tuple[tuple[int, int, int], ...] = ()
 
 
+class InterruptedCaptureError(CaptureError):
+    """Something beside what is captured ended the capture, as a wait for the device in another thread."""
+
+
 class RecordedGraph(abc.ABC):
     """A recorded graph that can be patched and replayed."""
 
@@ -138,8 +142,12 @@ class RecordedGraph(abc.ABC):
         """Launch the graph on the current stream."""
 
     @abc.abstractmethod
-    def release(self) -> None:
-        """Give back the graph and its hold on the pool; calling it again does nothing."""
+    def release(self, *keep: object) -> None:
+        """Give back the graph and its hold on the pool; calling it again does nothing.
+
+        That may wait for replays that still run, or be put off while something is captured; ``keep``, which replays
+        use, is held until it is done.
+        """
 
 
 class Pool(abc.ABC):

@@ -427,7 +427,7 @@ class EmulatedGraph(RecordedGraph):
                 steps[index].run(self._params[index])
 
     @override
-    def release(self) -> None:
+    def release(self, *keep: object) -> None:
         self._steps = None
         self._let_go()
 

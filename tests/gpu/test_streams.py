@@ -6,7 +6,11 @@ gives a wrong result.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +20,9 @@ import torch
 
 import pygraph
 from pygraph.errors import CaptureError
+
+if torch.cuda.is_available():
+    from pygraph.runtime import cuda_captures
 
 pytestmark = pytest.mark.gpu
 
@@ -419,6 +426,132 @@ def test_threads_that_wait_and_allocate_while_functions_are_recorded() -> None:
         done.set()
         thread.join()
     assert errors == []
+
+
+def test_a_thread_that_waits_for_the_device_while_functions_are_recorded() -> None:
+    """CUDA gives that thread an error and ends our capture, which is made again; results are right in any case."""
+    done = threading.Event()
+
+    def disturb() -> None:
+        while not done.wait(0.002):
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize()
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    x = torch.eye(64, device="cuda")
+    reasons: list[str] = []
+    try:
+        for n in range(8):
+            fn = pygraph.jit(lambda x, n=n: torch.relu(x @ x) + n)
+            for _ in range(3):
+                assert torch.equal(fn(x), torch.eye(64, device="cuda") + n)
+            reasons += [fallback["reason"] for fallback in fn.explain().to_dict()["fallbacks"]]
+    finally:
+        done.set()
+        thread.join()
+    print(reasons)
+    fn = pygraph.jit(lambda x: torch.relu(x @ x) + 9)
+    assert torch.equal(fn(x), torch.eye(64, device="cuda") + 9)
+    assert fn.explain().to_dict()["fallbacks"] == []
+    assert cuda_captures.put_off() == 0
+
+
+@pytest.mark.parametrize("where", ["here", "in another thread", "on the stream that captures"])
+def test_a_function_goes_during_a_capture_of_the_users(transform: Any, where: str) -> None:
+    """Nobody waits for the device then, which would end the capture; what is left goes later."""
+    fn = transform(lambda x: torch.relu(x) + 1)
+    x = full(2)
+    side = torch.cuda.Stream()
+    with on(side if where == "on the stream that captures" else torch.cuda.current_stream()):
+        fn(x)
+        fn(full(3))
+    torch.relu(x) * 2 + 1
+    graph = torch.cuda.CUDAGraph()
+
+    def drop() -> None:
+        nonlocal fn
+        del fn
+        gc.collect()
+
+    error: BaseException | None = None
+    with torch.cuda.graph(graph, stream=side):  # in its default mode, which forbids most
+        captured = torch.relu(x) * 2
+        if where == "here":
+            drop()
+        else:
+            error = in_a_thread(drop)[1]
+        captured = captured + 1
+    assert error is None
+    x.fill_(5)
+    graph.replay()
+    assert torch.equal(captured, full(11))
+    assert torch.equal(transform(lambda x: x * 3)(x), full(15))
+    assert cuda_captures.put_off() == 0
+    del captured, graph
+
+
+_meanwhile: list[Callable[[], None]] = []
+
+
+@torch.library.custom_op("pygraph_test_streams::meanwhile", mutates_args=())
+def meanwhile(x: torch.Tensor) -> torch.Tensor:
+    """A copy; while it is captured, something else happens."""
+    if torch.cuda.is_current_stream_capturing():
+        for work in _meanwhile:
+            work()
+    return x.clone()
+
+
+meanwhile.register_fake(torch.empty_like)
+
+
+def test_functions_go_and_caches_are_emptied_while_another_is_recorded(transform: Any) -> None:
+    held = [transform(lambda x, n=n: torch.relu(x) + n) for n in range(2)]
+    x = full(2)
+    for fn in held:
+        fn(x)
+    errors: list[BaseException | None] = []
+
+    def work() -> None:
+        if held:
+            held.pop()
+        gc.collect()
+        errors.append(in_a_thread(torch.cuda.empty_cache)[1])
+
+    _meanwhile.append(work)
+    try:
+        fn = transform(lambda x: meanwhile(x) * 3)
+        assert torch.equal(fn(x), full(6))
+    finally:
+        _meanwhile.clear()
+    assert len(errors) > 1
+    assert set(errors) == {None}
+    assert torch.equal(fn(full(3)), full(9))
+    assert fn.explain().to_dict()["fallbacks"] == []
+    assert cuda_captures.put_off() == 0
+
+
+def test_all_that_with_expandable_segments() -> None:
+    """Torch's other way to get memory waits for the streams on which it was used when it gives it back."""
+    if "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+        return
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-q",
+        "-p",
+        "no:xdist",
+        "-k",
+        "goes or go_ or wait",
+        __file__,
+    ]
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_a_new_thread_patches_copies_and_fills() -> None:

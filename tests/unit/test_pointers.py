@@ -40,7 +40,7 @@ class Bytes(RecordedGraph):
     def replay(self) -> None:
         raise NotImplementedError
 
-    def release(self) -> None:
+    def release(self, *keep: object) -> None:
         raise NotImplementedError
 
 

@@ -15,6 +15,7 @@ from pygraph.runtime.body import RegionBody, alignment, copy_span, stand_in
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.discovery import RefusedError
+from pygraph.runtime.driver import InterruptedCaptureError
 from pygraph.runtime.proof import Example
 
 
@@ -92,6 +93,36 @@ def test_a_refused_node_is_named_and_the_device_works_on(driver: Any) -> None:
     assert caught.value.reason == "not this one"
     graph = record(torch.sin, driver, a)
     assert torch.equal(graph([a], [])[0], torch.sin(a))
+    graph.release()
+
+
+@pytest.mark.parametrize("interruptions", [2, 100])
+def test_an_interrupted_recording_is_made_again_a_few_times(driver: Any, interruptions: int) -> None:
+    program = pygraph.graphify(pygraph.indirect(pygraph.trace(torch.sin)(torch.ones(4, device=driver.device))))
+    body = RegionBody(program, 0)
+    original, left = body.run, interruptions
+
+    def run(inputs: Any, numbers: Any = (), mark: Any = None, statics: Any = None) -> Any:
+        def interrupting(index: int) -> None:
+            nonlocal left
+            mark(index)
+            left -= 1
+            if left >= 0:
+                raise InterruptedCaptureError("somebody waited")
+
+        return original(inputs, numbers, mark and interrupting, statics)
+
+    body.run = run
+    a = torch.ones(4, device=driver.device)
+    example = Example.of(body, driver, [a], [])
+    if interruptions > 10:
+        with pytest.raises(RefusedError, match="somebody waited"):
+            RegionGraph(body, driver, driver.new_pool(), example, "patch")
+        assert left > 90
+        return
+    graph = RegionGraph(body, driver, driver.new_pool(), example, "patch")
+    assert graph.patched == [0]
+    assert torch.equal(graph([a + 1], [])[0], torch.sin(a + 1))
     graph.release()
 
 

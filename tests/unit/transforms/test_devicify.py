@@ -194,6 +194,15 @@ def test_rule_has_the_bits_of_eager(device: torch.device, name: str, dtype: torc
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", ["div", "div floor", "div trunc", "floor_divide"])
+@pytest.mark.parametrize("number", [0.001, -0.3, 5.048673539853209e-42, 1e-310, 3e38, 0.0, 3, -7])
+def test_division_has_the_bits_of_eager(device: torch.device, name: str, dtype: torch.dtype, number: float) -> None:
+    op, args, kwargs = SAME_BITS[name]
+    values = torch.cat([torch.arange(-200, 200) / 8, sample(dtype).flatten()]).to(dtype)
+    check(device, op, (values, *args), kwargs, number)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", CLOSE)
 @settings(max_examples=40)
 @given(number=st.floats(0.125, 4))

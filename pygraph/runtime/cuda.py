@@ -352,6 +352,7 @@ class CudaDriver(Driver):
         return self._allocated_bytes()["current"]
 
     def _allocated_bytes(self) -> dict[str, int]:
+        torch.cuda.init()  # before that there are no statistics
         # Asked around every operation of a recording; memory_allocated() sorts and flattens all statistics first.
         return torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -192,6 +193,19 @@ def test_random_streams_are_those_of_eager(driver: Any) -> None:
         outcomes.append([run(x) for _ in range(4)] + [torch.rand(4, device="cuda")])
     for got, want in zip(*outcomes, strict=True):
         assert torch.equal(got, want)
+
+
+def test_a_driver_before_cuda_has_been_used() -> None:
+    """Torch knows no statistics of memory before it has initialised CUDA."""
+    code = """if True:
+        import torch
+        from pygraph.runtime.devices import driver_for
+        driver = driver_for(torch.device("cuda", 0))
+        assert not torch.cuda.is_initialized()
+        assert driver.live_bytes() == driver.allocated_total() == 0
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -586,6 +586,20 @@ def test_another_device_is_the_current_one(transform: Any) -> None:
 
 
 @two_devices
+@pytest.mark.parametrize("mechanism", ["auto", "host", "device", "copy"])
+def test_each_mechanism_on_another_device(mechanism: Any) -> None:
+    fn = pygraph.graphify(pygraph.indirect(lambda *xs: (torch.stack(xs), sum(xs)), mechanism=mechanism))
+    for n in range(4):
+        xs = [torch.full((100,), float(n * i), device="cuda:1") for i in range(8)]
+        stacked, total = fn(*xs)
+        assert torch.equal(stacked, torch.stack(xs))
+        assert torch.equal(total, sum(xs))  # pyright: ignore
+        assert torch.cuda.current_device() == 0
+    assert fn.cache_info()[:2] == (3, 1)
+    assert (fn.explain().to_dict()["bytes_copied_per_replay"] > 0) == (mechanism == "copy")
+
+
+@two_devices
 def test_one_function_on_two_devices(transform: Any) -> None:
     fn = transform(lambda x: torch.relu(x @ x) + torch.rand_like(x))
     plain = lambda x: torch.relu(x @ x) + torch.rand_like(x)  # noqa: E731

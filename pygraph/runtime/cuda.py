@@ -108,18 +108,15 @@ def _new_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
     A pool cannot be used again once its last graph is gone (torch 2.11 and 2.13 assert on it), so every pool keeps
     one; and a capture that succeeds ends the state in which a failed one leaves the random generator.
     """
+
+    def attempt() -> tuple[Any, torch.cuda.CUDAGraph]:
+        handle, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        cuda_captures.capture(graph, handle, lambda: torch.zeros(1, device=device))
+        return handle, graph
+
     stream = _capture_stream(device)
     with cuda_captures.exclusive(), no_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
-        for seconds in (0, 0.001, 0.01, 0.1, 1):
-            time.sleep(seconds)  # somebody else in this process waits for the device at the wrong time
-            handle, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-            try:
-                cuda_captures.capture(graph, handle, lambda: torch.zeros(1, device=device))
-            except InterruptedCaptureError as error:
-                failure = error
-            else:
-                return handle, graph
-    raise failure
+        return cuda_captures.patiently(attempt)
 
 
 class CudaGraph(RecordedGraph):

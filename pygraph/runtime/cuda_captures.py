@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import time
 import warnings
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
@@ -94,6 +95,16 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Any, launch: Callable[[], T]) ->
 def _is_invalidated(stream: torch.cuda.Stream) -> bool:
     status = check(cu.cuStreamIsCapturing(cu.CUstream(stream.cuda_stream)))
     return status == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED
+
+
+def patiently(attempt: Callable[[], T]) -> T:
+    """What ``attempt`` returns; it is made again, a little later, when something else interrupts its capture."""
+    for seconds in (*[0.001] * 8, 0.01, 0.1, 1.0):
+        try:
+            return attempt()
+        except InterruptedCaptureError:
+            time.sleep(seconds)
+    return attempt()
 
 
 def when_possible(destroy: Callable[[], bool]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from pygraph.cache import cache_directory
+from pygraph.runtime import cuda_captures
 from pygraph.runtime.cuda_api import check, cu
 from pygraph.runtime.cuda_nodes import KernelParams, graph_nodes, node_params
 from pygraph.runtime.cuda_wiring import add_wiring
@@ -118,13 +119,8 @@ class _chain:
         self.x, self.y = torch.zeros(2, 1024, device=device)
         torch.add(self.x, 1, out=self.y)
         torch.cuda.synchronize(device)
-        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
-        stream = torch.cuda.Stream(device)
-        with torch.cuda.stream(stream):
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            for _ in range(_NODES):
-                torch.add(self.x, 1, out=self.y)
-            self._graph.capture_end()
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            self._graph = cuda_captures.patiently(self._capture)
         raw = cu.CUgraph(self._graph.raw_cuda_graph())
         self._params = [params for node in graph_nodes(raw) for params in node_params(node)]
         words = [(node, params.buffer.raw.index(self._address)) for node, params in enumerate(self._params)]
@@ -141,6 +137,15 @@ class _chain:
                 params.commit(self._executable)
         check(cu.cuGraphUpload(self._executable, cu.CUstream(torch.cuda.current_stream(device).cuda_stream)))
         torch.cuda.synchronize(device)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        cuda_captures.capture(graph, torch.cuda.graph_pool_handle(), self._launch)
+        return graph
+
+    def _launch(self) -> None:
+        for _ in range(_NODES):
+            torch.add(self.x, 1, out=self.y)
 
     @property
     def _address(self) -> bytes:

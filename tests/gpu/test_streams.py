@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ import pygraph
 from pygraph.errors import CaptureError
 
 if torch.cuda.is_available():
-    from pygraph.runtime import cuda_captures
+    from pygraph.runtime import cuda_captures, cuda_costs
 
 pytestmark = pytest.mark.gpu
 
@@ -428,9 +429,13 @@ def test_threads_that_wait_and_allocate_while_functions_are_recorded() -> None:
     assert errors == []
 
 
-def test_a_thread_that_waits_for_the_device_while_functions_are_recorded() -> None:
+def test_a_thread_that_waits_for_the_device_while_functions_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """CUDA gives that thread an error and ends our capture, which is made again; results are right in any case."""
     done = threading.Event()
+    monkeypatch.setenv("PYGRAPH_CACHE_DIR", str(tmp_path))  # so that costs are measured too, by captures
+    cuda_costs._measured_costs.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
     def disturb() -> None:
         while not done.wait(0.002):

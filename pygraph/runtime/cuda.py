@@ -37,6 +37,7 @@ from pygraph.runtime.driver import (
     RecordedGraph,
     RecordedNode,
     Wiring,
+    patiently,
 )
 from pygraph.runtime.trampoline import can_load, kernel_of, launched_kernels
 
@@ -116,7 +117,7 @@ def _new_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
 
     stream = _capture_stream(device)
     with cuda_captures.exclusive(), no_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
-        return cuda_captures.patiently(attempt)
+        return patiently(attempt, cuda_captures.PAUSES)
 
 
 class CudaGraph(RecordedGraph):

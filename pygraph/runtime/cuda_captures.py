@@ -13,7 +13,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-import time
 import warnings
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
@@ -25,6 +24,9 @@ from pygraph.runtime.cuda_api import check, cu
 from pygraph.runtime.driver import InterruptedCaptureError
 
 T = TypeVar("T")
+
+PAUSES = (*[0.001] * 8, 0.01, 0.1, 1.0)
+"""Seconds between attempts at a capture of our own making, which only others can interrupt."""
 
 _lock = threading.RLock()
 _captures = 0  # of ours, in the thread that has the lock
@@ -95,16 +97,6 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Any, launch: Callable[[], T]) ->
 def _is_invalidated(stream: torch.cuda.Stream) -> bool:
     status = check(cu.cuStreamIsCapturing(cu.CUstream(stream.cuda_stream)))
     return status == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED
-
-
-def patiently(attempt: Callable[[], T]) -> T:
-    """What ``attempt`` returns; it is made again, a little later, when something else interrupts its capture."""
-    for seconds in (*[0.001] * 8, 0.01, 0.1, 1.0):
-        try:
-            return attempt()
-        except InterruptedCaptureError:
-            time.sleep(seconds)
-    return attempt()
 
 
 def when_possible(destroy: Callable[[], bool]) -> None:

@@ -20,7 +20,7 @@ from pygraph.runtime import cuda_captures
 from pygraph.runtime.cuda_api import check, cu
 from pygraph.runtime.cuda_nodes import KernelParams, graph_nodes, node_params
 from pygraph.runtime.cuda_wiring import add_wiring
-from pygraph.runtime.driver import Costs, Wiring
+from pygraph.runtime.driver import Costs, Wiring, patiently
 
 _VERSION = 1  # of what is measured, and how
 _NODES = 64
@@ -120,7 +120,7 @@ class _chain:
         torch.add(self.x, 1, out=self.y)
         torch.cuda.synchronize(device)
         with torch.cuda.stream(torch.cuda.Stream(device)):
-            self._graph = cuda_captures.patiently(self._capture)
+            self._graph = patiently(self._capture, cuda_captures.PAUSES)
         raw = cu.CUgraph(self._graph.raw_cuda_graph())
         self._params = [params for node in graph_nodes(raw) for params in node_params(node)]
         words = [(node, params.buffer.raw.index(self._address)) for node, params in enumerate(self._params)]

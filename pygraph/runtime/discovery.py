@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -19,13 +19,11 @@ from pygraph.evaluate import physical
 from pygraph.printing import target_text
 from pygraph.program import Fallback, TensorSpec
 from pygraph.runtime.body import RegionBody, stand_in
-from pygraph.runtime.driver import Driver, InterruptedCaptureError, Pool, RecordedGraph
+from pygraph.runtime.driver import Driver, Pool, RecordedGraph, patiently
 from pygraph.runtime.pointers import Extent, ValueWord, Word, pointer_words, same_structure, value_words
 from pygraph.runtime.proof import Undisturbed
 
-T = TypeVar("T")
-
-_ATTEMPTS = 3  # at a recording that something else interrupts
+_PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
 
 # Two numbers that every dtype represents exactly and that nothing else in a kernel's parameters is likely to be.
 _SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, False)}
@@ -154,17 +152,11 @@ class Discovery:
 
         try:
             with Undisturbed(self.driver, None):
-                graph, outputs = self._record_patiently(record)
+                graph, outputs = patiently(lambda: self.driver.record(record, self.pool), _PAUSES)
         except CaptureError as error:
             self._settle_libraries(actual, numbers)
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
         return graph, outputs, marks
-
-    def _record_patiently(self, record: Callable[[Callable[[int], None]], T]) -> tuple[RecordedGraph, T]:
-        for _ in range(_ATTEMPTS - 1):
-            with contextlib.suppress(InterruptedCaptureError):
-                return self.driver.record(record, self.pool)
-        return self.driver.record(record, self.pool)
 
     def _allocated(self) -> tuple[int, int]:
         """Bytes allocated since the start, and those in use."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -97,6 +98,16 @@ class Wiring:
 
 class InterruptedCaptureError(CaptureError):
     """Something beside what is captured ended the capture, as a wait for the device in another thread."""
+
+
+def patiently(attempt: Callable[[], T], pauses: Sequence[float]) -> T:
+    """What ``attempt`` returns; it is made again, after these seconds, as often as something interrupts its capture."""
+    for seconds in pauses:
+        try:
+            return attempt()
+        except InterruptedCaptureError:
+            time.sleep(seconds)
+    return attempt()
 
 
 class RecordedGraph(abc.ABC):

@@ -257,7 +257,9 @@ def divide(emit: Emitter, args: Args) -> fx.Node | None:
     quotient = emit.call(aten.mul.Tensor, a, inverse)
     if mode == "trunc":
         quotient = emit.call(aten.trunc.default, quotient)
-    return emit.finish(quotient if mode != "floor" else _floor(emit, a, b, inverse, quotient))
+    elif mode == "floor":
+        quotient = _floor(emit, a, b, inverse, quotient)
+    return emit.finish(quotient)
 
 
 def floor_divide(emit: Emitter, args: Args) -> fx.Node | None:

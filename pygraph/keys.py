@@ -41,13 +41,14 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[An
 
 def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
     """Per leaf: a tensor's layout, a live number's type, or a static value itself."""
-    grad = torch.is_grad_enabled()
     keys: list[Hashable] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             address = 0 if leaf.is_cpu else leaf.data_ptr()  # graphs read host memory through copies only
             aligned = ALIGNMENT if address % ALIGNMENT == 0 else alignment(address)
-            keys.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, aligned, grad and leaf.requires_grad))
+            # Also under no_grad: a function may ask for it, or enable gradients inside.
+            flags = (leaf.requires_grad, leaf.is_inference())
+            keys.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, aligned, *flags))
         elif index not in static and is_live_number(leaf):
             keys.append(leaf.__class__)
         else:
@@ -96,6 +97,8 @@ def mode_key(device_type: str) -> tuple[Hashable, ...]:
         torch.get_default_dtype(),
         *(getter() for getter in _SETTINGS),
         _default_device(),
+        # Where "cuda" without a number is. Checked with torch 2.11 and 2.13.
+        torch._C._cuda_getDevice() if torch.cuda.is_initialized() else 0,
     )
 
 
@@ -124,4 +127,12 @@ _SETTINGS = (
     functools.partial(torch._C._get_fp32_precision_getter, "cuda", "matmul"),
     functools.partial(torch._C._get_fp32_precision_getter, "cuda", "conv"),
     functools.partial(torch._C._get_fp32_precision_getter, "cuda", "rnn"),
+    torch._C._get_cublas_allow_fp16_accumulation,
+    torch._C._get_math_sdp_allow_fp16_bf16_reduction,
+    torch._C._get_overrideable_sdp_enabled,
+    torch._C._get_fa3_sdp_enabled,
+    lambda: tuple(torch._C._get_sdp_priority_order()),
+    torch._C._get_linalg_preferred_backend,
+    torch._C._get_blas_preferred_backend,
+    torch._C._get_deterministic_fill_uninitialized_memory,
 )

@@ -143,12 +143,14 @@ class Base:
 class Captured:
     """A tensor that the function reaches without being passed it: static, read at its own address.
 
-    ``kind`` says what it is; ``name`` where it is found (``encoder.0.weight``), ``value`` is the tensor itself.
+    ``kind`` says what it is; ``name`` where it is found (``encoder.0.weight``), ``value`` is the tensor itself. It is
+    ``quiet`` if only operations update it that autograd is not told of: its version stays, as in eager.
     """
 
     kind: Literal["parameter", "buffer", "closed-over", "constant"]
     name: str
     value: torch.Tensor
+    quiet: bool = False
 
     @property
     def spec(self) -> TensorSpec:

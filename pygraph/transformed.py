@@ -27,7 +27,7 @@ from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key
 from pygraph.lowering.aten import written_inputs
 from pygraph.native import build
 from pygraph.native.callpath import CallPath, live_numbers
-from pygraph.program import Captured, Fallback, Mechanism, Program
+from pygraph.program import Argument, Base, Captured, Fallback, Mechanism, Program
 from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
@@ -48,6 +48,9 @@ PASSES = ("devicify", "indirect", "graphify", "select")
 # After this many traces of one kind of call that were outdated by changes in what the function closes over, the
 # function is taken to change it at every call, and runs as it is.
 _MAX_RETRACES = 32
+
+
+_BLOCKED = Fallback("the call", "the stream of the last replay is being captured, and cannot be waited for")
 
 
 # After this many calls of one trace, what it closes over does not change at every call.
@@ -125,7 +128,7 @@ class Entry:
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad and torch.is_grad_enabled())
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
 
 
 class Transformed(Generic[P, R]):
@@ -187,21 +190,12 @@ class Transformed(Generic[P, R]):
             try:
                 if self._clear_first:
                     self._clear()
+                if any(pool.is_blocked() for pool in self._pools.values()):
+                    return self._run_inline(_BLOCKED, args, kwargs)
                 entry = self._entries.get(key)
-                if entry is not None and entry.points_to_live_memory():
-                    if entry.executable is not None and entry.executable.is_pure:
-                        # Replaying leaves no trace but its results, so the rest is checked while the device works.
-                        done, result = self._replay_early(entry, leaves)
-                        if done:
-                            self._count_hit(key, entry)
-                            self._plan(key, entry, leaves, args, kwargs)
-                            return result
-                        entry = self._compile(key, entry, leaves, structure, args, kwargs)
-                    elif entry.is_current():
-                        self._count_hit(key, entry)
-                        self._plan(key, entry, leaves, args, kwargs)
-                    else:
-                        entry = self._compile(key, entry, leaves, structure, args, kwargs)
+                if entry is not None and entry.points_to_live_memory() and entry.is_current():
+                    self._count_hit(key, entry)
+                    self._plan(key, entry, leaves, args, kwargs)
                 else:
                     entry = self._compile(key, entry, leaves, structure, args, kwargs)
                 shared = entry.shares_memory(leaves)
@@ -218,17 +212,6 @@ class Transformed(Generic[P, R]):
         if self.options.strict and entry.fallbacks and "graphify" in self.passes:
             raise self._strict_error(entry.fallbacks)
         return self.fn(*args, **kwargs) if entry.program is None else evaluate(entry.program, *args, **kwargs)
-
-    def _replay_early(self, entry: Entry, leaves: list[Any]) -> tuple[bool, Any]:
-        """Replay, then see whether that was right; a wrong result is dropped, and nothing else has happened."""
-        assert entry.executable is not None
-        try:
-            result = entry.executable(leaves)
-        except Exception:
-            if entry.is_current():
-                raise
-            return False, None  # it was not this call's program that failed
-        return entry.is_current(), result
 
     def _count_hit(self, key: Key, entry: Entry) -> None:
         self._hits += 1
@@ -325,6 +308,7 @@ class Transformed(Generic[P, R]):
         try:
             traced, program = self.make_programs(args, kwargs, static | self._needed.get(base, frozenset()))
             _check_disjoint(program, leaves, self._name)
+            _check_updatable(traced.program, leaves, self._name)
         except TraceError as error:
             note = Fallback("the call", str(error), None)
             if self.options.strict:
@@ -528,3 +512,16 @@ def _check_disjoint(program: Program, leaves: Sequence[Any], name: str) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in owners:
             owner = owners[leaf.untyped_storage().data_ptr()]
             raise TraceError(describe(f"{name}(…)", f"an argument shares memory with {owner}, and one is written"))
+
+
+def _check_updatable(program: Program, leaves: Sequence[Any], name: str) -> None:
+    """Refuse a Program that writes to inference tensors outside inference mode, where eager raises."""
+    if torch.is_inference_mode_enabled():
+        return
+    for index in written_inputs(program):
+        descriptor = program.inputs[index]
+        written = [leaves[descriptor.leaf]] if isinstance(descriptor, Argument) else []
+        written += [leaves[leaf] for leaf in descriptor.leaves] if isinstance(descriptor, Base) else []
+        written += [descriptor.value] if isinstance(descriptor, Captured) else []
+        if any(tensor.is_inference() for tensor in written):
+            raise TraceError(describe(f"{name}(…)", "it updates an inference tensor outside inference mode"))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack  # checked with torch 2.11, 2.13
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import _get_current_function_mode_stack  # checked with torch 2.11 and 2.13
 from torch.utils._device import DeviceContext
@@ -32,6 +33,9 @@ def inline_reason() -> str | None:
         return INSIDE_TRACE
     interpreter: Any = peek_interpreter_stack()
     if interpreter is not None:  # pyright: ignore[reportUnnecessaryComparison]  # torch's stubs leave out the None
+        return INSIDE_TRANSFORM
+    level: Any = forward_ad._current_level  # pyright: ignore[reportUnknownMemberType]
+    if level >= 0:  # tangents are no part of a graph
         return INSIDE_TRANSFORM
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return INSIDE_CAPTURE
@@ -57,8 +61,15 @@ def special_tensor(leaves: Sequence[Any]) -> str | None:
         if isinstance(leaf, torch.Tensor):
             if is_functorch_wrapped_tensor(leaf):
                 return INSIDE_TRANSFORM
-            if leaf.layout != torch.strided:
-                return f"an argument has layout {leaf.layout}"
+            if leaf.layout != torch.strided or leaf.is_nested or leaf._is_zerotensor() or leaf.is_meta:
+                return f"an argument is {_kind(leaf)}"
             if leaf.is_conj() or leaf.is_neg():
                 return "an argument is lazily conjugated or negated; resolve_conj() or resolve_neg() gives a plain one"
     return None
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """What a tensor is that has no memory of its own, or more than one piece."""
+    if tensor.layout != torch.strided:
+        return f"of layout {tensor.layout}"
+    return "a nested tensor" if tensor.is_nested else "on the meta device" if tensor.is_meta else "a tensor of zeros"

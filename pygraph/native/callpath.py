@@ -24,7 +24,7 @@ from pygraph.environment import IMMUTABLE, Environment, _same
 from pygraph.keys import Key
 from pygraph.native import build
 from pygraph.runtime.driver import Counters
-from pygraph.runtime.turns import here
+from pygraph.runtime.turns import here, members
 from pygraph.tracing.leaves import is_live_number
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class CallPath:
             "run": fn if executable is None else executable,
             "alone": executable is not None,
             "replay": None if executable is None else _replay(executable),
+            "stream": None if executable is None else _stream(executable),
         }
         try:
             plan = module.Plan(args, kwargs, spec)
@@ -179,7 +180,7 @@ _paths: weakref.WeakSet[CallPath] = weakref.WeakSet()
 
 def count_replays() -> None:
     """Bring the devices' counters up to date with what was replayed natively."""
-    for path in list(_paths):
+    for path in members(_paths):
         path.count_replays()
 
 
@@ -267,9 +268,8 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     if not all(node in outputs and not foreign for _, node, foreign in executable._results):
         return None
     sent = _sent(graph)
-    stream = executable.driver.native_stream()
     launch = graph.graph.native_launch()
-    if sent is None or stream is None or launch is None:
+    if sent is None or launch is None or executable.driver.native_stream() is None:
         return None
     commits, slots, values = sent
     results: list[Any] = [None] * executable.program.out_tree.num_leaves
@@ -281,7 +281,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         results[leaf] = ("argument", argument)
     for leaf, earlier in executable._repeats:
         results[leaf] = ("repeat", earlier)
-    current_stream, is_capturing = stream
+    captured = {id(tensor): index for index, tensor in enumerate(executable._captured)}
     return {
         "inputs": tuple(tensors[body.inputs[position]] for position in graph.slots),
         "memory": tuple(
@@ -294,11 +294,9 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         ),
         "commits": commits,
         "synced": ctypes.addressof(graph.patcher.synced),
-        "last_stream": ctypes.addressof(graph.pool.last_stream),  # pyright: ignore
-        "is_capturing": is_capturing,
-        "current_stream": current_stream,
-        "device_index": executable.driver.device.index or 0,
         "launch": launch,
+        "updated": tuple(tensors[body.inputs[position]] for position in body.written),
+        "updated_captured": tuple(captured[id(tensor)] for tensor in body.told_statics),
         "outputs": tuple(
             (number, None if graph._whole else (spec.shape, spec.stride, spec.offset)) for number, spec in graph._views
         ),
@@ -306,6 +304,24 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         "unflatten": _container(executable.program.out_tree),
         "owners": (graph, executable),  # kept while addresses of theirs are used
     }  # fmt: skip
+
+
+def _stream(executable: Executable) -> dict[str, Any] | None:
+    """How to see that the current stream is the one of the last replay, and is not being captured; None if no matter.
+
+    On any other stream Python decides: what a replay has to wait for, or that it must not run.
+    """
+    stream = executable.driver.native_stream()
+    if stream is None:
+        return None
+    current_stream, is_capturing = stream
+    return {
+        "last_stream": ctypes.addressof(executable.pool.last_stream),  # pyright: ignore
+        "is_capturing": is_capturing,
+        "current_stream": current_stream,
+        "device_index": executable.driver.device.index or 0,
+        "owner": executable.pool,
+    }
 
 
 def _sent(graph: RegionGraph) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]] | None:

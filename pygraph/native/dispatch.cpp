@@ -81,12 +81,16 @@ std::vector<int64_t> to_ints(PyObject* sequence) {
 // ---- settings ------------------------------------------------------------------------------------------------------
 
 // What `pygraph.keys.mode_key` reads, without the device's autocast settings, which each plan compares itself.
-using Settings = std::array<int64_t, 21>;
+using Settings = std::array<int64_t, 28>;
 
 Settings current_settings() {
-  const at::Context& context = at::globalContext();
+  at::Context& context = at::globalContext();
   const auto& autograd = c10::AutogradState::get_tls_state();
   const auto keys = c10::impl::tls_local_dispatch_key_set();
+  int64_t attention_order = 0;
+  for (at::SDPBackend backend : context.sDPPriorityOrder()) {
+    attention_order = 16 * attention_order + static_cast<int64_t>(backend) + 1;
+  }
   return {
       autograd.get_grad_mode(),
       autograd.get_inference_mode(),
@@ -108,7 +112,14 @@ Settings current_settings() {
       static_cast<int64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::CONV)),
       static_cast<int64_t>(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::RNN)),
       static_cast<int64_t>(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
-      0,
+      context.allowFP16AccumulationCuBLAS(),
+      context.allowFP16BF16ReductionMathSDP(),
+      context.userEnabledOverrideableSDP(),
+      context.userEnabledFA3SDP(),
+      attention_order,
+      static_cast<int64_t>(context.linalgPreferredBackend()),
+      static_cast<int64_t>(context.blasPreferredBackend()),
+      context.deterministicFillUninitializedMemory(),
   };
 }
 
@@ -170,7 +181,7 @@ struct Layout {
 
 struct TensorSpec {
   Layout layout;
-  bool grad;           // requires it, while grad mode is on
+  bool grad;           // requires it, also under no_grad: a function may ask for it, or enable gradients inside
   bool host;           // graphs read it through a copy: its alignment does not matter
   bool empty;          // has no memory to share
   uint64_t aligned;
@@ -197,9 +208,9 @@ struct CapturedSpec {
   Layout layout;
   bool grad;
 
-  bool fits(bool grad_mode) const {
+  bool fits() const {
     c10::TensorImpl* now = THPVariable_Unpack(object).unsafeGetTensorImpl();
-    if (now != tensor || !layout.fits(*now) || (grad_mode && now->requires_grad()) != grad) return false;
+    if (now != tensor || !layout.fits(*now) || now->requires_grad() != grad) return false;
     return !placed || address_of(*now) == address;
   }
 };
@@ -209,13 +220,32 @@ union Number {
   double real;
 };
 
-// What a call gives to the plan that matches it. Everything is borrowed from the call's arguments.
+// What a call gives to the plan that matches it.
 struct Call {
-  c10::SmallVector<PyObject*, 40> leaves;
+  c10::SmallVector<PyObject*, 40> leaves;    // owned: while Python code runs, a list may lose what it had
   c10::SmallVector<c10::TensorImpl*, 40> tensors;
   c10::SmallVector<uint64_t, 40> addresses;  // by tensor
   c10::SmallVector<const void*, 40> storages;
   c10::SmallVector<Number, 8> numbers;
+
+  Call() = default;
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call() { clear(); }
+
+  void add(PyObject* leaf) {
+    Py_INCREF(leaf);
+    leaves.push_back(leaf);
+  }
+
+  void clear() {
+    tensors.clear();
+    addresses.clear();
+    storages.clear();
+    numbers.clear();
+    for (PyObject* leaf : leaves) Py_DECREF(leaf);
+    leaves.clear();
+  }
 };
 
 // ---- replay --------------------------------------------------------------------------------------------------------
@@ -284,6 +314,14 @@ bool store_number(void* cell, const std::string& dtype, bool real, Number number
   return store<uint8_t>(cell, number.integer);
 }
 
+// The stream of the last replay, which is the only one on which nothing has to be waited for.
+struct LastStream {
+  int64_t* raw;
+  uint64_t is_capturing;
+  PyObject* current;                 // borrowed from the plan; called with the device's index
+  PyObject* device_index;            // borrowed from the plan
+};
+
 struct Replay {
   std::vector<int> inputs;           // tensor of each of the first slots
   std::vector<Fresh> fresh;          // the rest of the slots
@@ -291,10 +329,9 @@ struct Replay {
   std::vector<NumberSlot> numbers;
   std::vector<Commit> commits;
   int64_t* synced;
-  int64_t* last_stream;
-  uint64_t is_capturing, launch, executable;
-  PyObject* current_stream;          // borrowed from the plan; called with device_index
-  PyObject* device_index;            // borrowed from the plan
+  uint64_t launch, executable;
+  std::vector<int> updated;          // tensors among the arguments whose versions a replay moves
+  std::vector<int> updated_captured; // the same among captured tensors
   std::vector<Output> outputs;
   std::vector<ResultLeaf> results;
   PyObject* unflatten;               // borrowed from the plan; None if there is one result, which is no container
@@ -322,6 +359,7 @@ struct PlanState {
   std::vector<const void*> owned;    // storages of captured tensors that no argument may share, sorted
   pygraph::Environment environment;
   PyObject* run = nullptr;           // borrowed: the executable or the function
+  std::optional<LastStream> stream;
   std::optional<Replay> replay;
   int64_t hits = 0, stamp = 0, patches = 0;
 };
@@ -346,13 +384,13 @@ PyTypeObject* plan_type = nullptr;
 
 // ---- matching ------------------------------------------------------------------------------------------------------
 
-bool leaf_fits(PlanState& plan, const Leaf& leaf, PyObject* object, Call& call, bool grad_mode) {
+bool leaf_fits(PlanState& plan, const Leaf& leaf, PyObject* object, Call& call) {
   switch (leaf.kind) {
     case Leaf::Tensor: {
       if (Py_TYPE(object) != leaf.type) return false;
       c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
       const TensorSpec& spec = plan.tensors[leaf.slot];
-      if (!spec.layout.fits(*tensor) || (grad_mode && tensor->requires_grad()) != spec.grad) return false;
+      if (!spec.layout.fits(*tensor) || tensor->requires_grad() != spec.grad) return false;
       uint64_t address = 0;
       if (!spec.empty) {
         // mutable_data also gives a lazily cloned tensor memory of its own, as Tensor.data_ptr() does.
@@ -416,22 +454,22 @@ bool leaf_fits(PlanState& plan, const Leaf& leaf, PyObject* object, Call& call, 
       break;
     }
   }
-  call.leaves.push_back(object);
+  call.add(object);
   return true;
 }
 
-bool walk(PlanState& plan, size_t& position, PyObject* object, Call& call, bool grad_mode) {
+bool walk(PlanState& plan, size_t& position, PyObject* object, Call& call) {
   const Node& node = plan.nodes[position++];
   switch (node.kind) {
     case Node::Leaf:
-      return leaf_fits(plan, plan.leaves[call.leaves.size()], object, call, grad_mode);
+      return leaf_fits(plan, plan.leaves[call.leaves.size()], object, call);
     case Node::Tuple:
     case Node::List:
       if (Py_TYPE(object) != (node.kind == Node::Tuple ? &PyTuple_Type : &PyList_Type)) return false;
       if (PySequence_Fast_GET_SIZE(object) != node.size) return false;
       for (Py_ssize_t i = 0; i < node.size; ++i) {
         if (i >= PySequence_Fast_GET_SIZE(object)) return false;  // a list may change while a number is read
-        if (!walk(plan, position, PySequence_Fast_GET_ITEM(object, i), call, grad_mode)) return false;
+        if (!walk(plan, position, PySequence_Fast_GET_ITEM(object, i), call)) return false;
       }
       return true;
     case Node::Dict: {
@@ -443,7 +481,7 @@ bool walk(PlanState& plan, size_t& position, PyObject* object, Call& call, bool 
         PyObject* expected = node.keys[index++];
         bool same = key == expected ||
             (PyUnicode_CheckExact(key) && PyUnicode_CheckExact(expected) && PyUnicode_Compare(key, expected) == 0);
-        if (!same || !walk(plan, position, value, call, grad_mode)) return false;
+        if (!same || !walk(plan, position, value, call)) return false;
       }
       return index == node.size;
     }
@@ -501,9 +539,8 @@ bool matches(PlanState& plan, PyObject* args, PyObject* kwargs, const Settings& 
   if (plan.dead || settings != plan.settings) return false;
   if (autocast_dtype(at::kCPU) != plan.cpu_autocast) return false;
   if (plan.accelerator && autocast_dtype(*plan.accelerator) != plan.accelerator_autocast) return false;
-  bool grad_mode = settings[0] != 0;
   size_t position = 0;
-  if (!walk(plan, position, args, call, grad_mode) || !walk(plan, position, kwargs, call, grad_mode)) return false;
+  if (!walk(plan, position, args, call) || !walk(plan, position, kwargs, call)) return false;
   if (call.tensors.size() > 1) {
     bool fits = compare_sharing(plan, call, [&](size_t i, int first, int same, int64_t distance) {
       const TensorSpec& spec = plan.tensors[i];
@@ -517,7 +554,7 @@ bool matches(PlanState& plan, PyObject* args, PyObject* kwargs, const Settings& 
     }
   }
   for (const CapturedSpec& spec : plan.captured) {
-    if (!spec.fits(grad_mode)) return false;
+    if (!spec.fits()) return false;
   }
   if (plan.device_index >= 0) {
     c10::impl::VirtualGuardImpl guard(*plan.accelerator);
@@ -544,9 +581,9 @@ struct Stopwatch {
   }
 };
 
-// The raw stream on which to replay; nothing if it is not the one of the last replay, or is being captured.
-std::optional<uint64_t> replay_stream(const Replay& replay) {
-  PyObject* stream = PyObject_CallOneArg(replay.current_stream, replay.device_index);
+// The raw current stream; nothing if it is not the one of the last replay, or is being captured.
+std::optional<uint64_t> replay_stream(const LastStream& last) {
+  PyObject* stream = PyObject_CallOneArg(last.current, last.device_index);
   if (stream == nullptr) {
     PyErr_Clear();
     return std::nullopt;
@@ -557,10 +594,10 @@ std::optional<uint64_t> replay_stream(const Replay& replay) {
     PyErr_Clear();
     return std::nullopt;
   }
-  if (static_cast<int64_t>(raw) != *replay.last_stream) return std::nullopt;
-  if (replay.is_capturing != 0) {
+  if (static_cast<int64_t>(raw) != *last.raw) return std::nullopt;
+  if (last.is_capturing != 0) {
     int status = 0;
-    if (reinterpret_cast<int (*)(uint64_t, int*)>(replay.is_capturing)(raw, &status) != 0 || status != 0) {
+    if (reinterpret_cast<int (*)(uint64_t, int*)>(last.is_capturing)(raw, &status) != 0 || status != 0) {
       return std::nullopt;
     }
   }
@@ -642,7 +679,7 @@ PyObject* assemble(const Replay& replay, const Call& call, const std::vector<at:
 // runs, so that nothing can come between.
 PyObject* run_replay(PlanState& plan, const Call& call, Stopwatch& watch) {
   Replay& replay = *plan.replay;
-  auto stream = replay_stream(replay);
+  auto stream = replay_stream(*plan.stream);
   if (!stream) return nullptr;
   watch.lap(1);
   c10::AutoGradMode no_grad(false);
@@ -669,6 +706,14 @@ PyObject* run_replay(PlanState& plan, const Call& call, Stopwatch& watch) {
     return nullptr;
   }
   watch.lap(4);
+  // Autograd must notice that what it may have saved is another value now.
+  auto tell = [](c10::TensorImpl* tensor) {
+    if (!tensor->is_inference()) tensor->bump_version();
+  };
+  for (int tensor : replay.updated) tell(call.tensors[tensor]);
+  for (int index : replay.updated_captured) {
+    tell(THPVariable_Unpack(plan.captured[index].object).unsafeGetTensorImpl());
+  }
   std::vector<at::Tensor> outputs;
   outputs.reserve(replay.outputs.size());
   for (const Output& output : replay.outputs) {
@@ -745,6 +790,7 @@ PyObject* run_plan(DispatcherObject* self, PlanState& plan, const Call& call, Py
     count(self, plan);
     return result;
   }
+  if (plan.stream && !replay_stream(*plan.stream)) return Py_NewRef(miss);
   turn.mark();
   PyObject* result = call_executable(plan, call);
   count(self, plan);
@@ -758,7 +804,7 @@ PlanObject* find(DispatcherObject* self, PyObject* args, PyObject* kwargs, Call&
   for (size_t i = 0; i < self->plans->size(); ++i) {
     PlanObject* plan = (*self->plans)[i];
     Py_INCREF(plan);
-    call = Call();
+    call.clear();
     bool fits = false;
     try {
       fits = matches(*plan->state, args, kwargs, settings, call);
@@ -873,7 +919,7 @@ void describe(PlanState& plan, PyObject* object, PyObject* live, Call& call) {
     leaf.slot = static_cast<int>(call.tensors.size());
     c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
     TensorSpec spec(*tensor);
-    spec.grad = c10::GradMode::is_enabled() && tensor->requires_grad();
+    spec.grad = tensor->requires_grad();
     spec.host = tensor->is_cpu();
     spec.empty = tensor->numel() == 0;
     uint64_t address = 0;
@@ -898,7 +944,7 @@ void describe(PlanState& plan, PyObject* object, PyObject* live, Call& call) {
     }
   }
   plan.leaves.push_back(leaf);
-  call.leaves.push_back(object);
+  call.add(object);
 }
 
 void describe_environment(PlanState& plan, PyObject* spec) {
@@ -1000,12 +1046,10 @@ Replay describe_replay(PlanState& plan, PyObject* spec) {
     });
   }
   replay.synced = reinterpret_cast<int64_t*>(to_word(field(spec, "synced")));
-  replay.last_stream = reinterpret_cast<int64_t*>(to_word(field(spec, "last_stream")));
-  replay.is_capturing = to_word(field(spec, "is_capturing"));
   replay.launch = to_word(item(field(spec, "launch"), 0));
   replay.executable = to_word(item(field(spec, "launch"), 1));
-  replay.current_stream = field(spec, "current_stream");
-  replay.device_index = field(spec, "device_index");
+  for (int64_t leaf : to_ints(field(spec, "updated"))) replay.updated.push_back(tensor_at(leaf));
+  replay.updated_captured = to_small_ints(field(spec, "updated_captured"));
   PyObject* outputs = field(spec, "outputs");
   for (Py_ssize_t i = 0; i < PyTuple_Size(outputs); ++i) {
     PyObject* entry = item(outputs, i);  // (memory, None) or (memory, (sizes, strides, offset))
@@ -1071,7 +1115,7 @@ void make_plan(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* spec
     PyObject* address = item(item(captured, i), 1);  // None if nothing reads it by address
     hold(plan, object);
     const c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
-    bool grad = c10::GradMode::is_enabled() && tensor->requires_grad();
+    bool grad = tensor->requires_grad();
     bool placed = address != Py_None && tensor->numel() != 0;
     plan.captured.push_back({object, tensor, placed ? to_word(address) : 0, placed, Layout(*tensor), grad});
   }
@@ -1085,10 +1129,21 @@ void make_plan(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* spec
   hold(plan, plan.run);
   PyObject* replay = field(spec, "replay");
   plan.way = field(spec, "alone") == Py_True ? Way::Executable : Way::Function;
+  PyObject* stream = field(spec, "stream");
+  if (stream != Py_None) {
+    hold(plan, stream);  // everything in it is borrowed
+    plan.stream = LastStream{
+        reinterpret_cast<int64_t*>(to_word(field(stream, "last_stream"))), to_word(field(stream, "is_capturing")),
+        field(stream, "current_stream"), field(stream, "device_index"),
+    };
+  }
+  if (plan.accelerator && *plan.accelerator != at::kCPU) {
+    plan.device_index = c10::impl::VirtualGuardImpl(*plan.accelerator).getDevice().index();
+  }
   if (replay != Py_None) {
     plan.replay = describe_replay(plan, replay);
     plan.way = Way::Replay;
-    plan.device_index = static_cast<int>(to_int(plan.replay->device_index));
+    plan.device_index = static_cast<int>(to_int(plan.stream->device_index));
   }
   plan.environment.arm();
 }

@@ -31,6 +31,7 @@ struct DictGuard {
   bool dirty = true;
 #if PYGRAPH_WATCHERS
   bool watched = false;
+  uint64_t events = 0;                       // how often it has changed
   std::vector<DictGuard*>* queue = nullptr;  // where to report a change
 #elif PYGRAPH_TAGS
   uint64_t version = 0;
@@ -68,6 +69,7 @@ inline int on_dict_event(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*
   auto found = watched_dicts().find(dict);
   if (found != watched_dicts().end()) {
     for (DictGuard* guard : found->second) {
+      ++guard->events;
       if (!guard->dirty) {
         guard->dirty = true;
         guard->queue->push_back(guard);
@@ -119,16 +121,15 @@ class Environment {
   bool current() {
 #if PYGRAPH_WATCHERS
     while (!dirty_.empty()) {
+      // It stays in the list while it is compared, which may run Python code: another thread that comes meanwhile must
+      // compare it too, and a change meanwhile must not be lost.
       DictGuard* guard = dirty_.back();
-      // Clean before it is compared: a change while it is compared must not be lost.
-      guard->dirty = false;
-      dirty_.pop_back();
-      if (!holds(*guard)) {
-        if (!guard->dirty) {
-          guard->dirty = true;
-          dirty_.push_back(guard);
-        }
-        return false;
+      const uint64_t events = guard->events;
+      if (!holds(*guard)) return false;
+      auto place = std::find(dirty_.begin(), dirty_.end(), guard);
+      if (guard->events == events && place != dirty_.end()) {
+        dirty_.erase(place);
+        guard->dirty = false;
       }
     }
     for (DictGuard* guard : unwatched_) {

@@ -52,7 +52,10 @@ class RegionBody:
         self.statics = [node for node in outside if node in captured]
         self.numbers = [node for node in outside if is_host_number(node)]
         self.inputs = [node for node in outside if node not in captured and not is_host_number(node)]
-        self.static_values = [captured[node].value for node in self.statics]
+        # `data` is the same memory with a version of its own.
+        self.static_values = [
+            captured[node].value.data if captured[node].quiet else captured[node].value for node in self.statics
+        ]
         self.outputs = [
             node
             for node in self.nodes
@@ -62,6 +65,10 @@ class RegionBody:
         writes = {root(argument) for node in self.nodes for argument in written_arguments(node)}
         self.written = [i for i, node in enumerate(self.inputs) if node in writes]
         self.written_statics = [i for i, node in enumerate(self.statics) if node in writes]
+        #: Tensors that are the same at every call whose versions a replay must move.
+        self.told_statics = [
+            captured[self.statics[i]].value for i in self.written_statics if not captured[self.statics[i]].quiet
+        ]
         self._producers = {_producer(node) for node in self.outputs}
         self._module = program.module
         self._last_use = self._last_uses()

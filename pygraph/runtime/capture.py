@@ -130,8 +130,13 @@ class RegionGraph:
             replay_us=replay_us,
         )
         self._follow(choose(question, self.driver.costs(), request or "copy"))
-        if not self.choice.only_host and not self._passes(example):
-            raise UnprovenError("its proof by poisoned buffers failed")
+        if not self.choice.only_host:
+            try:
+                passes = self._passes(example)
+            except CaptureError as error:  # one of our own nodes does not take new parameters
+                raise UnprovenError(str(error)) from error
+            if not passes:
+                raise UnprovenError("its proof by poisoned buffers failed")
         self._drop_buffers()
 
     def _find_blank(self, found: Discovery, example: Example) -> None:
@@ -140,7 +145,6 @@ class RegionGraph:
             return
         kept = set(found.unpointed)
         flats = {number: self._bytes_of(number) for number in kept}
-        self._patch_only(frozenset())
         for fill in (0x00, 0xA5):
             for flat in flats.values():
                 flat.fill_(fill)
@@ -149,6 +153,7 @@ class RegionGraph:
                 for position in self.slots:
                     copy_span(trial[position], self._stand_in(position))
                 try:
+                    self._patch_only(frozenset())
                     self._replay(trial, example.numbers, [memory.spec.empty() for memory in self.memory])
                 except CaptureError:  # a node that does not take new parameters; the proof will say so
                     kept.clear()
@@ -183,8 +188,8 @@ class RegionGraph:
         raise RefusedError(None, "its replay does not give the results of ordinary launches")
 
     def _works(self, patched: frozenset[int], example: Example) -> bool:
-        self._patch_only(patched)
         try:
+            self._patch_only(patched)
             return self._passes(example, copy_outside=True)
         except CaptureError:  # a node that does not take new parameters
             return False
@@ -209,8 +214,11 @@ class RegionGraph:
 
     def _follow(self, choice: Choice) -> None:
         """Make the graph change its pointers as chosen."""
-        for word in self._words:
-            self._reset_word(word)
+        try:
+            for word in self._words:
+                self._reset_word(word)
+        except CaptureError as error:
+            raise UnprovenError(str(error)) from error
         self.choice = choice
         words = list(choice.host)
         if not choice.only_host:
@@ -253,7 +261,6 @@ class RegionGraph:
             owners = {number: tensor for tensor, (number, _) in zip(self._static_outputs, self._views, strict=True)}
             specs = [memory.spec for memory in self.memory]
             self._kept = [owners[number].as_strided(s.shape, s.stride, 0) for number, s in enumerate(specs)]
-            self._tracked = [tensor for tensor in self._kept if not tensor.is_inference()]  # with a version
             return
         self._static_outputs = [
             tensor
@@ -269,9 +276,14 @@ class RegionGraph:
         else:
             start = self.memory[word.slot - count].extent.start
         cell = ctypes.c_uint64.from_address(self.graph.params_address(word.node) + word.offset)
-        if cell.value != start + word.delta:
+        before = cell.value
+        if before != start + word.delta:
             cell.value = start + word.delta
-            self.graph.commit(word.node)
+            try:
+                self.graph.commit(word.node)
+            except CaptureError:
+                cell.value = before  # which the node still has
+                raise
 
     def _passes(self, example: Example, copy_outside: bool = False) -> bool:
         """Replay on other buffers than the recorded ones, which are poisoned; compare with what is expected.
@@ -337,15 +349,20 @@ class RegionGraph:
         ``taken`` are tensors that become entries of ``memory`` instead of newly allocated ones.
         """
         if self._kept is not None:
-            self._replay(inputs, numbers, self._kept)
-            torch.autograd.graph.increment_version(self._tracked)  # autograd must notice that earlier results changed
-            return self._outputs(self._kept)
-        if taken:
+            fresh = self._kept
+        elif taken:
             fresh = [taken[i] if i in taken else memory.spec.empty() for i, memory in enumerate(self.memory)]
         else:
             fresh = [memory.spec.empty() for memory in self.memory]
         self._replay(inputs, numbers, fresh)
-        return fresh if self._whole else self._outputs(fresh)
+        if self._kept is not None or self.body.written or self.body.told_statics:
+            self._tell(inputs)
+        return fresh if self._whole and self._kept is None else self._outputs(fresh)
+
+    def _tell(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Let autograd notice what a replay has changed: earlier results in reused memory, and updated tensors."""
+        changed = [*(self._kept or ()), *(inputs[i] for i in self.body.written), *self.body.told_statics]
+        torch.autograd.graph.increment_version(changed)
 
     def _replay(self, inputs: Sequence[torch.Tensor], numbers: Sequence[Any], fresh: Sequence[torch.Tensor]) -> None:
         self.pool.order()
@@ -427,7 +444,6 @@ class RegionGraph:
         self._stand_ins = []
         self._static_outputs = []
         self._kept = None
-        self._tracked: list[torch.Tensor] = []
 
     def __del__(self) -> None:
         if "graph" in self.__dict__ and not sys.is_finalizing():

@@ -60,8 +60,16 @@ class _Ordered:
             return
         stream = torch.cuda.current_stream(self.device)
         if self._last is not None:
+            if cuda_captures.is_capturing(self._last):
+                raise CaptureError("the stream of the last replay is being captured, and cannot be waited for")
             stream.wait_stream(self._last)
         self._last, self.last_stream.value = stream, current
+
+    def is_blocked(self) -> bool:
+        """Whether `order` would have to wait for a stream that is being captured."""
+        if self._last is None or torch._C._cuda_getCurrentRawStream(self.device.index) == self.last_stream.value:
+            return False
+        return cuda_captures.is_capturing(self._last)
 
     def wait(self) -> bool:
         """Wait for the last use; False if its stream captures now, which a wait would end."""
@@ -94,6 +102,10 @@ class CudaPool(_Ordered, Pool):
         """
         self.handle, keeper = _new_pool(self.device)
         self._keepers.append((self.handle, keeper))
+
+    def is_blocked(self) -> bool:
+        """For its own last replay, or for the last one of any function that draws random numbers."""
+        return super().is_blocked() or _random_order(self.device).is_blocked()
 
     def nbytes(self) -> int:
         """Bytes of the segments that the pool holds."""

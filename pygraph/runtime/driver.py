@@ -172,6 +172,10 @@ class Pool(abc.ABC):
     def order(self) -> None:
         """Make work on the current stream wait for the pool's last replay, if that was on another stream."""
 
+    def is_blocked(self) -> bool:
+        """Whether nothing can wait for the last replay now, because its stream is being captured."""
+        return False
+
 
 @dataclasses.dataclass
 class Counters:

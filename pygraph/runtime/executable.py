@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pygraph.effects import is_host_number, is_random, root, writes_memory
+from pygraph.effects import is_host_number, root, writes_memory
 from pygraph.evaluate import alias_view, clone_strided, input_value
 from pygraph.program import (
     Argument,
@@ -105,8 +105,6 @@ class Executable:
                 self.release()
                 raise
         writes = writes_memory(self.program.nodes)
-        #: Whether a call changes nothing but by what it returns: no writes, no random draws.
-        self.is_pure = not (writes or any(map(is_random, self.program.nodes)))
         #: Whether a call updates arguments or returns views of them.
         self._shows_arguments = writes or any(alias.of in ("input", "argument") for alias in self.program.aliases)
         self._captured = [d.value for d in self.program.inputs if isinstance(d, Captured)]
@@ -305,8 +303,6 @@ class Executable:
                     _launch(step, env)
                 if not adoption.works(env, *_border(last.body, env)):
                     adoption.drop("a replay into its memory did not give the results of ordinary launches")
-        # An early replay may turn out to be the wrong one, and would have used up the arguments.
-        self.is_pure = self.is_pure and not adoption.pairs
 
     def _donated_arguments(self, donated: frozenset[int]) -> list[Argument]:
         table = self.program.table

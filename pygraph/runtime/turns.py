@@ -15,11 +15,13 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from pygraph.errors import DeviceError, describe
+
+T = TypeVar("T")
 
 INSIDE_CALL = "it is inside a call of a transformed function, by an operation, a hook or a finalizer"
 FORKED = "this process was forked from one that uses CUDA, so that graphs cannot run here"
@@ -43,6 +45,15 @@ class Locked(Protocol):
 
 
 _holders: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def members(group: weakref.WeakSet[T]) -> list[T]:
+    """What is in the set now; other threads may add to it meanwhile."""
+    while True:
+        try:
+            return list(group)
+        except RuntimeError:  # its size changed during the iteration; no lock, which a fork could leave taken
+            continue
 
 
 def register(holder: Locked) -> None:
@@ -75,7 +86,7 @@ def forked_error(name: str) -> DeviceError:
 
 def _after_fork() -> None:
     global _forked
-    for holder in list(_holders):
+    for holder in members(_holders):
         holder.after_fork()
     if torch.cuda._is_in_bad_fork():  # pyright: ignore[reportPrivateUsage]  # checked with torch 2.11 and 2.13
         _forked = True

@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pygraph.effects import is_random
+from pygraph.effects import is_random, root, written_arguments
 from pygraph.errors import TraceError, describe
 from pygraph.program import (
     Captured,
@@ -35,7 +35,8 @@ from pygraph.tracing.aliasing import (
     whole_memory,
     with_strides,
 )
-from pygraph.tracing.hidden_writes import HIDDEN_WRITES, check_described
+from pygraph.tracing.descriptions import check_described
+from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updated_in_hiding, updates_in_hiding
 from pygraph.tracing.modes import fake_tracing
 from pygraph.tracing.recording import Recording, check_plain, relative_spec
 from pygraph.twins import call_functionally, needs_twin, original_of, twin_of
@@ -47,6 +48,7 @@ def functionalize(recording: Recording) -> Program:
     """Turn a recording into a Program: functional, updates of inputs as outputs, aliasing described."""
     module, inputs, values = recording.module, list(recording.inputs), list(recording.values)
     attributes = _lift_attributes(recording, inputs, values)
+    _mark_quiet(recording, inputs, attributes)
     inputs, values, rebuild = merge_overlapping(recording, inputs, values)
     aliases, statics, results, hidden = classify_outputs(recording, inputs, rebuild)
     specs = [_spec(value) for value in values]
@@ -139,6 +141,18 @@ def _lift_attributes(recording: Recording, inputs: list[Input], values: list[Any
     return attributes
 
 
+def _mark_quiet(recording: Recording, inputs: list[Input], attributes: dict[str, int]) -> None:
+    """Say of captured tensors which are updated in hiding only."""
+    hidden: set[int] = set()
+    told: set[int] = set()
+    for node in recording.module.graph.nodes:
+        quietly = updated_in_hiding(node)
+        found, arguments = (hidden, quietly) if quietly else (told, written_arguments(node))
+        found |= {attributes[root(a).target] for a in arguments if root(a).target in attributes}  # pyright: ignore
+    for index in hidden - told:
+        inputs[index] = dataclasses.replace(inputs[index], quiet=True)  # pyright: ignore
+
+
 class _Replay(fx.Interpreter):
     """Run a recording again, with its attributes given as values and its source lines carried over."""
 
@@ -170,9 +184,8 @@ class _Replay(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         check_described(target, args)
-        rule = HIDDEN_WRITES.get(target)
-        if rule is not None and args[3] is not None and args[4] is not None and args[5]:
-            return rule(*args, **kwargs)
+        if target in HIDDEN_WRITES and updates_in_hiding(args):
+            return HIDDEN_WRITES[target](*args, **kwargs)
         if _is_decomposed_by_functorch(target):
             target = twin_of(target)
         return super().call_function(target, args, kwargs)

@@ -16,6 +16,8 @@ import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch.fx.experimental.proxy_tensor import TorchFunctionMetadataMode  # checked with torch 2.11 and 2.13
+from torch.nn.modules import activation
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
@@ -26,6 +28,7 @@ from torch.utils._python_dispatch import (
 import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
 from pygraph.program import TensorSpec
+from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.triton_launches import launches_written_down
 from pygraph.twins import check_apart, needs_twin
 
@@ -46,12 +49,34 @@ def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
-        with mode, launches_written_down():
+        with mode, launches_written_down(), _unnoticed():
             yield
     finally:
         log.disabled = logged
         proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
         torch.set_autocast_cache_enabled(autocast_cache)
+
+
+@contextlib.contextmanager
+def _unnoticed() -> Generator[None, None, None]:
+    """Have attention modules take the way that they take in eager.
+
+    They have one operation for all their work, and do not use it where a TorchFunctionMode or make_fx might look on;
+    its results differ in the last bits, and for padding in more. Checked with torch 2.11 and 2.13.
+    """
+    asked, tracing = torch.overrides.has_torch_function, activation._is_make_fx_tracing
+
+    def has_torch_function(tensors: Any) -> bool:
+        modes = torch.overrides._get_current_function_mode_stack()
+        # Without a mode of the user's: traced tensors have no functions of their own.
+        users = [mode for mode in modes if not isinstance(mode, (NumbersStayLive, TorchFunctionMetadataMode))]
+        return bool(users) and asked(tensors)
+
+    torch.overrides.has_torch_function, activation._is_make_fx_tracing = has_torch_function, lambda: False
+    try:
+        yield
+    finally:
+        torch.overrides.has_torch_function, activation._is_make_fx_tracing = asked, tracing
 
 
 class Sources(TorchDispatchMode):
@@ -84,7 +109,7 @@ class Sources(TorchDispatchMode):
             check_apart(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
-        out = func(*args, **(kwargs or {}))
+        out = without_undescribed(func, args, func(*args, **(kwargs or {})))
         source: str | None = None
         for node in reversed(graph.nodes):
             if node is last or "source" in node.meta:

@@ -302,6 +302,27 @@ def test_compiling_needs_no_more_memory_than_eager_and_a_pool() -> None:
     assert peak(pygraph.jit(fn), x) <= 2.2 * eager
 
 
+@pytest.mark.parametrize("which", ["linalg", "blas"])
+def test_preferred_libraries_are_part_of_the_key(which: str) -> None:
+    get, choose, values = {
+        "linalg": (torch._C._get_linalg_preferred_backend, torch.backends.cuda.preferred_linalg_library,
+                   ("cusolver", "default")),
+        "blas": (torch._C._get_blas_preferred_backend, torch.backends.cuda.preferred_blas_library,
+                 ("cublaslt", "cublas")),
+    }[which]  # fmt: skip
+    fn = pygraph.jit(lambda x: x @ x)
+    x = torch.eye(16, device="cuda")
+    before = get()
+    try:
+        for value in (*values, *values):
+            choose(value)
+            for _ in range(3):
+                assert torch.equal(fn(x), x)
+    finally:
+        choose(before)
+    assert fn.cache_info().misses == 2
+
+
 def test_a_librarys_workspace_is_no_scratch_of_an_operation() -> None:
     """The memory behind a result that is watched is as large as what its operation frees, not as what it keeps."""
     weight = torch.randn(64, 64, device="cuda")

@@ -323,6 +323,56 @@ def test_a_call_during_a_capture_of_the_users(transform: Any, cached: bool) -> N
     del result, graph
 
 
+def test_a_call_during_a_capture_of_what_is_more_than_a_replay() -> None:
+    """It goes natively to an executable in Python, which must not launch a graph into a capture."""
+    fn = pygraph.jit(lambda x: (x.view(-1), x * 2))
+    x = full(1)
+    for _ in range(4):
+        fn(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = fn(x)[1]
+    x.fill_(3)
+    graph.replay()
+    assert torch.equal(result, full(6))
+    del result, graph
+
+
+def test_the_stream_of_the_last_replay_is_being_captured(transform: Any) -> None:
+    """Another stream could not wait for it without ending that capture."""
+    fn = transform(lambda x: x * 2)
+    x = full(1)
+    side, other = torch.cuda.Stream(), torch.cuda.Stream()
+    for stream in (other, side):
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                fn(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="relaxed"):
+        captured = x + 1
+        with torch.cuda.stream(other):
+            result = fn(x)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(result, full(2))
+    assert torch.equal(captured, full(2))
+    assert "is being captured" in str(fn.explain().to_dict()["fallbacks"])
+    assert torch.equal(fn(x), full(2))
+    del captured, graph
+
+
+def test_what_was_closed_over_is_checked_before_anything_is_launched() -> None:
+    """What was right for the old values may end the process: an index that the function does not use any more."""
+    table, how = torch.arange(8.0, device="cuda"), {"looked up": True}
+    fn = pygraph.jit(lambda i: table[i] if how["looked up"] else i * 2.0)
+    for _ in range(4):
+        fn(torch.tensor([0, 1], device="cuda"))
+    how["looked up"] = False
+    for _ in range(3):
+        assert fn(torch.tensor([5000, 7000], device="cuda")).tolist() == [10000.0, 14000.0]
+
+
 def in_a_thread(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     outcome: list[Any] = [None, None]
 
@@ -573,7 +623,17 @@ def test_another_device_is_the_current_one(transform: Any) -> None:
         for got, want in zip(results, (n + 1, n, 0), strict=True):
             assert got.device == torch.device("cuda", 1)
             assert torch.equal(got, torch.full((1000,), float(want), device="cuda:1"))
-    assert fn.cache_info()[:2] == (3, 1)
+    assert fn.cache_info()[:2] == (2, 2)  # one for each device that was the current one
+
+
+@two_devices
+def test_which_device_is_the_current_one_matters() -> None:
+    fn = pygraph.jit(lambda k: torch.arange(4.0, device="cuda") * k)
+    for n in range(12):
+        with torch.cuda.device(n // 3 % 2):
+            got = fn(2.0)
+            assert got.device.index == n // 3 % 2
+            assert got.tolist() == [0, 2, 4, 6]
 
 
 @two_devices

@@ -61,6 +61,16 @@ MODES: dict[str, Callable[[], Any]] = {
     "matmul precision": attribute(matmul, "fp32_precision", "tf32"),
     "convolution precision": attribute(cudnn.conv, "fp32_precision", "ieee"),
     "rnn precision": attribute(cudnn.rnn, "fp32_precision", "ieee"),
+    "fp16 accumulation": attribute(matmul, "allow_fp16_accumulation", not matmul.allow_fp16_accumulation),
+    "reduction in math": negated(cuda.fp16_bf16_reduction_math_sdp_allowed, cuda.allow_fp16_bf16_reduction_math_sdp),
+    "overrideable attention": negated(torch._C._get_overrideable_sdp_enabled, torch._C._set_sdp_use_overrideable),
+    "flash attention 3": negated(torch._C._get_fa3_sdp_enabled, torch._C._set_sdp_use_fa3),
+    "order of attentions": lambda: changed(
+        torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order, [2, 1, 0, 3, 4]
+    ),
+    "uninitialised memory": attribute(
+        torch.utils.deterministic, "fill_uninitialized_memory", not torch.utils.deterministic.fill_uninitialized_memory
+    ),
 }
 
 
@@ -97,6 +107,11 @@ def test_the_legacy_switch_of_tf32_is_part_of_the_key() -> None:
         (torch._C._get_mem_efficient_sdp_enabled, "memory-efficient", cuda.mem_efficient_sdp_enabled),
         (torch._C._get_math_sdp_enabled, "math", cuda.math_sdp_enabled),
         (torch._C._get_cudnn_sdp_enabled, "cudnn attention", cuda.cudnn_sdp_enabled),
+        (torch._C._get_cublas_allow_fp16_accumulation, "fp16 accumulation", lambda: matmul.allow_fp16_accumulation),
+        (torch._C._get_math_sdp_allow_fp16_bf16_reduction, "reduction in math",
+         cuda.fp16_bf16_reduction_math_sdp_allowed),
+        (torch._C._get_deterministic_fill_uninitialized_memory, "uninitialised memory",
+         lambda: torch.utils.deterministic.fill_uninitialized_memory),
         (lambda: torch._C._get_fp32_precision_getter("cuda", "matmul"), "matmul precision",
          lambda: matmul.fp32_precision),
         (lambda: torch._C._get_fp32_precision_getter("cuda", "conv"), "convolution precision",
@@ -132,9 +147,15 @@ def test_alignment_matters_on_a_device_only(device: torch.device) -> None:
     assert leaf_key(memory.cpu()[:4]) == leaf_key(memory.cpu()[1:5])
 
 
-def test_requires_grad_does_not_matter_without_grad() -> None:
+def test_requires_grad_matters_without_grad_too() -> None:
     with torch.no_grad():
-        assert leaf_key(X.clone().requires_grad_()) == leaf_key(X.clone())
+        assert leaf_key(X.clone().requires_grad_()) != leaf_key(X.clone())
+
+
+def test_inference_tensors_are_told_apart() -> None:
+    with torch.inference_mode():
+        inference = X.clone()
+    assert leaf_key(inference) != leaf_key(X)
 
 
 def test_values_of_tensors_and_live_numbers_do_not_matter() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import pygraph
 from pygraph.module import TransformedModule
@@ -170,3 +171,52 @@ def test_explain_names_the_module(pair: tuple[Model, Any], x: torch.Tensor) -> N
     assert fast.lower(x).compile()(x).shape == (4, 3)
     fast.cache_clear()
     assert fast.cache_info().size == 0
+
+
+@pytest.mark.parametrize("name", ["layer", "encoder", "attention", "without weights", "padded layer", "causal layer"])
+def test_attention_modules_take_the_way_that_they_take_in_eager(device: torch.device, name: str) -> None:
+    """Their one operation for everything rounds otherwise than its parts, which they would use under a mode."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval().to(device)
+    encoder = torch.nn.TransformerEncoder(layer, 2).eval()
+    attention = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval().to(device)
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    padding, causal = padding.to(device), torch.nn.Transformer.generate_square_subsequent_mask(5).to(device)
+    calls: dict[str, Any] = {
+        "layer": layer,
+        "encoder": encoder,
+        "attention": lambda x: attention(x, x, x),
+        "without weights": lambda x: attention(x, x, x, need_weights=False),
+        "padded layer": lambda x: layer(x, src_key_padding_mask=padding),
+        "causal layer": lambda x: layer(x, src_mask=causal, is_causal=True),
+    }
+    function = pygraph.jit(calls[name])
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 5, 16, device=device)
+            got, expected = function(x), calls[name](x)
+            for result, reference in zip(pytree.tree_leaves(got), pytree.tree_leaves(expected), strict=True):
+                if reference is not None:
+                    torch.testing.assert_close(result, reference, rtol=0, atol=0)
+    assert not function.explain().to_dict()["fallbacks"]
+    assert not torch.overrides.has_torch_function((x,))
+
+
+def test_a_mode_inside_a_function_is_seen_by_attention_modules(device: torch.device) -> None:
+    class Doubled(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            return result * 2 if func is torch.nn.functional.relu else result
+
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval().to(device)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with Doubled():
+            return layer(x)
+
+    function = pygraph.jit(fn)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 5, 16, device=device)
+            torch.testing.assert_close(function(x), fn(x))

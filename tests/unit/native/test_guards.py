@@ -75,11 +75,12 @@ def test_a_tensor_of_another_kind(device: torch.device, change: str) -> None:
         check_misses(function, double, other)
 
 
-def test_grad_without_grad_mode_is_the_same_kind(device: torch.device) -> None:
+def test_who_requires_grad_matters_without_grad_mode_too(device: torch.device) -> None:
     with torch.no_grad():
         x = torch.randn(4, device=device)
         function = planned(double, x.requires_grad_())
         assert matches(function, torch.randn(4, device=device).requires_grad_())
+        assert not matches(function, torch.randn(4, device=device))
 
 
 def _set(module: Any, name: str, value: Any) -> contextlib.AbstractContextManager[None]:
@@ -138,6 +139,14 @@ MODES: dict[str, Callable[[str], contextlib.AbstractContextManager[Any]]] = {
     "matmul precision": lambda device: _set(_cublas, "fp32_precision", "tf32"),
     "conv precision": lambda device: _set(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
     "rnn precision": lambda device: _set(torch.backends.cudnn.rnn, "fp32_precision", "ieee"),
+    "fp16 accumulation": lambda device: _set(_cublas, "allow_fp16_accumulation", True),
+    "reduction in math": lambda device: _calling(torch._C._set_math_sdp_allow_fp16_bf16_reduction, True, False),
+    "overrideable attention": lambda device: _calling(torch._C._set_sdp_use_overrideable, False, True),
+    "flash attention 3": lambda device: _calling(torch._C._set_sdp_use_fa3, True, False),
+    "order of attentions": lambda device: _calling(
+        torch._C._set_sdp_priority_order, [2, 1, 0, 3, 4], torch._C._get_sdp_priority_order()
+    ),
+    "uninitialised memory": lambda device: _set(torch.utils.deterministic, "fill_uninitialized_memory", False),
     "function mode": lambda device: _Mode(),
     "dispatch mode": lambda device: _DispatchMode(),
 }
@@ -498,6 +507,66 @@ def test_a_dropped_entry_takes_its_plan_along(device: torch.device) -> None:
     function.cache_clear()
     assert function.cache_info() == (0, 0, 0, 0, 0)
     torch.testing.assert_close(function(x), x * 2)
+
+
+class _Slow(float):
+    """A number that is slow to compare, and lets others run meanwhile."""
+
+    meanwhile: Callable[[], Any] | None = None
+
+    def __repr__(self) -> str:
+        if _Slow.meanwhile is not None:
+            _Slow.meanwhile()
+        return super().__repr__()
+
+    __hash__ = float.__hash__
+
+
+def test_a_change_is_seen_by_a_thread_that_comes_while_another_compares(device: torch.device) -> None:
+    import threading
+
+    table = {"scale": _Slow(2.0)}
+    function = planned(lambda x: x * float(table["scale"]), torch.ones(2, device=device))
+    table["scale"] = _Slow(5.0)
+    seen: list[bool] = []
+
+    def another() -> None:
+        _Slow.meanwhile = None
+        thread = threading.Thread(target=lambda: seen.append(matches(function, torch.ones(2, device=device))))
+        thread.start()
+        thread.join()
+
+    _Slow.meanwhile = another
+    try:
+        seen.append(matches(function, torch.ones(2, device=device)))
+    finally:
+        _Slow.meanwhile = None
+    assert seen == [False, False]
+
+
+def test_arguments_are_held_while_they_are_compared(device: torch.device) -> None:
+    """A list among the arguments may lose what it had, by another thread or by what a comparison runs."""
+    table = {"scale": _Slow(2.0)}
+    function = planned(
+        lambda xs: xs[0] * float(table["scale"]) + xs[1], [torch.ones(2, device=device) for _ in range(2)]
+    )
+    xs = [torch.ones(2, device=device), torch.ones(2, device=device)]
+    gone = weakref.ref(xs[0])
+    alive: list[bool] = []
+
+    def clear() -> None:
+        _Slow.meanwhile = None
+        xs.clear()
+        alive.append(gone() is not None)
+
+    table["scale"] = _Slow(2.0)
+    _Slow.meanwhile = clear
+    try:
+        assert matches(function, xs)
+    finally:
+        _Slow.meanwhile = None
+    assert alive == [True]
+    assert gone() is None
 
 
 def test_a_busy_function_is_left_to_python(device: torch.device) -> None:

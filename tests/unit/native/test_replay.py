@@ -244,6 +244,44 @@ def test_another_stream_or_a_capture_is_left_to_python(fake: Fake) -> None:
     assert replayed(function) == launches + 1
 
 
+def test_what_runs_through_python_looks_at_the_stream_too(fake: Fake) -> None:
+    function = pygraph.jit(lambda x: (x.view(-1), x * 2))
+    x = torch.ones(2, 2, device="emu")
+    for _ in range(3):
+        function(x)
+    assert {made.plan.way for made in function._native._made} == {"executable"}
+
+    def served() -> int:
+        return sum(made.plan.hits for made in function._native._made)
+
+    assert served() == 1
+    fake.capturing = 1
+    function(x)
+    fake.stream, fake.capturing = 3, 0
+    function(x)
+    assert served() == 1
+    fake.stream = STREAM
+    assert torch.equal(function(x)[1], x * 2)
+    assert served() == 2
+    fake.refuse = "nothing was launched"
+
+
+def test_autograd_notices_what_a_replay_updates(fake: Fake) -> None:
+    state = torch.zeros(4, device="emu")
+    function = pygraph.jit(lambda x, y: (x.add_(y), state.add_(y))[0] * 2)
+    x, y = torch.ones(4, device="emu"), torch.ones(4, device="emu")
+    for call in range(5):
+        before = x._version, y._version, state._version
+        function(x, y)
+        after = x._version, y._version, state._version
+        assert [a > b for a, b in zip(after, before, strict=True)] == [True, False, True], call
+    assert replayed(function) == 3
+    with torch.inference_mode():
+        inference = torch.ones(4, device="emu")
+        for _ in range(3):
+            function(inference, y)
+
+
 def test_what_draws_random_numbers_or_has_more_than_a_graph_is_run_by_python(fake: Fake) -> None:
     x = vectors(1)[0]
     function = pygraph.jit(lambda x: torch.relu(x) + float(torch.sigmoid(x).sum()))

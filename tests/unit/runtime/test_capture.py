@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -251,3 +252,28 @@ def test_a_result_that_is_copied_has_a_reason() -> None:
         assert torch.equal(graph([a + 1], [])[0], torch.cumprod(a + 1, 0))
     finally:
         graph.release()
+
+
+@pytest.mark.parametrize("takes", ["nothing", "what was recorded"])
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_node_that_takes_no_new_parameters(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, takes: str, number: int
+) -> None:
+    """Its input is copied, or the region runs as ordinary launches; the caller gets no error."""
+    graph: Any = type(record(torch.relu, driver_for(device), torch.ones(4, device=device)).graph)
+    commit = graph.commit
+
+    def refuse(self: Any, node: int) -> None:
+        if node == range(len(self.nodes))[number]:
+            now = ctypes.string_at(self.params_address(node), len(self.nodes[node].params))
+            if takes == "nothing" or now != self.nodes[node].params:
+                raise CaptureError("refused")
+        commit(self, node)
+
+    monkeypatch.setattr(graph, "commit", refuse)
+    monkeypatch.setenv("PYGRAPH_NATIVE", "0")  # which sends nodes without that method
+    function = pygraph.jit(lambda x: torch.relu(x) + 1)
+    for n in range(4):
+        x = torch.full((8,), float(n - 1), device=device)
+        assert torch.equal(function(x), torch.relu(x) + 1)
+    assert function.explain().to_dict()["fallbacks"]

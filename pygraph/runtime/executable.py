@@ -31,6 +31,7 @@ from pygraph.program import (
     TensorSpec,
     Way,
 )
+from pygraph.ranges import span_of
 from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
 from pygraph.runtime.capture import RegionGraph
@@ -403,20 +404,26 @@ def _copies(leaves: Sequence[Any]) -> list[Any]:
     result = [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     for group in overlap_groups(leaves):
         members = [leaves[index].detach() for index in group]
-        start = min(member.data_ptr() for member in members)
-        end = max(member.data_ptr() + TensorSpec.of(member).nbytes for member in members)
-        offset = start - members[0].untyped_storage().data_ptr()
+        start, end = span_of(members)
         size = -(-(end - start) // 16) * 16
-        memory = torch.empty(0, dtype=torch.uint8, device=members[0].device)
-        memory.set_(members[0].untyped_storage(), offset, (end - start,), (1,))  # pyright: ignore
         shift = alignment(start) % ALIGNMENT
-        copy = torch.empty(size + shift, dtype=torch.uint8, device=memory.device)[shift:]
-        copy[: end - start].copy_(memory)
+        copy = torch.zeros(size + shift, dtype=torch.uint8, device=members[0].device)[shift:]
+        for member in members:  # each out of its own storage: another's may end before it, or begin after
+            place = member.data_ptr() - start
+            memory = _bytes_of(member)
+            copy[place : place + memory.numel()].copy_(memory)
         for index, member in zip(group, members, strict=True):
             typed = copy.view(member.dtype)
             first = typed.storage_offset() + (member.data_ptr() - start) // member.element_size()
             result[index] = typed.as_strided(member.shape, member.stride(), first)
     return result
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    offset = tensor.data_ptr() - storage.data_ptr()
+    return memory.set_(storage, offset, (TensorSpec.of(tensor).nbytes,), (1,))  # pyright: ignore
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from pygraph.program import (
     TensorSpec,
     Way,
 )
-from pygraph.ranges import span_of
+from pygraph.ranges import Ranges, span_of
 from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
 from pygraph.runtime.capture import RegionGraph
@@ -296,7 +296,7 @@ class Executable:
         node_of = {leaf: node for node, leaf in self._tensors}
         refused = {argument.leaf: self._why_not(argument, node_of.get(argument.leaf), leaves) for argument in arguments}
         usable = {node_of[argument.leaf]: argument for argument in arguments if refused[argument.leaf] is None}
-        adoption = last.adoption = Adoption(last.graph, usable, notes)
+        adoption = last.adoption = Adoption(last.graph, usable, notes, Ranges(self._captured))
         for argument in arguments:
             if (reason := refused[argument.leaf]) is not None:
                 adoption.refuse(argument, reason)
@@ -328,9 +328,6 @@ class Executable:
             return "the function updates it"
         if any(result for *_, result in self._results):
             return "a copy of an argument is returned, which is made after the graphs have run"
-        memory = leaves[argument.leaf].untyped_storage().data_ptr()
-        if any(memory == captured.untyped_storage().data_ptr() for captured in self._captured):
-            return "it shares memory with a tensor that the function closes over"
         return None
 
     # -- choosing -------------------------------------------------------------------------------------------------

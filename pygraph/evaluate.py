@@ -27,6 +27,7 @@ from pygraph.program import (
     Stored,
     TensorSpec,
 )
+from pygraph.ranges import Ranges, holder
 from pygraph.tracing.leaves import to_number
 
 
@@ -135,12 +136,25 @@ def input_value(descriptor: Input, leaves: Sequence[Any]) -> Any:
         case ScalarArgument():
             return to_number(leaves[descriptor.leaf])
         case Base():
-            start = leaves[descriptor.start].detach()
-            return start.as_strided(descriptor.spec.shape, descriptor.spec.stride, start.storage_offset())
+            return _base_value(descriptor, leaves)
         case Captured():
             return descriptor.value
         case PointerTable():
             raise TypeError("a pointer table is not a value of the caller")
+
+
+def _base_value(base: Base, leaves: Sequence[Any]) -> torch.Tensor:
+    first = leaves[base.start].detach()
+    offset = first.storage_offset()
+    if (offset + base.spec.span) * first.element_size() > first.untyped_storage().nbytes():
+        # Its storage ends before the others' memory does: theirs are other ones, over the same addresses.
+        address = first.data_ptr()
+        members = [leaves[leaf].detach() for leaf in base.leaves]
+        whole = holder(members, (address, address + base.spec.nbytes))
+        assert whole is not None, "the cache key says that there is one"
+        offset = whole.storage_offset() - (whole.data_ptr() - address) // whole.element_size()
+        first = whole
+    return first.as_strided(base.spec.shape, base.spec.stride, offset)
 
 
 def assemble(program: Program, leaves: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
@@ -152,16 +166,14 @@ def assemble(program: Program, leaves: Sequence[Any], inputs: Sequence[Any], out
         inputs: Placeholder values, followed by the tensors behind the slots of a pointer table.
         outputs: One value per output descriptor.
     """
-    owned = {
-        value.untyped_storage().data_ptr() for value in inputs if isinstance(value, torch.Tensor) and value.numel()
-    }
+    owned = Ranges(value for value in inputs if isinstance(value, torch.Tensor))
     values = list(outputs)
     for position, descriptor in enumerate(program.outputs):
         # A functional operation may return its argument; a result must be memory of its own, as in eager.
         value = values[position]
         if not isinstance(descriptor, Result) or not isinstance(value, torch.Tensor):
             continue
-        if any(value is taken for taken in inputs) or (value.numel() and value.untyped_storage().data_ptr() in owned):
+        if any(value is taken for taken in inputs) or owned.meet(value):
             values[position] = clone_strided(value)
     for position, descriptor in enumerate(program.outputs):
         if isinstance(descriptor, Mutation):

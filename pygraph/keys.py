@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.ranges import are_apart, holder, span_of
 from pygraph.runtime.body import ALIGNMENT, alignment
 from pygraph.tracing.leaves import is_live_number, overlap_groups
 
@@ -69,19 +70,22 @@ def static_key(leaf: Any, index: int) -> Hashable:
 
 
 def overlap_key(leaves: Sequence[Any]) -> Hashable:
-    """How the tensors share memory: which leaves are the same object or overlap, and at what distance."""
-    storages = [leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if len(set(storages)) == len(storages) or not (groups := overlap_groups(leaves)):
+    """How the tensors share memory: which leaves are the same object or overlap, and at what distance.
+
+    Also whether one storage holds all that overlaps: without one there is no view that stands for all of it.
+    """
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if len(tensors) < 2 or are_apart(tensors) or not (groups := overlap_groups(leaves)):
         return ()
     key: list[Hashable] = []
     for group in groups:
-        start = min(leaves[index].data_ptr() for index in group)
-        key.append(
-            tuple(
-                (index, leaves[index].data_ptr() - start, next(i for i in group if leaves[i] is leaves[index]))
-                for index in group
-            )
+        members = [leaves[index] for index in group]
+        span = span_of(members)
+        places = tuple(
+            (index, leaves[index].data_ptr() - span[0], next(i for i in group if leaves[i] is leaves[index]))
+            for index in group
         )
+        key.append((places, holder(members, span) is not None))
     return tuple(key)
 
 

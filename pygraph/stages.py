@@ -75,7 +75,8 @@ class Compiled:
 
         Raises:
             ArgumentError: They differ in structure, shape, strides, dtype, device, static values, or in how they lie
-                in memory: less aligned, or sharing memory otherwise. Nothing has been changed.
+                in memory: less aligned, or sharing memory otherwise, also with what the function closes over and one
+                of them is written. Nothing has been changed.
         """
         if self._donation is not None:
             return self._donation.around(self._call, args, kwargs)
@@ -91,6 +92,9 @@ class Compiled:
                 raise ArgumentError(describe(f"{self._name}(…)", problem, expected=wanted, remedy="Clone it."))
         if overlap_key(leaves) != self._overlap:
             raise ArgumentError(describe(f"{self._name}(…)", "the arguments share memory otherwise than when compiled"))
+        if self._entry.shares_memory(leaves):
+            problem = "an argument shares memory with a captured tensor, and one is written"
+            raise ArgumentError(describe(f"{self._name}(…)", problem, remedy="Clone it."))
         with self._function.turn() as mine:
             self._entry.calls += 1
             if self._entry.executable is not None and mine:

@@ -28,6 +28,7 @@ from pygraph.lowering.aten import written_inputs
 from pygraph.native import build
 from pygraph.native.callpath import CallPath, live_numbers
 from pygraph.program import Argument, Base, Captured, Fallback, Mechanism, Program
+from pygraph.ranges import Ranges, share_memory, sharing
 from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
@@ -107,8 +108,8 @@ class Entry:
         program = self.program or self.described
         self._captured = [] if program is None else [d.value for d in program.inputs if isinstance(d, Captured)]
         self._specs = [_layout(value) for value in self._captured]
-        written = program is not None and writes_memory(program.nodes)
-        self._owned = {v.untyped_storage().data_ptr() for v in self._captured if v.numel()} if written else set[int]()
+        self._writes = program is not None and (bool(written_inputs(program)) or writes_memory(program.nodes))
+        self._owned = Ranges(self._captured if self._writes else ())
 
     def points_to_live_memory(self) -> bool:
         """Whether captured tensors are still where the graphs read them: without this a replay is not safe."""
@@ -116,9 +117,11 @@ class Entry:
 
     def shares_memory(self, leaves: list[Any]) -> bool:
         """Whether an argument lies in a captured tensor's memory and one of them is written: not this Program."""
-        if not self._owned:
+        if not self._writes or not self._captured:
             return False
-        return any(isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() in self._owned for x in leaves)
+        # Graphs read captured tensors where they were; a Program that is evaluated reads them where they are.
+        owned = self._owned if self.executable is not None else Ranges(self._captured)
+        return any(isinstance(x, torch.Tensor) and owned.meet(x) for x in leaves)
 
     def is_current(self) -> bool:
         """Whether everything else that was baked in is unchanged."""
@@ -502,15 +505,13 @@ def _check_disjoint(program: Program, leaves: Sequence[Any], name: str) -> None:
     captured = [(d.name, d.value) for d in program.inputs if isinstance(d, Captured) and d.value.numel()]
     if not captured or not (written_inputs(program) or writes_memory(program.nodes)):
         return
-    owners: dict[int, str] = {}
-    for owner, value in captured:
-        storage = value.untyped_storage().data_ptr()
-        if storage in owners:
-            raise TraceError(describe(f"{name}(…)", f"{owner} and {owners[storage]} share memory, and one is written"))
-        owners[storage] = owner
+    for first, second, *_ in sharing((index, value) for index, (_, value) in enumerate(captured)):
+        both = f"{captured[second][0]} and {captured[first][0]}"
+        raise TraceError(describe(f"{name}(…)", f"{both} share memory, and one is written"))
+    owned = Ranges(value for _, value in captured)
     for leaf in leaves:
-        if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in owners:
-            owner = owners[leaf.untyped_storage().data_ptr()]
+        if isinstance(leaf, torch.Tensor) and owned.meet(leaf):
+            owner = next(owner for owner, value in captured if share_memory(value, leaf))
             raise TraceError(describe(f"{name}(…)", f"an argument shares memory with {owner}, and one is written"))
 
 

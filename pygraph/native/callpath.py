@@ -100,7 +100,7 @@ class CallPath:
             "leaves": leaves,
             "device": device_type,
             "captured": _captured(entry),
-            "owned": tuple(entry._owned),
+            "owned": tuple(entry._owned.pairs),
             "environment": _environment_guards(None if entry.traced is None else entry.traced.environment),
             "run": fn if executable is None else executable,
             "alone": executable is not None,

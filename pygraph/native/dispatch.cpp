@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
@@ -19,6 +20,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -179,11 +181,36 @@ struct Layout {
   }
 };
 
+using Range = std::pair<uint64_t, uint64_t>;  // the first address, and the one after the last
+
+Range range_of(const c10::TensorImpl& tensor) {  // of the storage
+  const c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  auto start = reinterpret_cast<uint64_t>(storage->data());
+  return {start, start + storage->nbytes()};
+}
+
+// How memory is freed that a device's allocator gave, so that nothing else overlaps it; nullptr if that cannot be said.
+c10::DeleterFnPtr deleter_of(c10::DeviceType type) {
+  if (type != c10::kCPU && type != c10::kCUDA) return nullptr;  // others may have no allocator, which is an error
+  try {
+    c10::DeleterFnPtr deleter = c10::GetAllocator(type)->raw_deleter();
+    return deleter == &c10::detail::deleteNothing ? nullptr : deleter;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+// Whether a storage may stand for memory that others stand for as well, as one made by DLPack.
+bool is_foreign(const c10::TensorImpl& tensor, c10::DeleterFnPtr deleter) {
+  return tensor.unsafe_storage().unsafeGetStorageImpl()->data_ptr().get_deleter() != deleter;
+}
+
 struct TensorSpec {
   Layout layout;
   bool grad;           // requires it, also under no_grad: a function may ask for it, or enable gradients inside
   bool host;           // graphs read it through a copy: its alignment does not matter
   bool empty;          // has no memory to share
+  c10::DeleterFnPtr deleter = nullptr;  // of its device's allocator
   uint64_t aligned;
   int first = -1;      // the first tensor leaf with the same storage: itself if there is no other
   int same = -1;       // the first tensor leaf that is the same object
@@ -226,6 +253,7 @@ struct Call {
   c10::SmallVector<c10::TensorImpl*, 40> tensors;
   c10::SmallVector<uint64_t, 40> addresses;  // by tensor
   c10::SmallVector<const void*, 40> storages;
+  bool foreign = false;  // whether storages may overlap that begin at different addresses
   c10::SmallVector<Number, 8> numbers;
 
   Call() = default;
@@ -356,7 +384,7 @@ struct PlanState {
   int numbers = 0;
   bool shares = false;               // whether any two tensor leaves share memory
   std::vector<CapturedSpec> captured;
-  std::vector<const void*> owned;    // storages of captured tensors that no argument may share, sorted
+  std::vector<Range> owned;          // memory of captured tensors that no argument may share, sorted and apart
   pygraph::Environment environment;
   PyObject* run = nullptr;           // borrowed: the executable or the function
   std::optional<LastStream> stream;
@@ -400,6 +428,7 @@ bool leaf_fits(PlanState& plan, const Leaf& leaf, PyObject* object, Call& call) 
       call.tensors.push_back(tensor);
       call.addresses.push_back(address);
       call.storages.push_back(tensor->unsafe_storage().unsafeGetStorageImpl()->data());
+      if (!spec.empty && is_foreign(*tensor, spec.deleter)) call.foreign = true;
       break;
     }
     case Leaf::Integer: {
@@ -535,6 +564,33 @@ bool compare_sharing(const PlanState& plan, const Call& call, Visit visit) {
   return true;
 }
 
+// Whether storages overlap that begin at different addresses, which `compare_sharing` does not see. Only Python knows
+// what to do with those.
+bool overlaps_unseen(const PlanState& plan, const Call& call) {
+  c10::SmallVector<Range, 40> ranges;
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    if (!plan.tensors[i].empty) ranges.push_back(range_of(*call.tensors[i]));
+  }
+  std::sort(ranges.begin(), ranges.end());
+  Range last{0, 0};
+  for (const Range& range : ranges) {
+    if (range.first < last.second && range.first != last.first) return true;
+    last = {range.first, std::max(last.second, range.second)};
+  }
+  return false;
+}
+
+// Whether a tensor shares memory with a captured one while one of the two is written.
+bool meets_owned(const PlanState& plan, const Call& call) {
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    if (plan.tensors[i].empty) continue;
+    auto [start, end] = range_of(*call.tensors[i]);
+    auto after = std::lower_bound(plan.owned.begin(), plan.owned.end(), Range{end, 0});
+    if (after != plan.owned.begin() && std::prev(after)->second > start) return true;
+  }
+  return false;
+}
+
 bool matches(PlanState& plan, PyObject* args, PyObject* kwargs, const Settings& settings, Call& call) {
   if (plan.dead || settings != plan.settings) return false;
   if (autocast_dtype(at::kCPU) != plan.cpu_autocast) return false;
@@ -546,13 +602,9 @@ bool matches(PlanState& plan, PyObject* args, PyObject* kwargs, const Settings& 
       const TensorSpec& spec = plan.tensors[i];
       return spec.first == first && spec.same == same && spec.distance == distance;
     });
-    if (!fits) return false;
+    if (!fits || (call.foreign && overlaps_unseen(plan, call))) return false;
   }
-  if (!plan.owned.empty()) {
-    for (const void* storage : call.storages) {
-      if (std::binary_search(plan.owned.begin(), plan.owned.end(), storage)) return false;
-    }
-  }
+  if (!plan.owned.empty() && meets_owned(plan, call)) return false;
   for (const CapturedSpec& spec : plan.captured) {
     if (!spec.fits()) return false;
   }
@@ -925,6 +977,7 @@ void describe(PlanState& plan, PyObject* object, PyObject* live, Call& call) {
     uint64_t address = 0;
     if (!spec.empty) address = reinterpret_cast<uint64_t>(spec.host ? tensor->data() : tensor->mutable_data());
     spec.aligned = alignment_of(address);
+    spec.deleter = deleter_of(tensor->device_type());
     plan.tensors.push_back(spec);
     call.tensors.push_back(tensor);
     call.addresses.push_back(address);
@@ -1090,7 +1143,7 @@ void make_plan(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* spec
   PyObject* leaves = field(spec, "leaves");
   bool agree = PyList_GET_SIZE(leaves) == static_cast<Py_ssize_t>(call.leaves.size());
   for (size_t i = 0; agree && i < call.leaves.size(); ++i) agree = PyList_GET_ITEM(leaves, i) == call.leaves[i];
-  if (!agree || under_mode()) {
+  if (!agree || under_mode() || overlaps_unseen(plan, call)) {
     PyErr_SetString(PyExc_ValueError, "this kind of call cannot be planned");
     throw PythonError();
   }
@@ -1121,9 +1174,8 @@ void make_plan(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* spec
   }
   PyObject* owned = field(spec, "owned");
   for (Py_ssize_t i = 0; i < PyTuple_Size(owned); ++i) {
-    plan.owned.push_back(reinterpret_cast<const void*>(to_word(item(owned, i))));
+    plan.owned.emplace_back(to_word(item(item(owned, i), 0)), to_word(item(item(owned, i), 1)));
   }
-  std::sort(plan.owned.begin(), plan.owned.end());
   describe_environment(plan, field(spec, "environment"));
   plan.run = field(spec, "run");
   hold(plan, plan.run);

@@ -17,6 +17,7 @@ from torch import fx
 from pygraph.donated import is_sole_owner
 from pygraph.effects import is_operation, root
 from pygraph.program import Argument, TensorSpec
+from pygraph.ranges import Ranges
 from pygraph.runtime.body import ALIGNMENT, stand_in
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.proof import Example, Undisturbed, agree
@@ -32,11 +33,13 @@ class Adoption:
         graph: The graph of the last region.
         donated: The donated arguments and their nodes.
         notes: Where every call says what became of their memory.
+        captured: Where the graphs read what the function closes over.
     """
 
-    def __init__(self, graph: RegionGraph, donated: Mapping[fx.Node, Argument], notes: Notes) -> None:
+    def __init__(self, graph: RegionGraph, donated: Mapping[fx.Node, Argument], notes: Notes, captured: Ranges) -> None:
         self._graph = graph
         self._notes = notes
+        self._captured = captured
         self._reasons: list[tuple[str, str]] = []
         self.pairs: list[tuple[fx.Node, int, Argument]] = []
         taken: set[int] = set()
@@ -70,7 +73,7 @@ class Adoption:
         found: dict[int, torch.Tensor] = {}
         for node, index, argument in self.pairs:
             tensor: torch.Tensor = env[node]
-            reason = _unfit(tensor)
+            reason = _unfit(tensor, self._captured)
             self._notes[argument.path, reason] += 1
             if reason is None:
                 found[index] = tensor.detach()
@@ -133,8 +136,10 @@ def _copies(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [stand_in(tensor) if tensor.numel() else tensor for tensor in inputs]
 
 
-def _unfit(tensor: torch.Tensor) -> str | None:
+def _unfit(tensor: torch.Tensor, captured: Ranges) -> str | None:
     """Why the memory of this argument cannot be a result's; None if it can."""
+    if captured.meet(tensor):  # no key of a call says so: a tensor may be passed that is closed over as well
+        return "it shares memory with a tensor that the function closes over"
     if not is_sole_owner(tensor):
         return "something else can reach its memory: a view, what it is a view of, autograd, a storage"
     spec = TensorSpec.of(tensor)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from pygraph.effects import is_host_number, is_selection, is_view, root, written_arguments
 from pygraph.evaluate import clone_strided
 from pygraph.program import Captured, Program, TensorSpec
+from pygraph.ranges import Ranges
 from pygraph.transforms.indirect import is_load, is_store
 
 
@@ -164,16 +165,12 @@ def _is_tuple(node: fx.Node) -> bool:
 
 def _own_memory(result: Any, args: Any) -> Any:
     """Clone results that are memory of an argument although their operation is no view, and resolve lazy ones."""
-    taken = {
-        tensor.untyped_storage().data_ptr()
-        for tensor in pytree.tree_leaves(args)
-        if isinstance(tensor, torch.Tensor) and tensor.numel()
-    }
+    taken = Ranges(tensor for tensor in pytree.tree_leaves(args) if isinstance(tensor, torch.Tensor))
 
     def own(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
             return value.resolve_conj().resolve_neg()  # some operations (real FFTs) leave that to whoever reads it
-        if isinstance(value, torch.Tensor) and value.numel() and value.untyped_storage().data_ptr() in taken:
+        if isinstance(value, torch.Tensor) and taken.meet(value):
             return clone_strided(value)
         return value
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pygraph.donated import DonatedTensor
 from pygraph.effects import is_random
 from pygraph.errors import CaptureError
 from pygraph.evaluate import as_lazy
@@ -429,7 +430,8 @@ class RegionGraph:
 
     def memory_use(self) -> dict[str, int]:
         """Bytes of captured tensors, of stand-ins for copied inputs, and of results that a replay allocates."""
-        static = {value.untyped_storage().data_ptr(): value.nbytes for value in self.body.static_values}
+        values = [value for value in self.body.static_values if not isinstance(value, DonatedTensor)]
+        static = {value.untyped_storage().data_ptr(): value.nbytes for value in values}
         fresh = [] if self.reuses_outputs else self.memory
         return {
             "static": sum(static.values()),

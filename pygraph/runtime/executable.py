@@ -31,6 +31,7 @@ from pygraph.program import (
     TensorSpec,
     Way,
 )
+from pygraph.ranges import Ranges, span_of
 from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
 from pygraph.runtime.capture import RegionGraph
@@ -293,7 +294,7 @@ class Executable:
         node_of = {leaf: node for node, leaf in self._tensors}
         refused = {argument.leaf: self._why_not(argument, node_of.get(argument.leaf), leaves) for argument in arguments}
         usable = {node_of[argument.leaf]: argument for argument in arguments if refused[argument.leaf] is None}
-        adoption = last.adoption = Adoption(last.graph, usable, notes)
+        adoption = last.adoption = Adoption(last.graph, usable, notes, Ranges(self._captured))
         for argument in arguments:
             if (reason := refused[argument.leaf]) is not None:
                 adoption.refuse(argument, reason)
@@ -323,9 +324,6 @@ class Executable:
             return "the function updates it"
         if any(result for *_, result in self._results):
             return "a copy of an argument is returned, which is made after the graphs have run"
-        memory = leaves[argument.leaf].untyped_storage().data_ptr()
-        if any(memory == captured.untyped_storage().data_ptr() for captured in self._captured):
-            return "it shares memory with a tensor that the function closes over"
         return None
 
     # -- choosing -------------------------------------------------------------------------------------------------
@@ -399,20 +397,26 @@ def _copies(leaves: Sequence[Any]) -> list[Any]:
     result = [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     for group in overlap_groups(leaves):
         members = [leaves[index].detach() for index in group]
-        start = min(member.data_ptr() for member in members)
-        end = max(member.data_ptr() + TensorSpec.of(member).nbytes for member in members)
-        offset = start - members[0].untyped_storage().data_ptr()
+        start, end = span_of(members)
         size = -(-(end - start) // 16) * 16
-        memory = torch.empty(0, dtype=torch.uint8, device=members[0].device)
-        memory.set_(members[0].untyped_storage(), offset, (end - start,), (1,))  # pyright: ignore
         shift = alignment(start) % ALIGNMENT
-        copy = torch.empty(size + shift, dtype=torch.uint8, device=memory.device)[shift:]
-        copy[: end - start].copy_(memory)
+        copy = torch.zeros(size + shift, dtype=torch.uint8, device=members[0].device)[shift:]
+        for member in members:  # each out of its own storage: another's may end before it, or begin after
+            place = member.data_ptr() - start
+            memory = _bytes_of(member)
+            copy[place : place + memory.numel()].copy_(memory)
         for index, member in zip(group, members, strict=True):
             typed = copy.view(member.dtype)
             first = typed.storage_offset() + (member.data_ptr() - start) // member.element_size()
             result[index] = typed.as_strided(member.shape, member.stride(), first)
     return result
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    offset = tensor.data_ptr() - storage.data_ptr()
+    return memory.set_(storage, offset, (TensorSpec.of(tensor).nbytes,), (1,))  # pyright: ignore
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

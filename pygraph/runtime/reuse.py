@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pygraph.program import Fallback
+from pygraph.ranges import Ranges
 from pygraph.runtime.body import stand_in
 
 _COPIED = Fallback("an argument is copied", "it is a result of this function, in memory that the call overwrites")
@@ -31,11 +32,11 @@ class ReusedMemory:
 
     def __init__(self) -> None:
         self.notes: collections.Counter[Fallback] = collections.Counter()
-        self._starts: set[int] = set()
+        self._memory = Ranges()
 
     def add(self, outputs: Sequence[torch.Tensor]) -> None:
         """Results of one more graph. A released graph's stay known: the caller may hold them still."""
-        self._starts.update(tensor.untyped_storage().data_ptr() for tensor in outputs if tensor.numel())
+        self._memory.add(outputs)
 
     def apart(self, leaves: Sequence[Any], shown: bool) -> Sequence[Any] | None:
         """The leaves of a call with copies of those that lie in this memory.
@@ -47,13 +48,11 @@ class ReusedMemory:
         Returns:
             The leaves; None if the graphs cannot be used for them.
         """
-        inside = {index for index, leaf in enumerate(leaves) if self._holds(leaf)}
+        meet = self._memory.meet
+        inside = {index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and meet(leaf)}
         if not inside:
             return leaves
         self.notes[_LAUNCHED if shown else _COPIED] += 1
         if shown:
             return None
         return [stand_in(leaf) if index in inside else leaf for index, leaf in enumerate(leaves)]
-
-    def _holds(self, leaf: Any) -> bool:
-        return isinstance(leaf, torch.Tensor) and leaf.numel() > 0 and leaf.untyped_storage().data_ptr() in self._starts

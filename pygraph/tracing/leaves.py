@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.ranges import sharing
+
 
 def static_leaves(
     args: tuple[Any, ...], kwargs: dict[str, Any], argnums: Sequence[int], argnames: Sequence[str]
@@ -52,8 +54,4 @@ def to_number(leaf: Any) -> int | float:
 
 def overlap_groups(leaves: Sequence[Any]) -> list[list[int]]:
     """Tensor leaves that share memory, as groups of two or more leaf positions."""
-    by_storage: dict[int, list[int]] = {}
-    for index, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor) and leaf.numel():
-            by_storage.setdefault(leaf.untyped_storage().data_ptr(), []).append(index)
-    return [group for group in by_storage.values() if len(group) > 1]
+    return sharing((index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))

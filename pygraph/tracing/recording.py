@@ -30,6 +30,7 @@ from pygraph.program import (
     ScalarArgument,
     TensorSpec,
 )
+from pygraph.ranges import holder, span_of
 from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
 from pygraph.tracing.modes import NumbersStayLive, Sources, fake_tracing, first_line, user_line
@@ -214,15 +215,23 @@ def _symbol(shape_env: ShapeEnv, number: int | float, path: str, kind: type, lea
     return LiveFloat(real.node, kind, leaf, asked)
 
 
+_LARGEST_ELEMENT = 16
+
+
 def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeTensor]:
     """A fake for every tensor leaf; leaves that share memory get fakes that share a storage."""
     fakes: dict[int, Any] = {}
     same: dict[int, int] = {}
     with mode, torch.inference_mode(False), torch.no_grad():
         for group in overlap_groups(leaves):
-            start = min(leaves[index].data_ptr() for index in group)
-            size = max(leaves[i].data_ptr() - start + relative_spec(leaves[i]).nbytes for i in group)
-            flat = torch.empty(size, dtype=torch.uint8, device=leaves[group[0]].device)
+            members = [leaves[index] for index in group]
+            start, end = span_of(members)
+            if len({member.device for member in members}) > 1:
+                raise TraceError(describe("trace", "overlapping arguments on different devices"))
+            if holder(members, (start, end)) is None:
+                raise TraceError(describe("trace", "overlapping arguments in storages of which none holds all of them"))
+            size = -(-(end - start) // _LARGEST_ELEMENT) * _LARGEST_ELEMENT  # so that it can be seen as any dtype
+            flat = torch.empty(size, dtype=torch.uint8, device=members[0].device)
             for index in group:
                 if id(leaves[index]) in same:
                     fakes[index] = fakes[same[id(leaves[index])]]
@@ -232,9 +241,7 @@ def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeT
                 offset = leaves[index].data_ptr() - start
                 if offset % spec.dtype.itemsize:
                     raise TraceError(describe("trace", "overlapping arguments of different element sizes"))
-                pad = -size % spec.dtype.itemsize
-                whole = flat if not pad else torch.empty(size + pad, dtype=torch.uint8, device=flat.device)
-                typed = whole.view(spec.dtype)
+                typed = flat.view(spec.dtype)
                 fakes[index] = typed.as_strided(spec.shape, spec.stride, offset // spec.dtype.itemsize).detach()
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and index not in fakes:

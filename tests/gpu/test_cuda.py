@@ -331,3 +331,27 @@ def test_a_librarys_workspace_is_no_scratch_of_an_operation() -> None:
     fn(x)
     graph = fn._entries[next(iter(fn._entries))].executable.graphs[0]
     assert all(memory.scratch < 1 << 20 for memory in graph.memory)
+
+
+@pytest.mark.parametrize("start", [0, 64])
+@pytest.mark.parametrize("order", [("apart", "alias"), ("alias", "apart")])
+def test_the_same_memory_by_dlpack(start: int, order: tuple[str, ...]) -> None:
+    """Another storage over the same addresses, through the path in Python and the native one."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        result = b * 2
+        a.mul_(3)
+        return result
+
+    function = pygraph.jit(fn)
+    for name in (*order, *order):
+        for _ in range(4):
+            results: list[torch.Tensor] = []
+            for run in (fn, function):
+                a, other = torch.arange(256.0, device="cuda"), torch.arange(256.0, device="cuda").flip(0)
+                b = torch.from_dlpack((a if name == "alias" else other)[start : start + 128])
+                assert b.untyped_storage()._cdata != a.untyped_storage()._cdata
+                results += [run(a[:128], b), a]
+            assert torch.equal(results[0], results[2])
+            assert torch.equal(results[1], results[3])

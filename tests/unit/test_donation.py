@@ -27,6 +27,7 @@ def ones(device: torch.device, *shape: int) -> torch.Tensor:
     return torch.arange(1.0, 1.0 + torch.Size(shape).numel(), device=device).view(shape).clone()
 
 
+CAPTURED = "it shares memory with a tensor that the function closes over"
 REACHED = "something else can reach its memory: a view, what it is a view of, autograd, a storage"
 
 NO_FIT = "no result, or none that is left, has its shape, strides and dtype"
@@ -74,6 +75,47 @@ def test_a_chain_of_donations_lives_in_one_buffer(device: torch.device) -> None:
     assert driver.live_bytes() == live
     assert torch.equal(x, expected)
     assert notes(fn) == {"args[0]": {None}}
+
+
+@pytest.mark.parametrize("kind", ["itself", "a view", "another storage", "a part of it"])
+@pytest.mark.parametrize("first", ["captured", "others"])
+def test_a_captured_tensor_is_not_overwritten_while_it_is_read(device: torch.device, kind: str, first: str) -> None:
+    def make() -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+        weight = ones(device, 1024)
+        return weight, lambda x: (y := x * 2, y + weight.flip(0)[: len(x)])
+
+    def given(weight: torch.Tensor) -> torch.Tensor:
+        driver = driver_for(device)
+        assert driver is not None
+        match kind:
+            case "itself":
+                return weight
+            case "a view":
+                return weight[:]
+            case "another storage":
+                return driver.tensor_at(weight.data_ptr(), (1024,), (1,), weight.dtype)
+            case _:
+                return driver.tensor_at(weight.data_ptr() + 2048, (512,), (1,), weight.dtype)
+
+    weight, fn = make()
+    reference, eager = make()
+    fast = replayed(fn, donate_argnums=0)
+    size = len(given(reference))
+    order = [False, False, True] if first == "others" else [True]
+    for captured in order:
+        x = given(weight) if captured else ones(device, size)
+        expected = eager(given(reference) if captured else ones(device, size))
+        for got, wanted in zip(fast(x), expected, strict=True):
+            assert torch.equal(got, wanted)
+        with pytest.raises(DonatedError):
+            x.sum()
+    assert notes(fast) == {"args[0]": {CAPTURED, *([None] if first == "others" else [])}}
+    if kind != "itself":
+        assert torch.equal(weight, reference)
+        for _ in range(2):  # a refusal is one of that call only
+            for got, wanted in zip(fast(ones(device, size)), eager(ones(device, size)), strict=True):
+                assert torch.equal(got, wanted)
+        assert notes(fast) == {"args[0]": {CAPTURED, None}}
 
 
 def test_without_donation_every_call_allocates(device: torch.device) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import pygraph
 from pygraph.native import build
+from pygraph.runtime.devices import driver_for
 
 pytestmark = pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
 
@@ -318,6 +319,67 @@ def test_shared_memory(device: torch.device) -> None:
             assert matches(function, *arguments) == (other == name and served(function) > 0), (name, other)
 
 
+def foreign(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements in another storage, which begins with the first of them."""
+    if tensor.device.type != "emu":
+        return torch.from_dlpack(tensor)
+    driver = driver_for(tensor.device)
+    assert driver is not None
+    return driver.tensor_at(tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+
+def test_storages_that_overlap(device: torch.device) -> None:
+    memory = torch.randn(512, device=device)  # every place is a multiple of 64 elements: alignments are the same
+    apart = (memory[:100], torch.randn(100, device=device))
+    function = planned(updated, *apart)
+    assert matches(function, foreign(memory[:100]), foreign(apart[1])), "they do not overlap"
+    assert matches(function, foreign(memory[:100]), foreign(memory[128:228]))
+    for other in (
+        (memory[:100], foreign(memory[:100])),
+        (memory[:100], foreign(memory[64:164])),
+        (foreign(memory[64:164]), memory[:100]),
+        (memory[:100], foreign(memory[256:356])),
+        (foreign(memory[:100]), foreign(memory[64:164])),
+        (foreign(memory)[:100], foreign(memory[256:356])),
+    ):
+        assert not matches(function, *other)
+        before = served(function)
+        result = function(*other)
+        torch.testing.assert_close(result, other[0] * other[1])
+        assert served(function) == before
+    assert matches(function, *apart)
+
+
+def test_storages_that_begin_together_have_plans(device: torch.device) -> None:
+    memory = torch.randn(512, device=device)
+    function = planned(updated, memory[:100], foreign(memory[:100]))
+    assert matches(function, memory[:100], memory[:100])
+    assert matches(function, foreign(memory[:100]), memory[:100])
+    assert not matches(function, memory[:100], torch.randn(100, device=device))
+    assert not matches(function, memory[:100], foreign(memory[256:356]))
+    function = pygraph.jit(updated)
+    for _ in range(12):
+        function(memory[:100], foreign(memory[256:356]))
+    assert served(function) == 0, "only Python sees those"
+
+
+@pytest.mark.parametrize("count", [3, 12, 50])
+def test_storages_that_overlap_among_many(device: torch.device, count: int) -> None:
+    def fn(*xs: torch.Tensor) -> torch.Tensor:
+        xs[0].mul_(2)
+        return xs[1] + xs[-1]
+
+    memory = torch.randn(192 * count, device=device)
+    xs = [foreign(memory[192 * i : 192 * i + 100]) for i in range(count)]
+    function = planned(fn, *xs)
+    assert matches(function, *reversed(xs))
+    for first, last in ((0, count - 1), (count - 1, 0), (1, 2)):
+        start = 192 * first + 64
+        assert not matches(function, *xs[:last], foreign(memory[start : start + 100]), *xs[last + 1 :])
+    assert not matches(function, memory[:100], *xs[1:]), "its storage holds all of them"
+    assert matches(function, torch.randn(100, device=device), *xs[1:])
+
+
 def test_sharing_among_many(device: torch.device) -> None:
     def fn(*xs: torch.Tensor) -> torch.Tensor:
         xs[3].mul_(2)
@@ -337,15 +399,22 @@ def test_without_elements_there_is_nothing_to_share(device: torch.device) -> Non
 
 
 def test_memory_of_a_captured_tensor_that_is_written(device: torch.device) -> None:
-    state = torch.zeros(8, device=device)
+    memory = torch.zeros(512, device=device)
+    state = foreign(memory[128:256])
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         state.add_(1)
         return x + 1
 
-    x = torch.randn(8, device=device)
+    x = torch.randn(128, device=device)
     function = planned(fn, x)
     assert not matches(function, state)
+    assert not matches(function, foreign(state))
+    assert not matches(function, foreign(memory[64:192])), "it begins before and ends in it"
+    assert not matches(function, foreign(memory[192:320])), "it begins in it and ends behind"
+    assert not matches(function, memory[256:384]), "it lies in a storage that holds it"
+    assert matches(function, foreign(memory[:128]))
+    assert matches(function, foreign(memory[256:384]))
 
 
 # ---- what is closed over -------------------------------------------------------------------------------------------

@@ -125,6 +125,39 @@ def test_many_inputs(fake: Fake) -> None:
     check(fn, [tuple(vectors(32)) for _ in range(4)])
 
 
+@pytest.mark.parametrize("first", ["apart", "alias"])
+@pytest.mark.parametrize("start", [0, 2])
+@pytest.mark.parametrize("others", [0, 9])
+def test_foreign_aliases_between_replays(fake: Fake, first: str, start: int, others: int) -> None:
+    """Another storage over the same addresses is no disjoint memory, wherever it begins."""
+
+    def fn(a: torch.Tensor, b: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        result = b * 2
+        a.mul_(3)
+        return functools.reduce(torch.add, more, result)
+
+    def alias(x: torch.Tensor) -> torch.Tensor:
+        return emulated.driver().tensor_at(x.data_ptr(), tuple(x.shape), tuple(x.stride()), x.dtype)
+
+    function = pygraph.jit(fn)
+    order = ["apart", "apart", "apart", "alias", "apart", "alias", "alias", "alias", "apart"]
+    native: list[str] = []
+    for name in order if first == "apart" else ["alias", *order]:
+        results: list[torch.Tensor] = []
+        for run in (fn, function):
+            x = torch.arange(8.0, device="emu")
+            y = torch.arange(8.0, device="emu").flip(0)
+            b = alias((x if name == "alias" else y)[start : start + 6])
+            before = replayed(function)
+            results += [run(x[:6], b, *(torch.ones(6, device="emu") for _ in range(others))), x]
+            native += [name] * (replayed(function) - before)
+        assert torch.equal(results[0], results[2])
+        assert torch.equal(results[1], results[3])
+    assert native.count("apart") >= 2
+    assert start == 0 or "alias" not in native
+
+
 def test_only_what_changed_is_sent(fake: Fake) -> None:
     def fn(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(x.exp())

@@ -11,18 +11,21 @@ since the trace; a *snapshot* puts back what tracing changed (a traced tensor mu
 from __future__ import annotations
 
 import argparse
+import collections
+import enum
 import functools
+import gc
+import heapq
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from pygraph.contents import IMMUTABLE, MAX_BYTES_IN_ALL, Contents, contents_of, gradients_of, length_of, same, slots_of
 from pygraph.donated import DonatedTensor
-
-# Values that are compared by equality; everything else is compared by identity.
-IMMUTABLE = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 # Packages whose functions and objects are not user state.
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "pygraph", "functools"}
@@ -30,13 +33,23 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "
 # A container with more entries than this (a vocabulary) is guarded by identity and length only.
 _LARGE = 2000
 
-
-# Functions, classes and modules are taken not to change: they are code, not state.
-_CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
+# Objects are followed this deep, and functions that are found in functions this deep.
+_DEEP, _DEEP_FUNCTIONS = 6, 4
 
 # Attributes that every nn.Module has: hooks that run in a call, and tables that a call does not look at.
 _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
 _MACHINERY = frozenset(torch.nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"} - _HOOKS
+
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
+                 "_global_backward_pre_hooks")  # fmt: skip
+
+_CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
+
+# What is code or its machinery in a class, not state.
+_METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType)
+
+_MISSING: Any = object()
 
 
 class Environment:
@@ -45,9 +58,10 @@ class Environment:
     Args:
         fn: A function, method, partial, or callable object (an ``nn.Module``).
         roots: Further objects to include, by name.
+        gradients: Tensors whose ``.grad`` the callable reads; a gradient that nobody reads is not guarded.
     """
 
-    def __init__(self, fn: Any, roots: dict[str, Any] | None = None) -> None:
+    def __init__(self, fn: Any, roots: dict[str, Any] | None = None, gradients: Sequence[torch.Tensor] = ()) -> None:
         self.names: dict[int, str] = {}
         self.kinds: dict[int, str] = {}
         self.tensors: list[torch.Tensor] = []
@@ -55,13 +69,33 @@ class Environment:
         self._lengths: list[tuple[Any, int]] = []
         self._entries: list[tuple[Any, Any, Any]] = []
         self._cells: list[tuple[types.CellType, Any]] = []
+        self._contents: list[tuple[str, Contents]] = []
+        # Variables of modules and attributes of classes: (name, dict or class, key, value).
+        self._places: list[tuple[str, Any, str, Any]] = []
+        self._placed: set[tuple[int, str]] = set()
+        self._classes: list[tuple[str, type, frozenset[str]]] = []
+        # Modules and classes of which the part counts that code has names for: (name, module or class, depth).
+        self._spaces: list[tuple[str, Any, int]] = []
+        self._code_names: set[str] = {"forward"}
+        self._imports: set[tuple[int, int]] = set()
+        self._named_before: set[tuple[int, str]] = set()
+        self._queue: list[tuple[int, int, str, Any]] = []
+        self._visits = 0
+        self._memory = MAX_BYTES_IN_ALL
         self._seen: set[int] = set()
         self._keep: list[Any] = [fn]
         self._visit("", fn, 0)
         for name, root in (roots or {}).items():
             self._visit(name, root, 0)
+        self._walk()
+        if gradients:
+            self._entries.append((gradients_of(gradients), 0, True))
         self._grads = [(tensor, tensor.grad) for tensor in self.tensors if tensor.is_leaf and tensor.requires_grad]
         self._check: Callable[[], bool] | None = None
+
+    def reaches(self, value: Any) -> bool:
+        """Whether this very object was there when the walk was made."""
+        return id(value) in self._seen
 
     # -- guards ---------------------------------------------------------------------------------------------------
 
@@ -71,12 +105,12 @@ class Environment:
             self._check = self._compile_check()
         try:
             return self._check()
-        except (KeyError, IndexError, ValueError):
+        except (LookupError, ValueError, RuntimeError):  # the last: a set that another thread changes
             return False
 
     def _compile_check(self) -> Callable[[], bool]:
         """One straight-line function over all guards: a loop would cost three times as much per call."""
-        scope: dict[str, Any] = {"same": _same}
+        scope: dict[str, Any] = {"same": same}
         lines = ["def check():"]
 
         def bind(value: Any) -> str:
@@ -110,8 +144,22 @@ class Environment:
                     container.update(before)
                 else:
                     container[:] = before
+        for name, contents in self._contents:
+            if contents.restore():
+                changed = changed or name or "an object"
+        for name, owner, key, before in self._places:
+            now = _lookup(owner, key)
+            # Code that is imported when it is first needed may stay.
+            if now is not before and not (isinstance(now, _CODE) and (before is None or before is _MISSING)):
+                changed = changed or _join(name, key)
+                _put(owner, key, before)
+        for name, cls, keys in self._classes:
+            for key in vars(cls).keys() - keys:
+                if not key.startswith("__") and not isinstance(vars(cls)[key], _CODE):
+                    changed = changed or _join(name, key)
+                    _put(cls, key, _MISSING)
         for cell, expected in self._cells:
-            if cell.cell_contents is not expected:
+            if _contents(cell) is not expected:
                 changed = changed or self.names.get(id(cell), "a closed-over variable")
                 cell.cell_contents = expected
         for tensor, grad in self._grads:
@@ -123,19 +171,42 @@ class Environment:
     # -- the walk -------------------------------------------------------------------------------------------------
 
     def _visit(self, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, (*IMMUTABLE, types.ModuleType)) or id(value) in self._seen:
-            return
-        if isinstance(value, type):
-            self._class(name, value)
-            return
-        self._seen.add(id(value))
-        self._keep.append(value)
-        if isinstance(value, DonatedTensor):
-            return  # whether the function uses it will show; its identity is guarded where it was found
-        if isinstance(value, torch.Tensor):
+        """Have a value looked at, after all that is less deep."""
+        if not isinstance(value, IMMUTABLE) and id(value) not in self._seen:
+            self._visits += 1
+            heapq.heappush(self._queue, (depth, self._visits, name, value))
+
+    def _visit_code(self, name: str, value: Any, depth: int) -> None:
+        """The same for what a function was found to have a name for: helpers of helpers end somewhere."""
+        if not isinstance(value, types.FunctionType):
+            self._visit(name, value, depth)
+        elif depth < _DEEP_FUNCTIONS:
+            self._visit(name, value, depth + 1)
+
+    def _walk(self) -> None:
+        while self._queue:
+            depth, _, name, value = heapq.heappop(self._queue)
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                self._keep.append(value)
+                self._look(name, value, depth)
+            if not self._queue:  # code that is found in a module or class has names of its own
+                for name, space, depth in list(self._spaces):
+                    self._named(name, space, depth)
+
+    def _look(self, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, types.ModuleType):
+            if not is_library(vars(value).get("__name__")):
+                self._spaces.append((name, value, depth))
+        elif isinstance(value, type):
+            self._class(name, value, depth)
+        elif isinstance(value, DonatedTensor):
+            pass  # whether the function uses it will show; its identity is guarded where it was found
+        elif isinstance(value, torch.Tensor):
             self.names[id(value)] = name
-            self.kinds[id(value)] = "parameter" if isinstance(value, torch.nn.Parameter) else "closed-over"
+            self.kinds.setdefault(id(value), "parameter" if isinstance(value, torch.nn.Parameter) else "closed-over")
             self.tensors.append(value)
+            self._own_dict(name, value, depth)
         elif isinstance(value, functools.partial):
             self._visit(name, value.func, depth)
             self._container(f"{name}.args", list(value.args), depth)
@@ -147,29 +218,57 @@ class Environment:
             self._function(name, value, depth)
         elif isinstance(value, torch.nn.Module):
             self._module(name, value, depth)
-        elif isinstance(value, (dict, list)):
-            self._container(name, value, depth)
-        elif isinstance(value, (tuple, set, frozenset)):
-            if len(value) <= _LARGE and depth < 6:
-                for index, item in enumerate(value):
-                    self._visit(f"{name}[{index}]", item, depth + 1)
-        elif self._is_user_object(value) and depth < 6:
-            self._object(name, value, depth)
+        elif isinstance(value, types.MappingProxyType):
+            self._visit(name, underlying(value), depth)
+        else:
+            if isinstance(value, (dict, list)):
+                self._container(name, value, depth)
+            elif depth < _DEEP:
+                self._items(name, value, depth)
+            if self._is_user_object(value):
+                if depth < _DEEP:
+                    self._object(name, value, depth)
+            elif (wrapped := (_attributes(value) or {}).get("__wrapped__")) is not None:
+                self._visit(name, wrapped, depth)  # a transformed function's own
 
     def _container(self, name: str, value: Any, depth: int) -> None:
         """Guard and snapshot a dict or list, and walk its items."""
         self._keep.append(value)
         self._containers.append((name, value, value.copy()))
         self._lengths.append((value, len(value)))
-        if len(value) > _LARGE or depth >= 6:
+        if len(value) > _LARGE or depth >= _DEEP:
             return
         items: Iterator[tuple[Any, Any]] = iter(value.items()) if isinstance(value, dict) else iter(enumerate(value))
         for key, item in list(items):
             self._entries.append((value, key, item))
             self._visit(f"{name}[{key!r}]", item, depth + 1)
 
+    def _items(self, name: str, value: Any, depth: int) -> None:
+        """Guard and snapshot a container of another kind, and walk its items."""
+        contents = contents_of(value, self._memory)
+        if contents is not None:
+            self._memory -= value.nbytes if isinstance(value, np.ndarray) else 0
+            self._contents.append((name, contents))
+            large = isinstance(value, (set, collections.deque)) and len(value) > _LARGE
+            self._entries.append((length_of(value) if large else contents, 0, True))
+        items: Iterable[Any] = ()
+        if isinstance(value, (tuple, set, frozenset, collections.deque)) and len(value) <= _LARGE:
+            items = list(value)
+        elif isinstance(value, np.ndarray) and value.dtype == object and value.size <= _LARGE:
+            items = value.ravel().tolist()
+        for index, item in enumerate(items):
+            self._visit(f"{name}[{index}]", item, depth + 1)
+
+    def _own_dict(self, name: str, value: Any, depth: int) -> None:
+        """Guard and snapshot what lies in an object's dict, where there is anything, and walk it."""
+        state = _attributes(value)
+        if state:
+            self._container(name, state, depth)
+        elif state is not None:
+            self._containers.append((name, state, {}))
+
     def _function(self, name: str, fn: types.FunctionType, depth: int) -> None:
-        if _package(fn.__module__) in _LIBRARIES and not getattr(fn, "__pygraph_user__", False):
+        if is_library(fn.__module__) and not getattr(fn, "__pygraph_user__", False):
             wrapped = getattr(fn, "__wrapped__", None)
             if wrapped is not None:
                 self._visit(name, wrapped, depth)
@@ -178,6 +277,8 @@ class Environment:
                 if callable(contents := _contents(cell)):
                     self._visit(name, contents, depth)
             return
+        names = _global_names(fn.__code__)
+        self._code_names |= names
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             try:
                 value = cell.cell_contents
@@ -185,19 +286,64 @@ class Environment:
                 continue
             self.names[id(cell)] = variable
             self._cells.append((cell, value))
+            self._seen.add(id(cell))
             self._keep.append(cell)
-            self._visit(_join(name, variable), value, depth)
-        for variable in _global_names(fn.__code__):
-            if variable in fn.__globals__:
-                value = fn.__globals__[variable]
-                if not isinstance(value, _CODE):
-                    self._entries.append((fn.__globals__, variable, value))
-                if not isinstance(value, types.FunctionType) or depth < 4:
-                    self._visit(_join(name, variable), value, depth + isinstance(value, types.FunctionType))
+            if isinstance(value, types.ModuleType):
+                self._imported(_join(name, variable), value, names, depth)
+            else:
+                self._visit(_join(name, variable), value, depth)
+        self._variables(name, fn.__globals__, names, depth)
+        modules: dict[str, Any] = sys.modules  # where some put other objects
+        for variable in sorted(names & modules.keys()):  # imported inside the function
+            if isinstance(modules[variable], types.ModuleType):
+                self._imported(_join(name, variable), modules[variable], names, depth)
         for index, default in enumerate(fn.__defaults__ or ()):
             self._visit(_join(name, f"__defaults__[{index}]"), default, depth)
         if fn.__kwdefaults__:
             self._container(_join(name, "__kwdefaults__"), fn.__kwdefaults__, depth)
+        self._own_dict(name, fn, depth)
+
+    def _variables(self, name: str, variables: dict[str, Any], names: set[str], depth: int) -> None:
+        """Guard the variables of a module that code has names for, and walk their values."""
+        for key in sorted(names):
+            value = variables.get(key, _MISSING)
+            self._place(name, variables, key, value)
+            if isinstance(value, types.ModuleType):
+                self._imported(_join(name, key), value, names, depth)
+            elif value is not _MISSING:
+                self._visit_code(_join(name, key), value, depth)
+
+    def _imported(self, name: str, module: types.ModuleType, names: set[str], depth: int) -> None:
+        """The same for a module of the user's that code has a name for; once for each code."""
+        visit = (id(module), id(names))
+        if not is_library(vars(module).get("__name__")) and visit not in self._imports:
+            self._imports.add(visit)
+            self._keep += (module, names)
+            self._variables(name, vars(module), names, depth)
+
+    def _named(self, name: str, space: Any, depth: int) -> None:
+        """Guard what any code that was found may mean by an attribute of a module, or by a method of a class."""
+        for key in sorted(vars(space).keys() & self._code_names):
+            if (id(space), key) in self._named_before:
+                continue
+            self._named_before.add((id(space), key))
+            value = vars(space)[key]
+            if isinstance(space, types.ModuleType):
+                self._variables(name, vars(space), {key}, depth)
+            elif isinstance(value, _METHODS):
+                self._place(name, space, key, value)
+                for function in _functions(value):
+                    self._visit_code(name, function, depth)
+
+    def _place(self, name: str, owner: Any, key: str, value: Any) -> None:
+        """Guard and snapshot a variable of a module or an attribute of a class, once."""
+        if (id(owner), key) in self._placed:
+            return
+        self._placed.add((id(owner), key))
+        self._keep.append(owner)
+        self._places.append((name, owner, key, value))
+        if value is not _MISSING:
+            self._entries.append((vars(owner) if isinstance(owner, type) else owner, key, value))
 
     def _module(self, name: str, module: torch.nn.Module, depth: int) -> None:
         state = module.__dict__
@@ -218,32 +364,45 @@ class Environment:
             elif key not in _MACHINERY:
                 self._entries.append((state, key, value))
                 self._visit(_join(name, key), value, depth)
-        self._class(name, type(module))
+        for key in _GLOBAL_HOOKS:
+            self._visit(key, getattr(torch.nn.modules.module, key), depth)
+        self._visit(name, type(module), depth)
         forward = type(module).forward
         if isinstance(forward, types.FunctionType):
             self._visit(name, forward, depth)
 
-    def _class(self, name: str, cls: type) -> None:
-        """Guard the plain values among the attributes of a user's class and its bases; code is taken not to change."""
+    def _class(self, name: str, cls: type, depth: int) -> None:
+        """Guard the values among the attributes of a user's class and its bases, and its methods that code names."""
+        if issubclass(cls, enum.Enum):
+            return  # its members are constants
         for base in cls.__mro__:
-            if id(base) in self._seen or _package(base.__module__) in _LIBRARIES:
+            if (base is not cls and id(base) in self._seen) or is_library(base.__module__):
                 continue
             self._seen.add(id(base))
             self._keep.append(base)
+            self._classes.append((name, base, frozenset(vars(base))))
+            self._spaces.append((name, base, depth))
             for key, value in list(vars(base).items()):
-                if not key.startswith("__") and isinstance(value, (*IMMUTABLE, torch.Tensor)):
-                    self._entries.append((vars(base), key, value))
-                    self._visit(_join(name, key), value, 0)
+                if not key.startswith("__") and not isinstance(value, (*_METHODS, *_DESCRIPTORS)):
+                    self._place(name, base, key, value)
+                    self._visit(_join(name, key), value, depth + 1)
 
     def _object(self, name: str, value: Any, depth: int) -> None:
-        state = getattr(value, "__dict__", None)
-        if isinstance(state, dict):
+        state = _attributes(value)
+        if state is not None:
             self._containers.append((name, state, state.copy()))
             self._lengths.append((state, len(state)))
             for key, item in list(state.items()):
                 self._entries.append((state, key, item))
                 self._visit(_join(name, key), item, depth + 1)
-        self._class(name, type(value))
+        slots = slots_of(value)
+        if slots is not None:
+            items, contents = slots
+            self._contents.append((name, contents))
+            self._entries.append((contents, 0, True))
+            for key, item in items.items():
+                self._visit(_join(name, key), item, depth + 1)
+        self._visit(name, type(value), depth)
         call = getattr(type(value), "__call__", None)  # noqa: B004  (its function is wanted, not whether it is there)
         if isinstance(call, types.FunctionType):
             self._visit(name, call, depth)
@@ -252,7 +411,7 @@ class Environment:
     def _is_user_object(value: Any) -> bool:
         if isinstance(value, (torch.optim.Optimizer, types.SimpleNamespace, argparse.Namespace)):
             return True
-        return _package(type(value).__module__) not in _LIBRARIES
+        return not is_library(type(value).__module__)
 
 
 def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[str]:
@@ -263,10 +422,6 @@ def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[s
     if isinstance(expected, IMMUTABLE):
         return [f"    if {place} is not {name} and not same({place}, {name}): return False"]
     return [f"    if {place} is not {name}: return False"]
-
-
-def _same(value: Any, expected: Any) -> bool:
-    return type(value) is type(expected) and isinstance(value, IMMUTABLE) and repr(value) == repr(expected)
 
 
 def _changed_entry(name: str, container: Any, before: Any) -> str:
@@ -295,6 +450,51 @@ def _contents(cell: types.CellType) -> Any:
         return None
 
 
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """An object's dict, if it has one; nothing of the object's class is run for it."""
+    for base in type(value).__mro__:
+        found = vars(base).get("__dict__")
+        if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            state = found.__get__(value)
+            return state if isinstance(state, dict) else None
+    return None
+
+
+def _functions(method: Any) -> list[Any]:
+    """The functions behind a class's attribute."""
+    if isinstance(method, property):
+        return [method.fget, method.fset]
+    if isinstance(method, functools.cached_property):
+        return [method.func]
+    return [method.__func__] if isinstance(method, (staticmethod, classmethod)) else [method]
+
+
+def underlying(container: Any) -> Any:
+    """The dict behind a read-only view of one, which can be watched; otherwise the container itself."""
+    if isinstance(container, types.MappingProxyType):
+        behind = gc.get_referents(container)
+        if len(behind) == 1 and isinstance(behind[0], dict):
+            return behind[0]
+    return container
+
+
+def _lookup(owner: Any, key: str) -> Any:
+    return (vars(owner) if isinstance(owner, type) else owner).get(key, _MISSING)
+
+
+def _put(owner: Any, key: str, value: Any) -> None:
+    """Set a variable of a module or an attribute of a class, or delete it; a metaclass is not asked."""
+    if not isinstance(owner, type):
+        if value is _MISSING:
+            del owner[key]
+        else:
+            owner[key] = value
+    elif value is _MISSING:
+        type.__delattr__(owner, key)
+    else:
+        type.__setattr__(owner, key, value)
+
+
 def _global_names(code: types.CodeType) -> set[str]:
     """Names that code and the functions defined in it may look up in globals."""
     names = set(code.co_names)
@@ -304,8 +504,9 @@ def _global_names(code: types.CodeType) -> set[str]:
     return names
 
 
-def _package(module: str | None) -> str:
-    return (module or "").partition(".")[0]
+def is_library(module: str | None) -> bool:
+    """Whether what a module of this name defines is code of a library, not the user's."""
+    return (module or "").partition(".")[0] in _LIBRARIES
 
 
 def _join(name: str, attribute: str) -> str:

@@ -122,7 +122,8 @@ def trace_call(
                 static |= asked  # it may have failed because the answer was not a number's
                 continue
             if recording.specialize <= static:
-                return Traced(_functional(recording), static, Environment(fn, _objects(args, kwargs)))
+                now = Environment(fn, _objects(args, kwargs), recording.gradients)
+                return Traced(_functional(recording), static, now)
             static |= recording.specialize
     raise TraceError(describe(f"trace({name})", "its arguments' values decide its operations without end"))
 

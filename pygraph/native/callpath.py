@@ -11,8 +11,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import gc
-import types
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.environment import IMMUTABLE, Environment, _same
+from pygraph.contents import IMMUTABLE, same
+from pygraph.environment import Environment, underlying
 from pygraph.keys import Key
 from pygraph.native import build
 from pygraph.runtime.driver import Counters
@@ -213,7 +212,7 @@ def _captured(entry: Entry) -> tuple[tuple[torch.Tensor, int | None], ...]:
 def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
     """Guards as ``(dicts, lists, cells, items, same)``, each container once."""
     if environment is None:
-        return ((), (), (), (), _same)
+        return ((), (), (), (), same)
     dicts: dict[int, list[Any]] = {}
     lists: dict[int, list[Any]] = {}
     items: list[Any] = []
@@ -228,7 +227,7 @@ def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
         found[1] = length
     for container, key, expected in environment._entries:
         entry = (key, expected, isinstance(expected, IMMUTABLE))
-        found = place(_underlying(container))
+        found = place(underlying(container))
         if found is None:
             items.append((container, entry))
         else:
@@ -239,17 +238,8 @@ def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
         tuple((container, length, tuple(entries)) for container, length, entries in lists.values()),
         cells,
         tuple(items),
-        _same,
+        same,
     )
-
-
-def _underlying(container: Any) -> Any:
-    """The dict behind a class's attributes, which can be watched; otherwise the container itself."""
-    if isinstance(container, types.MappingProxyType):
-        behind = gc.get_referents(container)
-        if len(behind) == 1 and type(behind[0]) is dict:
-            return behind[0]
-    return container
 
 
 def _replay(executable: Executable) -> dict[str, Any] | None:

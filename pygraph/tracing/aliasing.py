@@ -28,6 +28,7 @@ from pygraph.program import (
     TensorSpec,
 )
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES
+from pygraph.tracing.leaves import is_constant
 from pygraph.tracing.recording import Recording
 
 aten = torch.ops.aten
@@ -157,8 +158,14 @@ def classify_outputs(
         elif isinstance(value, (torch.SymInt, torch.SymFloat)):
             results.append((position, leaf))
             position += 1
-        else:
+        elif is_constant(value, recording.environment):
             statics.append(Static(path, leaf, value))
+        else:
+            raise TraceError(
+                describe(f"trace({recording.name})(…)", f"{path} is a {type(value).__name__} that it makes anew",
+                         expected="tensors, numbers, and objects that were there before",
+                         remedy="Return tensors in tuples, lists or dicts.")
+            )  # fmt: skip
     for group in fresh.values():
         first = recording.out_leaves[group[0][1]]
         if len(group) == 1 or _is_empty(first) or any(not isinstance(n, int) for n in first.shape):

@@ -69,7 +69,8 @@ def _unnoticed() -> Generator[None, None, None]:
     def has_torch_function(tensors: Any) -> bool:
         modes = torch.overrides._get_current_function_mode_stack()
         # Without a mode of the user's: traced tensors have no functions of their own.
-        users = [mode for mode in modes if not isinstance(mode, (NumbersStayLive, TorchFunctionMetadataMode))]
+        ours = (NumbersStayLive, GradientsRead, TorchFunctionMetadataMode)
+        users = [mode for mode in modes if not isinstance(mode, ours)]
         return bool(users) and asked(tensors)
 
     torch.overrides.has_torch_function, activation._is_make_fx_tracing = has_torch_function, lambda: False
@@ -161,6 +162,35 @@ class NumbersStayLive(TorchFunctionMode):
                 device = torch.get_default_device() if device is None else torch.device(device)
                 return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
         return func(*args, **kwargs)
+
+
+_GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__  # checked with torch 2.13
+
+
+class GradientsRead(TorchFunctionMode):
+    """Note whose ``.grad`` the function reads among closed-over tensors; an argument's it may not read.
+
+    Args:
+        arguments: The fakes of arguments, by id, and what errors call them.
+
+    Attributes:
+        tensors: The closed-over tensors whose gradient was read.
+    """
+
+    def __init__(self, arguments: dict[int, str]) -> None:
+        super().__init__()
+        self._arguments = arguments
+        self.tensors: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _GRADIENT:
+            tensor = args[0]
+            if id(tensor) in self._arguments:
+                raise TraceError(f"it reads {self._arguments[id(tensor)]}.grad, which its calls do not pass on")
+            # That of another tensor is always None, and warns.
+            if not isinstance(tensor, FakeTensor) and (tensor.is_leaf or tensor.retains_grad):
+                self.tensors.append(tensor)
+        return func(*args, **(kwargs or {}))
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

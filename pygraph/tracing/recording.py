@@ -33,7 +33,7 @@ from pygraph.program import (
 from pygraph.ranges import holder, span_of
 from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
-from pygraph.tracing.modes import NumbersStayLive, Sources, fake_tracing, first_line, user_line
+from pygraph.tracing.modes import GradientsRead, NumbersStayLive, Sources, fake_tracing, first_line, user_line
 
 
 @dataclasses.dataclass
@@ -50,6 +50,7 @@ class Recording:
     in_tree: pytree.TreeSpec
     out_tree: pytree.TreeSpec
     environment: Environment
+    gradients: list[torch.Tensor]
     specialize: frozenset[int]
     baked: tuple[Baked, ...]
 
@@ -118,12 +119,13 @@ def record(
             values[position] = traced_leaves[descriptor.leaf] = fakes[descriptor.leaf]
     before = {index: TensorSpec.of(fake) for index, fake in fakes.items()}
 
+    gradients = GradientsRead({id(fake): paths[index] for index, fake in fakes.items()})
     box: dict[str, Any] = {}
     fake_args, fake_kwargs = pytree.tree_unflatten(traced_leaves, in_tree)
 
     def body(*placeholders: Any) -> list[Any]:
         del placeholders  # the same objects as in fake_args, which keep their Python containers
-        with Sources(lambda: _moved_generator(random_states)), NumbersStayLive():
+        with Sources(lambda: _moved_generator(random_states)), NumbersStayLive(), gradients:
             box["out"] = fn(*fake_args, **fake_kwargs)
         keyed_out, box["tree"] = pytree.tree_flatten_with_path(box["out"])
         box["paths"] = [_output_path(path) for path, _ in keyed_out]
@@ -166,6 +168,7 @@ def record(
             )  # fmt: skip
     return Recording(
         name, mode, module, inputs, values, box["leaves"], box["paths"], in_tree, box["tree"], environment,
+        list({id(tensor): tensor for tensor in gradients.tensors}.values()),
         _needed_values(shape_env, module, symbols) | _computed_by_numpy(module, inputs, leaves) | asked,
         _baked(inputs, paths, leaves),
     )  # fmt: skip

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import collections
+import copy
+import dataclasses
+import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import pygraph
 from pygraph.environment import Environment
+from pygraph.errors import TraceError
+from pygraph.native import build
 
 SETTING: Any = 1
 
@@ -204,3 +212,384 @@ def test_a_large_container_is_guarded_by_length() -> None:
     assert environment.is_current()
     vocabulary["more"] = 1
     assert not environment.is_current()
+
+
+# ---- everything else that a function may read --------------------------------------------------------------------
+
+settings = types.ModuleType("settings")  # as a user's module of that name that is imported here
+part = types.ModuleType("settings.part")
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    scale: float
+
+
+class OnlySlots:
+    __slots__ = ("_hidden", "scale")
+
+    def __init__(self) -> None:
+        self.scale, self._hidden = 2.0, 1.0
+
+
+class SlotsAndDict(OnlySlots):
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = 1.0
+
+
+class Levels:
+    scales: ClassVar[list[float]] = [2.0]
+    table: ClassVar[dict[str, float]] = {"a": 2.0}
+    pair: ClassVar[tuple[list[float], ...]] = ([2.0],)
+    flags: ClassVar[set[float]] = {2.0}
+    config: ClassVar[Config] = Config()
+    factor = 2.0
+
+    class Inner:
+        scale = 2.0
+
+    def scaled(self, x: Any) -> Any:
+        return x * FACTOR * self.factor
+
+    @property
+    def level(self) -> float:
+        return FACTOR
+
+    @staticmethod
+    def fixed(x: Any) -> Any:
+        return x * FACTOR
+
+    @classmethod
+    def of_class(cls, x: Any) -> Any:
+        return x * FACTOR * cls.factor
+
+
+class WithMethods(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.helper(x)
+
+    def helper(self, x: torch.Tensor) -> torch.Tensor:
+        return x * FACTOR
+
+
+def replaced(x: Any) -> Any:
+    return x * 2
+
+
+def with_attribute(x: Any) -> Any:
+    return x * with_attribute.scale  # type: ignore[attr-defined]
+
+
+def lazy(x: Any) -> Any:
+    import settings
+
+    return x * settings.SCALE
+
+
+FACTOR: Any = 2.0
+LEVELS = Levels
+SLOTTED, ONLY_SLOTS, SLOTS_AND_DICT = Slotted(2.0), OnlySlots(), SlotsAndDict()
+FLAGS: set[Any] = {2.0}
+QUEUE: collections.deque[Any] = collections.deque([2.0], maxlen=4)
+TABLE: collections.OrderedDict[str, Any] = collections.OrderedDict(a=2.0)
+VIEW = types.MappingProxyType(TABLE)
+ARRAY = np.array([2.0, 3.0])
+OBJECTS = np.array([[2.0], None], dtype=object)
+BYTES = bytearray(b"\x02")
+WEIGHT = nn.Parameter(torch.ones(()), requires_grad=False)
+METHODS = WithMethods()
+NESTED_JIT = pygraph.jit(lambda x: x * FACTOR)
+
+
+@pytest.fixture(autouse=True)
+def as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back what the tests below change."""
+    monkeypatch.setitem(sys.modules, "settings", settings)
+    for name, value in {"SCALE": 2.0, "part": part}.items():
+        monkeypatch.setattr(settings, name, value, raising=False)
+    part.LEVEL, part.FACTOR = 2.0, 2.0  # type: ignore[attr-defined]
+    exec("def helper(x): return x * FACTOR", vars(part))
+    for name in ("FACTOR", "LEVELS", "replaced"):
+        monkeypatch.setitem(globals(), name, globals()[name])
+    with_attribute.scale = 2.0  # type: ignore[attr-defined]
+    Levels.scales[:], Levels.table["a"], Levels.pair[0][:], Levels.config.value = [2.0], 2.0, [2.0], 1
+    for name in ("factor", "scaled", "level"):
+        monkeypatch.setattr(Levels, name, vars(Levels)[name])
+    Levels.Inner.scale = 2.0
+    for items in (Levels.flags, FLAGS):
+        items.clear()
+        items.add(2.0)
+    SLOTTED.scale = ONLY_SLOTS.scale = SLOTS_AND_DICT.scale = 2.0
+    SLOTS_AND_DICT.extra = 1.0
+    QUEUE.clear()
+    QUEUE.append(2.0)
+    TABLE["a"] = 2.0
+    ARRAY[:], BYTES[:], OBJECTS[0][:] = [2.0, 3.0], b"\x02", [2.0]
+    vars(WEIGHT).clear()
+    WEIGHT.scale = 2.0  # type: ignore[attr-defined]
+
+
+def _setting(name: str, value: Any) -> Callable[[], None]:
+    return lambda: globals().__setitem__(name, value)
+
+
+def _refill(items: Any, *values: Any) -> None:
+    items.clear()
+    items.update(values)
+
+
+# What a function reads, and a change of it that eager sees.
+STATE: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "variable of a module": (lambda x: x * settings.SCALE, lambda: setattr(settings, "SCALE", 5.0)),
+    "variable of a module in a module": (lambda x: x * settings.part.LEVEL, lambda: setattr(part, "LEVEL", 5.0)),
+    "module in a module": (
+        lambda x: x * settings.part.LEVEL,
+        lambda: setattr(settings, "part", types.SimpleNamespace(LEVEL=5.0)),
+    ),
+    "function of a module": (lambda x: part.helper(x), lambda: setattr(part, "helper", lambda x: x * 5)),
+    "variable of a function of a module": (lambda x: part.helper(x), lambda: setattr(part, "FACTOR", 5.0)),
+    "module in a closure": ((lambda m: lambda x: x * m.SCALE)(settings), lambda: setattr(settings, "SCALE", 5.0)),
+    "module in an object": (
+        (lambda holder: lambda x: x * holder.module.SCALE)(types.SimpleNamespace(module=settings)),
+        lambda: setattr(settings, "SCALE", 5.0),
+    ),
+    "module imported inside": (lazy, lambda: setattr(settings, "SCALE", 5.0)),
+    "function": (lambda x: replaced(x), _setting("replaced", lambda x: x * 5)),
+    "class": (lambda x: x * LEVELS.factor, _setting("LEVELS", type("Other", (Levels,), {"factor": 5.0}))),
+    "attribute of a function": (with_attribute, lambda: setattr(with_attribute, "scale", 5.0)),
+    "attribute of a helper": (lambda x: with_attribute(x), lambda: setattr(with_attribute, "scale", 5.0)),
+    "list in a class": (lambda x: x * Levels.scales[0], lambda: Levels.scales.__setitem__(0, 5.0)),
+    "dict in a class": (lambda x: x * Levels.table["a"], lambda: Levels.table.update(a=5.0)),
+    "tuple in a class": (lambda x: x * Levels.pair[0][0], lambda: Levels.pair[0].__setitem__(0, 5.0)),
+    "set in a class": (lambda x: x * sum(Levels.flags), lambda: Levels.flags.add(5.0)),
+    "object in a class": (lambda x: x * Levels.config.value, lambda: setattr(Levels.config, "value", 5)),
+    "class in a class": (lambda x: x * Levels.Inner.scale, lambda: setattr(Levels.Inner, "scale", 5.0)),
+    "method of a class": (
+        lambda x: Levels().scaled(x),
+        lambda: setattr(Levels, "scaled", lambda self, x: x * 5),  # pyright: ignore
+    ),
+    "variable of a method": (lambda x: Levels().scaled(x), _setting("FACTOR", 5.0)),
+    "variable of a property": (lambda x: x * Levels().level, _setting("FACTOR", 5.0)),
+    "variable of a static method": (lambda x: Levels.fixed(x), _setting("FACTOR", 5.0)),
+    "variable of a class method": (lambda x: Levels.of_class(x), _setting("FACTOR", 5.0)),
+    "variable of a module's method": (METHODS, _setting("FACTOR", 5.0)),
+    "variable of a transformed function": (lambda x: NESTED_JIT(x), _setting("FACTOR", 5.0)),
+    "dataclass with slots": (lambda x: x * SLOTTED.scale, lambda: setattr(SLOTTED, "scale", 5.0)),
+    "slots": (lambda x: x * ONLY_SLOTS.scale, lambda: setattr(ONLY_SLOTS, "scale", 5.0)),
+    "slot not set": (
+        lambda x: x * getattr(ONLY_SLOTS, "scale", 5.0),
+        lambda: delattr(ONLY_SLOTS, "scale"),
+    ),
+    "slots of a base": (lambda x: x * SLOTS_AND_DICT.scale, lambda: setattr(SLOTS_AND_DICT, "scale", 5.0)),
+    "dict beside slots": (lambda x: x * SLOTS_AND_DICT.extra, lambda: setattr(SLOTS_AND_DICT, "extra", 5.0)),
+    "set": (lambda x: x * sum(FLAGS), lambda: FLAGS.add(5.0)),
+    "set of the same length": (lambda x: x * sum(FLAGS), lambda: _refill(FLAGS, 5.0)),
+    "deque": (lambda x: x * QUEUE[0], lambda: QUEUE.__setitem__(0, 5.0)),
+    "length of a deque": (lambda x: x * len(QUEUE), lambda: QUEUE.append(5.0)),
+    "view of a dict": (lambda x: x * VIEW["a"], lambda: TABLE.update(a=5.0)),
+    "array": (lambda x: x * float(ARRAY[0]), lambda: ARRAY.__setitem__(0, 5.0)),
+    "array of objects": (lambda x: x * OBJECTS[0][0], lambda: OBJECTS[0].__setitem__(0, 5.0)),
+    "bytes": (lambda x: x * BYTES[0], lambda: BYTES.__setitem__(0, 5)),
+    "attribute of a parameter": (lambda x: x * WEIGHT.scale, lambda: setattr(WEIGHT, "scale", 5.0)),  # type: ignore[attr-defined]
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_other_state(name: str) -> None:
+    fn, change = STATE[name]
+    environment = Environment(fn)
+    assert environment.is_current()
+    assert environment.restore() is None
+    change()
+    assert not environment.is_current()
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+@pytest.mark.parametrize("name", STATE)
+def test_a_call_sees_other_state(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str, native: bool
+) -> None:
+    if native and build.start(wait=True) is None:
+        pytest.skip(str(build.reason()))
+    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(native)))
+    fn, change = STATE[name]
+    x = torch.arange(1.0, 4.0, device=device)
+    fast: Any = pygraph.jit(fn)
+    fast = getattr(fast, "_pygraph_transformed", fast)
+    for _ in range(4):
+        assert torch.equal(fast(x), fn(x))
+    assert sum(made.plan.hits for made in fast._native._made) == 2 * native
+    assert fast.cache_info().hits == 3
+    before = fn(x)
+    change()
+    assert not torch.equal(fn(x), before)
+    for _ in range(3):
+        assert torch.equal(fast(x), fn(x))
+    assert not fast.explain().to_dict()["fallbacks"]
+
+
+def test_what_is_as_it_was_is_no_change() -> None:
+    environments = [Environment(fn) for fn, _ in STATE.values()]
+    settings.SCALE = float("2.0")  # type: ignore[attr-defined]
+    SLOTTED.scale = float("2.0")
+    _refill(FLAGS, float("2.0"))
+    QUEUE[0] = float("2.0")
+    ARRAY[:] = ARRAY.copy()
+    BYTES[:] = bytes(BYTES)
+    assert all(environment.is_current() for environment in environments)
+
+
+@pytest.mark.parametrize("items", [{1.0}, collections.deque([1.0])], ids=["set", "deque"])
+def test_types_of_equal_items_count(items: Any) -> None:
+    environment = Environment(lambda x: x * items)
+    items.clear()
+    (items.add if isinstance(items, set) else items.append)(1)
+    assert not environment.is_current()
+
+
+def test_large_contents_are_taken_not_to_change() -> None:
+    array, items = np.zeros(100_000), set(range(5000))
+    environment = Environment(lambda x: (x, array, items))
+    array[0] = 1
+    assert environment.is_current()
+    items.add(-1)
+    assert not environment.is_current()
+
+
+def test_the_memory_of_very_many_arrays_is_taken_not_to_change() -> None:
+    arrays = [np.zeros(8000) for _ in range(40)]
+    environment = Environment(lambda x: (x, arrays))
+    for array, seen in zip(arrays, [True] * 16 + [False] * 24, strict=True):
+        array[-1] = 1
+        assert environment.is_current() == (not seen)
+        array[-1] = 0
+
+
+def test_modules_of_libraries_are_not_walked() -> None:
+    environment = Environment(lambda x: torch.nn.functional.relu(x) + np.pi)
+    assert not any(container is vars(torch) or container is vars(np) for container, _, _ in environment._entries)
+
+
+def test_nothing_of_the_user_runs_in_the_walk() -> None:
+    class Touchy:
+        scale = 1.0
+
+        @property
+        def value(self) -> float:
+            raise AssertionError
+
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError
+
+        def __len__(self) -> int:
+            raise AssertionError
+
+        __iter__ = __eq__ = __hash__ = __bool__ = __len__  # type: ignore[assignment]
+
+    touchy = Touchy()
+    assert Environment(lambda x: x * touchy.value).is_current()
+
+
+def test_what_lies_deep_one_way_is_seen_another() -> None:
+    shared = Config()
+    deep: Any = shared
+    for _ in range(6):
+        deep = [deep]
+    environment = Environment(lambda x: (deep, shared, x))
+    shared.nested.value = 5
+    assert not environment.is_current()
+
+
+# A function that changes what it reaches, and what of it one call makes.
+WRITES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "variable": (lambda x: (globals().update(FACTOR=FACTOR + 1), x * 2)[1], lambda: FACTOR),
+    "variable of a module": (lambda x: (setattr(settings, "SCALE", settings.SCALE + 1), x * 2)[1],
+                             lambda: settings.SCALE),
+    "attribute of a class": (lambda x: (setattr(Levels, "factor", Levels.factor + 1), x * 2)[1],
+                             lambda: Levels.factor),
+    "new attribute of a class": (lambda x: (setattr(Levels, "count", getattr(Levels, "count", 0) + 1), x * 2)[1],
+                                 lambda: getattr(Levels, "count", 0)),
+    "attribute of a function": (lambda x: (setattr(with_attribute, "scale", 3.0), x * 2)[1],
+                                lambda: with_attribute.scale),  # type: ignore[attr-defined]
+    "new attribute of a function": (lambda x: (setattr(replaced, "last", 3.0), x * 2)[1],
+                                    lambda: vars(replaced)),
+    "new attribute of a parameter": (lambda x: (setattr(WEIGHT, "last", 3.0), x * 2)[1], lambda: vars(WEIGHT)),
+    "slot": (lambda x: (setattr(SLOTTED, "scale", SLOTTED.scale + 1), x * 2)[1], lambda: SLOTTED.scale),
+    "slot deleted": (lambda x: (delattr(ONLY_SLOTS, "scale"), x * 2)[1], lambda: hasattr(ONLY_SLOTS, "scale")),
+    "set": (lambda x: (FLAGS.add(len(FLAGS)), x * 2)[1], lambda: FLAGS),
+    "deque": (lambda x: (QUEUE.append(len(QUEUE)), x * 2)[1], lambda: list(QUEUE)),
+    "array": (lambda x: (ARRAY.__iadd__(1), x * 2)[1], lambda: ARRAY.tolist()),
+    "bytes": (lambda x: (BYTES.append(1), x * 2)[1], lambda: bytes(BYTES)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_change_of_other_state_is_undone_and_refused(name: str, request: pytest.FixtureRequest) -> None:
+    fn, state = WRITES[name]
+    request.addfinalizer(lambda: (vars(replaced).clear(), "count" in vars(Levels) and delattr(Levels, "count")))
+    x = torch.ones(2)
+    before = copy.deepcopy(state())
+    with pytest.raises(TraceError, match="it changes"):
+        pygraph.trace(fn)(x)
+    assert state() == before
+    assert torch.equal(pygraph.jit(fn)(x), x * 2)
+    assert state() != before
+
+
+def test_a_new_global_variable_is_undone() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        global LAST
+        LAST = x * 2
+        return LAST
+
+    with pytest.raises(TraceError, match="it changes LAST"):
+        pygraph.trace(fn)(torch.ones(2))
+    assert "LAST" not in globals()
+
+
+IMPORTED: Any = None
+
+
+def test_code_that_is_imported_when_it_is_first_needed_may_stay() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        global IMPORTED
+        if IMPORTED is None:
+            IMPORTED = torch.relu
+        return IMPORTED(x)
+
+    pygraph.trace(fn)(torch.ones(2))
+    assert IMPORTED is torch.relu
+
+
+HOOKS = torch.nn.modules.module
+
+
+@pytest.mark.parametrize("register", [HOOKS.register_module_forward_hook, HOOKS.register_module_forward_pre_hook,
+                                      HOOKS.register_module_full_backward_hook])  # fmt: skip
+def test_hooks_of_all_modules(device: torch.device, register: Callable[[Any], Any]) -> None:
+    model = nn.Linear(2, 2, device=device).requires_grad_(False)
+    fast, x, calls = pygraph.jit(model), torch.ones(2, device=device), [0]
+    for _ in range(3):
+        fast(x)
+    environment = Environment(model)
+    handle = register(lambda *_: calls.__setitem__(0, calls[0] + 1))
+    try:
+        assert not environment.is_current()
+        fast(x)
+        model(x)
+    finally:
+        handle.remove()
+    assert calls[0] == (0 if register is HOOKS.register_module_full_backward_hook else 2)
+    assert environment.is_current()
+    assert torch.equal(fast(x), model(x))
+
+
+def test_gradients_are_guarded_where_they_are_read() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    for gradients, seen in (([], False), ([weight], True)):
+        weight.grad = None
+        environment = Environment(lambda x: x * weight, None, gradients)
+        assert environment.is_current()
+        weight.grad = torch.ones(2)
+        assert environment.is_current() == (not seen)

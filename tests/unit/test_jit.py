@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.errors import ArgumentError, FallbackError
+from pygraph.errors import ArgumentError, FallbackError, TraceError
 from pygraph.runtime.devices import driver_for
 from pygraph.transformed import CacheInfo
 
@@ -302,3 +302,99 @@ def test_what_changes_at_every_call_runs_as_it_is(x: torch.Tensor) -> None:
         assert torch.equal(fn(x), x * n)
     assert fn.cache_info().captures < 40
     assert "changes at every call" in str(fn.explain())
+
+
+# ---- gradients that are read ------------------------------------------------------------------------------------
+
+
+def _sgd(parameters: list[torch.Tensor]) -> Any:
+    def step(rate: float) -> None:
+        with torch.no_grad():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.sub_(rate * parameter.grad)
+
+    return step
+
+
+def _train(device: torch.device, transform: Any, set_to_none: bool, steps: int = 5) -> tuple[Any, Any]:
+    model = torch.nn.Linear(2, 1, device=device)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.fill_(0.25)
+    step = transform(_sgd(list(model.parameters())))
+    for n in range(steps):
+        model.zero_grad(set_to_none)
+        (model(torch.full((3, 2), n + 1.0, device=device)) - n).square().mean().backward()
+        step(0.01)
+    return [parameter.tolist() for parameter in model.parameters()], step
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_are_replaced(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, set_to_none: bool, native: bool
+) -> None:
+    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(native)))
+    got, step = _train(device, pygraph.jit, set_to_none)
+    expected, _ = _train(device, lambda fn: fn, set_to_none)
+    assert got == expected
+    assert step.cache_info().misses == (5 if set_to_none else 1)
+
+
+def test_gradients_that_change_at_every_call_end_in_ordinary_calls(device: torch.device) -> None:
+    got, step = _train(device, pygraph.jit, True, steps=40)
+    assert got == _train(device, lambda fn: fn, True, steps=40)[0]
+    assert "changes at every call" in str(step.explain())
+
+
+def test_an_optimizer_that_is_closed_over(device: torch.device) -> None:
+    def train(transform: Any) -> Any:
+        weight = torch.nn.Parameter(torch.ones(2, device=device))
+        optimizer = torch.optim.SGD([weight], lr=0.1, foreach=False)
+        step = transform(optimizer.step)
+        for n in range(4):
+            optimizer.zero_grad()
+            (weight * (n + 1)).square().sum().backward()
+            step()
+        return weight.tolist()
+
+    assert train(pygraph.jit) == train(lambda fn: fn)
+
+
+def test_a_gradient_that_is_not_read_is_not_guarded(device: torch.device) -> None:
+    model = torch.nn.Linear(2, 2, device=device)
+    evaluate, x = (
+        pygraph.jit(torch.no_grad()(lambda x: torch.ops.aten.mul(model(x), model.bias))),
+        torch.ones(2, device=device),
+    )
+    for _ in range(4):
+        evaluate(x)
+        model.zero_grad()
+        model(x).sum().backward()
+    assert evaluate.cache_info().misses == 1
+
+
+def test_the_gradient_of_an_argument_is_not_read(device: torch.device) -> None:
+    fn = pygraph.jit(lambda x: x.detach() - x.grad)
+    x = torch.ones(2, device=device, requires_grad=True)
+    for n in range(3):
+        x.grad = torch.full_like(x, n)
+        assert torch.equal(fn(x), 1 - x.grad)
+    with pytest.raises(TraceError, match=r"it reads args\[0\]\.grad"):
+        pygraph.trace(lambda x: x if x.grad is None else x * 2)(x)
+
+
+def test_the_gradient_of_a_leaf_made_inside(device: torch.device) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x.detach().clone().requires_grad_()
+        y.square().sum().backward()
+        assert y.grad is not None
+        return y.grad
+
+    fast = pygraph.jit(fn)
+    for n in range(3):
+        assert torch.equal(
+            fast(torch.full((2,), n + 1.0, device=device)), torch.full((2,), 2.0 * (n + 1), device=device)
+        )
+    assert fast.cache_info().captures == 1

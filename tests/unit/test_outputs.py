@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import fractions
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -179,3 +184,128 @@ def test_a_conjugated_view_of_a_captured_tensor(device: torch.device) -> None:
         assert torch.equal(conjugated.resolve_conj(), weight.conj().resolve_conj())
         assert torch.equal(product, ones(device, 3) * step * weight)
     assert "conjugated view" in str(pygraph.trace(lambda x: (weight.conj(), x * 2))(ones(device, 3)))
+
+
+# ---- what is returned besides tensors ---------------------------------------------------------------------------
+
+
+class Box:
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def method(self) -> None: ...
+
+
+class ByValue(Box):
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByValue) and other.value == self.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: Any
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+KNOWN = Box()
+KNOWN_SET = {1}
+KNOWN_ARRAY = np.zeros(2)
+
+
+def counter() -> Callable[[], int]:
+    count = 0
+
+    def count_up() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return count_up
+
+
+NEW: dict[str, Callable[[torch.Tensor], Any]] = {
+    "array": lambda x: np.zeros(2),
+    "set": lambda x: {1, 2},
+    "object": lambda x: Box(),
+    "bytearray": lambda x: bytearray(b"ab"),
+    "object that is hashed by value": lambda x: ByValue(1),
+    "frozen dataclass of a list": lambda x: Frozen([1]),
+    "frozen dataclass of a tensor": lambda x: Frozen(x * 2),
+    "frozen set of tensors": lambda x: frozenset({x * 2}),
+    "function with variables": lambda x: counter(),
+    "function of a tensor": lambda x: lambda: x * 2,
+    "method": lambda x: Box().method,
+    "method of a tensor": lambda x: (x * 2).sum,
+    "partial": lambda x: functools.partial(print, 1),
+    "iterator": lambda x: iter([1, 2]),
+    "exception": lambda x: ValueError(),
+}
+
+SAME: dict[str, Callable[[torch.Tensor], Any]] = {
+    "nothing": lambda x: None,
+    "string": lambda x: "a" + str(len(x.shape)),
+    "number": lambda x: 2**70,
+    "type": lambda x: Box,
+    "function": lambda x: len,
+    "function made anew": lambda x: lambda: 1,
+    "module": lambda x: torch,
+    "enum": lambda x: Color.RED,
+    "dtype": lambda x: x.dtype,
+    "layout": lambda x: x.layout,
+    "NumPy number": lambda x: np.float32(2),
+    "frozen set": lambda x: frozenset({1, (2, "a")}),
+    "frozen dataclass": lambda x: Frozen((1, "a", Color.RED)),
+    "fraction": lambda x: fractions.Fraction(1, 3),
+    "ellipsis": lambda x: ...,
+    "slice": lambda x: slice(1, 2),
+    "object that was there": lambda x: KNOWN,
+    "set that was there": lambda x: KNOWN_SET,
+    "array that was there": lambda x: KNOWN_ARRAY,
+    "method of what was there": lambda x: KNOWN.method,
+}
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+@pytest.mark.parametrize("name", NEW)
+def test_an_object_made_anew_is_not_shared_among_calls(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str, native: bool
+) -> None:
+    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(native)))
+    fast = pygraph.jit(lambda x: (x * 2, NEW[name](x)))
+    x = ones(device, 3)
+    results = [fast(x)[1] for _ in range(4)]
+    assert len({id(result) for result in results}) == 4
+    assert type(results[-1]) is type(NEW[name](x))
+    assert "that it makes anew" in str(fast.explain())
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+@pytest.mark.parametrize("name", SAME)
+def test_an_object_that_cannot_change_or_was_there_is_returned(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str, native: bool
+) -> None:
+    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(native)))
+    fn = SAME[name]
+    fast = pygraph.jit(lambda x: (x * 2, fn(x)))
+    x = ones(device, 3)
+    for _ in range(4):
+        got, expected = fast(x)[1], fn(x)
+        assert type(got) is type(expected)
+        assert got is expected or got == expected or name == "function made anew"
+    assert not fast.explain().to_dict()["fallbacks"]
+
+
+def test_an_object_among_the_arguments_is_returned(device: torch.device) -> None:
+    fast = pygraph.jit(lambda x, box: (x * 2, box, box.value))
+    x, box = ones(device, 3), Box({1})
+    for _ in range(4):
+        got = fast(x, box)
+        assert got[1] is box
+        assert got[2] is box.value
+    assert not fast.explain().to_dict()["fallbacks"]

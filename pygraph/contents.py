@@ -1,0 +1,150 @@
+"""State that lies in neither a dict nor a list, in a form that a guard on an item can watch and a snapshot put back."""
+
+# What is read has items of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import collections
+import operator
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+# Values that are compared by equality; everything else is compared by identity.
+IMMUTABLE = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+# Memory of arrays is compared at every call, so that of larger ones, or of very many, is taken not to change.
+_MAX_BYTES, MAX_BYTES_IN_ALL = 2**16, 2**20
+
+_UNSET = object()
+
+
+def same(value: Any, expected: Any) -> bool:
+    """Whether two values are immutable and equal, down to the type and the sign of zero."""
+    if type(value) is not type(expected) or not isinstance(value, IMMUTABLE):
+        return False
+    return value == expected if isinstance(value, (str, bytes)) else repr(value) == repr(expected)
+
+
+class Contents:
+    """What an object holds; ``contents[…]`` tells whether it is still what it was when this was made.
+
+    Args:
+        read: The items, as they are now.
+        write: Puts items back.
+    """
+
+    def __init__(self, read: Callable[[], Sequence[Any]], write: Callable[[Sequence[Any]], object]) -> None:
+        self._read, self._write = read, write
+        self._before = read()
+
+    def __getitem__(self, key: object) -> bool:
+        now, before = self._read(), self._before
+        if len(now) != len(before):
+            return False
+        return all(map(operator.is_, now, before)) or all(a is b or same(a, b) for a, b in zip(now, before))  # noqa: B905
+
+    def restore(self) -> bool:
+        """Put back what has changed; whether anything had."""
+        if self[0]:
+            return False
+        self._write(self._before)
+        return True
+
+
+class _ArrayContents(Contents):
+    """The memory of a NumPy array, and how it is read."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array, self._copy = array, np.array(array)  # the copy keeps the items of an array of objects
+        self._state = (array.shape, array.dtype, array.tobytes())
+
+    def __getitem__(self, key: object) -> bool:
+        array = self._array
+        return (array.shape, array.dtype, array.tobytes()) == self._state
+
+    def restore(self) -> bool:
+        if self[0]:
+            return False
+        if self._array.shape == self._copy.shape and self._array.flags.writeable:
+            self._array[...] = self._copy
+        return True
+
+
+def contents_of(value: Any, memory: int) -> Contents | None:
+    """The contents of a set, deque, bytearray or NumPy array of at most so much memory; None for anything else."""
+    if isinstance(value, set):
+
+        def refill(items: Sequence[Any]) -> None:
+            set.clear(value)
+            set.update(value, items)
+
+        # By order, which the function may have gone by.
+        return Contents(lambda: list[Any](set.__iter__(value)), refill)
+    if isinstance(value, collections.deque):
+
+        def extend(items: Sequence[Any]) -> None:
+            collections.deque.clear(value)
+            collections.deque.extend(value, items)
+
+        return Contents(lambda: list[Any](collections.deque.__iter__(value)), extend)
+    if isinstance(value, bytearray) and len(value) <= _MAX_BYTES:
+
+        def overwrite(items: Sequence[Any]) -> None:
+            value[:] = items[0]
+
+        return Contents(lambda: (bytes(value),), overwrite)
+    if isinstance(value, np.ndarray) and value.nbytes <= min(_MAX_BYTES, memory):
+        return _ArrayContents(value)
+    return None
+
+
+def length_of(value: Any) -> Contents:
+    """The length alone, of what has too many items to compare them."""
+    return Contents(lambda: (len(value),), lambda _: None)
+
+
+def slots_of(value: Any) -> tuple[dict[str, Any], Contents] | None:
+    """The values in an object's slots by name, and the same as contents; None if its class has none."""
+    slots = {
+        name: slot
+        for base in reversed(type(value).__mro__)
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType) and not name.startswith("__")
+    }
+    if not slots:
+        return None
+
+    def read() -> list[Any]:
+        return [_slot(slot, value) for slot in slots.values()]
+
+    def write(items: Sequence[Any]) -> None:
+        for slot, item in zip(slots.values(), items, strict=True):
+            if item is not _UNSET:
+                slot.__set__(value, item)
+            elif _slot(slot, value) is not _UNSET:
+                slot.__delete__(value)
+
+    found = zip(slots, read(), strict=True)
+    return {name: item for name, item in found if item is not _UNSET}, Contents(read, write)
+
+
+def _slot(slot: types.MemberDescriptorType, value: Any) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return _UNSET
+
+
+def gradients_of(tensors: Sequence[torch.Tensor]) -> Contents:
+    """Which tensors are the gradients of others."""
+
+    def write(items: Sequence[Any]) -> None:
+        for tensor, gradient in zip(tensors, items, strict=True):
+            tensor.grad = gradient
+
+    return Contents(lambda: [tensor.grad for tensor in tensors], write)

@@ -34,7 +34,7 @@ def inline_reason() -> str | None:
     interpreter: Any = peek_interpreter_stack()
     if interpreter is not None:  # pyright: ignore[reportUnnecessaryComparison]  # torch's stubs leave out the None
         return INSIDE_TRANSFORM
-    level: Any = forward_ad._current_level  # pyright: ignore[reportUnknownMemberType]
+    level: int = forward_ad._current_level  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if level >= 0:  # tangents are no part of a graph
         return INSIDE_TRANSFORM
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():

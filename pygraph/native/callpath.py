@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.contents import IMMUTABLE, same
@@ -221,6 +222,8 @@ def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
         kind = dicts if isinstance(container, dict) else lists if isinstance(container, list) else None
         return None if kind is None else kind.setdefault(id(container), [container, -1, []])
 
+    # In Python, a call with tangents does not come as far as an environment.
+    dicts[id(vars(forward_ad))] = [vars(forward_ad), -1, [("_current_level", -1, True)]]
     for container, length in environment._lengths:
         found = place(container)
         assert found is not None

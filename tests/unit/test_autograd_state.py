@@ -126,7 +126,9 @@ def test_whether_a_parameter_requires_grad_matters_without_grad_mode(device: tor
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script")
 def test_tangents_go_through(device: torch.device, native: bool) -> None:
-    function = warm(torch.sin, lambda: torch.ones(4, device=device))
+    function = pygraph.jit(torch.sin)
+    for _ in range(4):
+        function(torch.ones(4, device=device))
     with forward_ad.dual_level():
         for _ in range(2):
             dual = forward_ad.make_dual(torch.ones(4, device=device), torch.ones(4, device=device))

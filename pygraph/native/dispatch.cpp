@@ -270,6 +270,7 @@ struct Call {
     tensors.clear();
     addresses.clear();
     storages.clear();
+    foreign = false;
     numbers.clear();
     for (PyObject* leaf : leaves) Py_DECREF(leaf);
     leaves.clear();

@@ -75,16 +75,32 @@ class _ArrayContents(Contents):
         return True
 
 
+class SetContents(Contents):
+    """The items of a set, by order, which a function may have gone by.
+
+    Attributes:
+        members: The set.
+    """
+
+    def __init__(self, members: set[Any]) -> None:
+        self.members = members
+
+        def refill(items: Sequence[Any]) -> None:
+            set.clear(members)
+            set.update(members, items)
+
+        super().__init__(lambda: list[Any](set.__iter__(members)), refill)
+
+    @property
+    def before(self) -> tuple[Any, ...]:
+        """What the items were."""
+        return tuple(self._before)
+
+
 def contents_of(value: Any, memory: int) -> Contents | None:
     """The contents of a set, deque, bytearray or NumPy array of at most so much memory; None for anything else."""
     if isinstance(value, set):
-
-        def refill(items: Sequence[Any]) -> None:
-            set.clear(value)
-            set.update(value, items)
-
-        # By order, which the function may have gone by.
-        return Contents(lambda: list[Any](set.__iter__(value)), refill)
+        return SetContents(value)
     if isinstance(value, collections.deque):
 
         def extend(items: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
-from pygraph.contents import IMMUTABLE, same
+from pygraph.contents import IMMUTABLE, SetContents, same
 from pygraph.environment import Environment, underlying
 from pygraph.keys import Key
 from pygraph.native import build
@@ -211,12 +211,13 @@ def _captured(entry: Entry) -> tuple[tuple[torch.Tensor, int | None], ...]:
 
 
 def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
-    """Guards as ``(dicts, lists, cells, items, same)``, each container once."""
+    """Guards as ``(dicts, lists, cells, items, same, sets)``, each container once."""
     if environment is None:
-        return ((), (), (), (), same)
+        return ((), (), (), (), same, ())
     dicts: dict[int, list[Any]] = {}
     lists: dict[int, list[Any]] = {}
     items: list[Any] = []
+    sets: list[Any] = []
 
     def place(container: Any) -> list[Any] | None:
         kind = dicts if isinstance(container, dict) else lists if isinstance(container, list) else None
@@ -231,7 +232,10 @@ def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
     for container, key, expected in environment._entries:
         entry = (key, expected, isinstance(expected, IMMUTABLE))
         found = place(underlying(container))
-        if found is None:
+        if isinstance(container, SetContents) and type(container.members) is set:
+            members = tuple((None, member, isinstance(member, IMMUTABLE)) for member in container.before)
+            sets.append((container.members, members))
+        elif found is None:
             items.append((container, entry))
         else:
             found[2].append(entry)
@@ -242,6 +246,7 @@ def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
         cells,
         tuple(items),
         same,
+        tuple(sets),
     )
 
 

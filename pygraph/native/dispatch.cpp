@@ -1002,7 +1002,7 @@ void describe(PlanState& plan, PyObject* object, PyObject* live, Call& call) {
 }
 
 void describe_environment(PlanState& plan, PyObject* spec) {
-  // (dicts, lists, cells, items, same); entries are (key, value, by_value)
+  // (dicts, lists, cells, items, same, sets); entries are (key, value, by_value)
   auto expected = [&](PyObject* entry) {
     PyObject* key = item(entry, 0);
     hold(plan, key);
@@ -1043,6 +1043,15 @@ void describe_environment(PlanState& plan, PyObject* spec) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(items); ++i) {
     PyObject* entry = item(items, i);
     environment.items.push_back({Py_NewRef(item(entry, 0)), expected(item(entry, 1))});
+  }
+  PyObject* sets = item(spec, 5);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(sets); ++i) {
+    PyObject* entry = item(sets, i);
+    environment.sets.push_back({Py_NewRef(item(entry, 0)), {}});
+    PyObject* members = item(entry, 1);
+    for (Py_ssize_t j = 0; j < PyTuple_Size(members); ++j) {
+      environment.sets.back().members.push_back(expected(item(members, j)));
+    }
   }
 }
 

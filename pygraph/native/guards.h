@@ -49,6 +49,11 @@ struct CellGuard {
   Expected expected;
 };
 
+struct SetGuard {
+  PyObject* set;              // owned; a set itself, not one of a class that may iterate in its own way
+  std::vector<Expected> members;  // in order; without keys
+};
+
 struct ItemGuard {
   PyObject* container;        // owned; anything that has items
   Expected expected;
@@ -95,6 +100,7 @@ class Environment {
   std::vector<DictGuard*> dicts;
   std::vector<ListGuard> lists;
   std::vector<CellGuard> cells;
+  std::vector<SetGuard> sets;
   std::vector<ItemGuard> items;
   PyObject* same = nullptr;  // owned: same(value, expected) of pygraph.environment
 
@@ -159,6 +165,9 @@ class Environment {
       PyObject* value = PyCell_GET(guard.cell);
       if (value == nullptr || !is_expected(value, guard.expected)) return false;
     }
+    for (SetGuard& guard : sets) {
+      if (!holds(guard)) return false;
+    }
     for (ItemGuard& guard : items) {
       PyObject* value = PyObject_GetItem(guard.container, guard.expected.key);
       if (value == nullptr) {
@@ -184,6 +193,10 @@ class Environment {
     for (CellGuard& guard : cells) {
       Py_VISIT(guard.cell);
       Py_VISIT(guard.expected.value);
+    }
+    for (SetGuard& guard : sets) {
+      Py_VISIT(guard.set);
+      for (Expected& member : guard.members) Py_VISIT(member.value);
     }
     for (ItemGuard& guard : items) {
       Py_VISIT(guard.container);
@@ -227,6 +240,11 @@ class Environment {
       drop.push_back(guard.expected.value);
     }
     cells.clear();
+    for (SetGuard& guard : sets) {
+      drop.push_back(guard.set);
+      for (Expected& member : guard.members) drop.push_back(member.value);
+    }
+    sets.clear();
     for (ItemGuard& guard : items) {
       drop.push_back(guard.container);
       drop.push_back(guard.expected.value);
@@ -254,6 +272,21 @@ class Environment {
       if (!is_expected(value, entry)) return false;
     }
     return true;
+  }
+
+  bool holds(SetGuard& guard) {
+    if (PySet_GET_SIZE(guard.set) != static_cast<Py_ssize_t>(guard.members.size())) return false;
+    if (guard.members.empty()) return true;
+    PyObject* iterator = PyObject_GetIter(guard.set);
+    bool fits = iterator != nullptr;
+    for (size_t i = 0; fits && i < guard.members.size(); ++i) {
+      PyObject* member = PyIter_Next(iterator);  // an error if another thread has changed the set
+      fits = member != nullptr && is_expected(member, guard.members[i]);
+      Py_XDECREF(member);
+    }
+    Py_XDECREF(iterator);
+    if (!fits) PyErr_Clear();
+    return fits;
   }
 
   bool is_expected(PyObject* value, Expected& expected) {

@@ -42,6 +42,14 @@ class TraceError(PygraphError):
     """
 
 
+class StateChangeError(TraceError):
+    """A function changes Python state that outlasts the call.
+
+    Example: ``self.count += 1``. Remedy: return the new value. A function that does so in its first call only, as one
+    that fills a cache, is traced again in the second.
+    """
+
+
 class StageError(PygraphError):
     """A transform was applied to a Program, or a stack, in the wrong order.
 

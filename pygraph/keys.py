@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
@@ -91,6 +92,9 @@ def overlap_key(leaves: Sequence[Any]) -> Hashable:
 
 def mode_key(device_type: str) -> tuple[Hashable, ...]:
     """Global settings that decide which operations or kernels run."""
+    on_cuda = torch.cuda.is_initialized()
+    if on_cuda:
+        _settle_attention()
     accelerated = torch.is_autocast_enabled(device_type)
     cpu = torch.is_autocast_enabled("cpu")
     return (
@@ -102,8 +106,16 @@ def mode_key(device_type: str) -> tuple[Hashable, ...]:
         *(getter() for getter in _SETTINGS),
         _default_device(),
         # Where "cuda" without a number is. Checked with torch 2.11 and 2.13.
-        torch._C._cuda_getDevice() if torch.cuda.is_initialized() else 0,
+        torch._C._cuda_getDevice() if on_cuda else 0,
     )
+
+
+@functools.cache
+def _settle_attention() -> None:
+    """Have torch choose the order of its attention kernels, a setting that the first attention of a process changes."""
+    query = torch.empty(0, 1, 1, 8, dtype=torch.float16, device="cuda")
+    with contextlib.suppress(RuntimeError):  # all kernels may be switched off
+        torch.ops.aten._fused_sdp_choice(query, query, query)  # checked with torch 2.11 and 2.13
 
 
 def _default_device() -> Any:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.check import check_program
 from pygraph.effects import writes_memory
-from pygraph.errors import FallbackError, TraceError, describe
+from pygraph.errors import FallbackError, StateChangeError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
 from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
@@ -92,7 +92,8 @@ class Options:
 class Entry:
     """What one kind of call runs: an executable, a Program that is evaluated, or the function as it is.
 
-    ``described`` is a Program to report when it is not the one that runs.
+    ``described`` is a Program to report when it is not the one that runs. With ``once``, this call alone runs like
+    that, and the next one is traced again.
     """
 
     traced: Traced | None
@@ -103,6 +104,7 @@ class Entry:
     described: Program | None = None
     plans: int = 0
     stamp: int = 0
+    once: bool = False
 
     def __post_init__(self) -> None:
         program = self.program or self.described
@@ -196,7 +198,7 @@ class Transformed(Generic[P, R]):
                 if any(pool.is_blocked() for pool in self._pools.values()):
                     return self._run_inline(_BLOCKED, args, kwargs)
                 entry = self._entries.get(key)
-                if entry is not None and entry.points_to_live_memory() and entry.is_current():
+                if entry is not None and not entry.once and entry.points_to_live_memory() and entry.is_current():
                     self._count_hit(key, entry)
                     self._plan(key, entry, leaves, args, kwargs)
                 else:
@@ -316,7 +318,9 @@ class Transformed(Generic[P, R]):
             note = Fallback("the call", str(error), None)
             if self.options.strict:
                 raise FallbackError(str(error)) from error
-            return self._keep(key, Entry(None, None, None, [note]))
+            # What a first call changes (a cache that it fills), a second one may leave as it is.
+            once = isinstance(error, StateChangeError) and old is None
+            return self._keep(key, Entry(None, None, None, [note], once=once))
         found = traced.static_leaves - static
         if found:
             # Also when all were known: another thread may have found them after this call's key was made.

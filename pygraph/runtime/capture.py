@@ -32,6 +32,14 @@ class UnprovenError(CaptureError):
     """A graph with work of our own in it does not give what ordinary launches give, or cannot be made."""
 
 
+class _CrowdedError(CaptureError):
+    """Results may lie where their operations had scratch memory before; ``room`` is what `Discovery` takes."""
+
+    def __init__(self, room: dict[int, list[int]]) -> None:
+        super().__init__("results lie in memory that was scratch memory before")
+        self.room = room
+
+
 class RegionGraph:
     """A region recorded as a graph, with a proven plan for every input, number and output.
 
@@ -73,14 +81,22 @@ class RegionGraph:
         self._input_specs = [TensorSpec.of(tensor) for tensor in example.inputs]
         self._alignments = [alignment(tensor.data_ptr()) for tensor in example.inputs]
         notes: list[Fallback] = []
-        for request in _attempts("copy" if way == "copy" else mechanism):
-            found = Discovery(body, driver, pool, example.inputs, example.numbers)
+        self._room: dict[int, list[int]] = {}
+        attempts = _attempts("copy" if way == "copy" else mechanism)
+        while attempts:
+            request = attempts.pop(0)
+            found = Discovery(body, driver, pool, example.inputs, example.numbers, self._room)
             self._take(found)
             self.fallbacks[:0] = notes
             self.graph.draws = any(is_random(node) for node in body.nodes)
             try:
                 self._prove(found, example, request)
                 return
+            except _CrowdedError as error:
+                self.release()
+                self._room = error.room
+                attempts.insert(0, request)
+                example = example.again(body, driver)
             except UnprovenError as error:
                 self.release()
                 notes.append(Fallback(f"mechanism {request}", str(error)))
@@ -179,6 +195,7 @@ class RegionGraph:
         if self._works(candidates, example):
             return candidates
         bad = {slot for slot in candidates if not self._works(frozenset({slot}), example)}
+        self._look_for_room(bad)
         for slot in sorted(bad):
             self._explain_bad(found, slot)
         if self._works(candidates - bad, example):
@@ -187,6 +204,16 @@ class RegionGraph:
         if self._works(frozenset(), example):
             return frozenset()
         raise RefusedError(None, "its replay does not give the results of ordinary launches")
+
+    def _look_for_room(self, bad: set[int]) -> None:
+        """Have the region recorded again if results may be bad for lying where their operations had scratch memory."""
+        memory = [self.memory[slot - len(self.slots)] for slot in bad if slot >= len(self.slots)]
+        crowded = [one for one in memory if one.scratch]
+        if crowded and not self._room:
+            room: dict[int, list[int]] = {}
+            for one in crowded:
+                room.setdefault(one.extent.first_op, []).append(one.extent.size)
+            raise _CrowdedError(room)
 
     def _works(self, patched: frozenset[int], example: Example) -> bool:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,9 @@ class Discovery:
         pool: Memory for what the region allocates.
         inputs: Example inputs, which are not changed.
         numbers: Example numbers.
+        room: Sizes of results by the operation that makes them, for which there shall be free memory of exactly these
+            sizes. Otherwise a result may begin where its operation had larger scratch memory, whose pointers look like
+            the result's.
 
     Raises:
         RefusedError: The device does not record a node, or a number was not found.
@@ -99,8 +102,10 @@ class Discovery:
         pool: Pool,
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
+        room: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.body = body
+        self._room = room or {}
         self.driver = driver
         self.pool = pool
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
@@ -139,15 +144,28 @@ class Discovery:
         actual = [empty if tensor is None else tensor for tensor, empty in zip(inputs, self._empties, strict=True)]
 
         def record(mark: Callable[[int], None]) -> list[torch.Tensor]:
+            walls: list[torch.Tensor] = []
+            made = kept = 0  # bytes that are none of the operations'
+
+            def note() -> None:
+                total, live = self._allocated()
+                marks.append((total - made, live - kept))
+
             def step(index: int) -> None:
-                nonlocal position
+                nonlocal position, made, kept
                 position = index
-                marks.append(self._allocated())
+                note()
+                if walls or index in self._room:
+                    walls.clear()
+                    before = self._allocated()
+                    walls.extend(_make_room(self._room.get(index, ()), self.driver.device))
+                    after = self._allocated()
+                    made, kept = made + after[0] - before[0], after[1] - before[1]
                 mark(index)
 
             marks.clear()
             outputs = self.body.run(actual, numbers, step)  # pyright: ignore[reportArgumentType]
-            marks.append(self._allocated())
+            note()
             return outputs
 
         try:
@@ -278,6 +296,24 @@ class Discovery:
         """The operation and the nodes that it became, for a report."""
         names = dict.fromkeys(node.name for node in self.graph.nodes if node.op == op)
         return f"{target_text(self.body.nodes[op].target)} ({', '.join(names)})"
+
+
+_PLACES = 8
+"""How many free pieces of a result's size there are: its operation may use some for scratch memory first."""
+
+_WALL = 2**20 + 1
+"""A size above which torch's allocator has memory of another kind, with segments of its own."""
+
+
+def _make_room(sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+    """Leave free memory of these sizes, in pieces that cannot become one as long as what is returned is held."""
+    pieces: list[torch.Tensor] = []
+    walls: list[torch.Tensor] = []
+    for size in sizes:
+        for _ in range(_PLACES):
+            pieces.append(torch.empty(size, dtype=torch.uint8, device=device))
+            walls.append(torch.empty(_WALL if size >= _WALL else 1, dtype=torch.uint8, device=device))
+    return walls
 
 
 def extent_of(tensor: torch.Tensor | None) -> Extent:

@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_sym
 from torch.utils import _pytree as pytree
 
 from pygraph.environment import Environment
-from pygraph.errors import TraceError, describe
+from pygraph.errors import StateChangeError, TraceError, describe
 from pygraph.program import (
     Argument,
     Baked,
@@ -150,7 +150,7 @@ def record(
         ) from failure
     assert module is not None
     if changed is not None:
-        raise TraceError(
+        raise StateChangeError(
             describe(call, f"it changes {changed}", expected="no lasting change but to tensors in place",
                      remedy="Return the new value instead.")
         )  # fmt: skip

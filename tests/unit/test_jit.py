@@ -398,3 +398,36 @@ def test_the_gradient_of_a_leaf_made_inside(device: torch.device) -> None:
             fast(torch.full((2,), n + 1.0, device=device)), torch.full((2,), 2.0 * (n + 1), device=device)
         )
     assert fast.cache_info().captures == 1
+
+
+_TABLES: dict[int, float] = {}
+
+
+def test_a_function_that_fills_a_cache_in_its_first_call_is_traced_again(device: torch.device) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        if len(x) not in _TABLES:
+            _TABLES[len(x)] = 2.0
+        return x * _TABLES[len(x)]
+
+    _TABLES.clear()
+    function = pygraph.jit(scaled)
+    for n in range(5):
+        x = torch.full((4,), float(n), device=device)
+        assert torch.equal(function(x), x * 2)
+    assert _TABLES == {4: 2.0}
+    assert function.cache_info()[:2] == (3, 2)
+    assert not function.explain().to_dict()["fallbacks"]
+
+
+def test_a_function_that_changes_state_in_every_call_is_traced_twice_only(device: torch.device) -> None:
+    counts: list[int] = []
+
+    def counting(x: torch.Tensor) -> torch.Tensor:
+        counts.append(len(counts))
+        return x * len(counts)
+
+    function = pygraph.jit(counting)
+    for n in range(6):
+        assert function(torch.ones(2, device=device)).tolist() == [n + 1.0] * 2
+    assert function.cache_info().misses == 2
+    assert "it changes" in str(function.explain().to_dict()["fallbacks"])

@@ -277,3 +277,28 @@ def test_a_node_that_takes_no_new_parameters(
         x = torch.full((8,), float(n - 1), device=device)
         assert torch.equal(function(x), torch.relu(x) + 1)
     assert function.explain().to_dict()["fallbacks"]
+
+
+@torch.library.custom_op("pygraph_tests::crowded", mutates_args=())
+def crowded(x: torch.Tensor) -> torch.Tensor:
+    scratch = x.repeat(16)
+    total = scratch.view(16, -1).sum(0)
+    del scratch
+    return total * 2
+
+
+@crowded.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("size", [256, 1 << 19])
+def test_a_result_where_its_operation_had_larger_scratch_memory(device: torch.device, size: int) -> None:
+    """A pointer to the one looks like a pointer to the other; recorded again with room, they are apart."""
+    function = pygraph.jit(lambda x: crowded(x + 1))
+    for n in range(4):
+        x = torch.full((size,), float(n), device=device)
+        assert torch.equal(function(x), torch.full((size,), 32.0 * (n + 1), device=device))
+    report = function.explain().to_dict()
+    assert not report["fallbacks"]
+    assert report["bytes_copied_per_replay"] == 0

@@ -40,14 +40,15 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[An
 
 
 def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
-    """Per leaf: a tensor's layout, a live number's type, or a static value itself."""
+    """Per leaf: a tensor's class and layout, a live number's type, or a static value itself."""
     grad = torch.is_grad_enabled()
     keys: list[Hashable] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             address = 0 if leaf.is_cpu else leaf.data_ptr()  # graphs read host memory through copies only
             aligned = ALIGNMENT if address % ALIGNMENT == 0 else alignment(address)
-            keys.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, aligned, grad and leaf.requires_grad))
+            required = grad and leaf.requires_grad
+            keys.append((leaf.__class__, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, aligned, required))
         elif index not in static and is_live_number(leaf):
             keys.append(leaf.__class__)
         else:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
@@ -26,7 +27,9 @@ from torch.utils._python_dispatch import (
 import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
 from pygraph.program import TensorSpec
+from pygraph.tracing.live_numbers import LiveFloat, LiveInt
 from pygraph.tracing.triton_launches import launches_written_down
+from pygraph.tracing.writes import check_write
 from pygraph.twins import check_apart, needs_twin
 
 aten = torch.ops.aten
@@ -59,6 +62,9 @@ class Sources(TorchDispatchMode):
 
     Args:
         seeded: Names a generator that the function has moved since it began, None if there is none.
+
+    Attributes:
+        problem: What was refused first, also if the function catches the error; None if nothing was.
     """
 
     supports_higher_order_operators = True
@@ -66,6 +72,7 @@ class Sources(TorchDispatchMode):
     def __init__(self, seeded: Callable[[], str | None]) -> None:
         super().__init__()
         self._seeded = seeded
+        self.problem: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tracing = proxy_tensor.get_proxy_mode()
@@ -75,13 +82,11 @@ class Sources(TorchDispatchMode):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
             args, kwargs = pytree.tree_map_only(torch.Tensor, _traceable, (args, kwargs or {}))
-        if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or (kwargs or {}).get("storage_offset")):
-            # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
-            raise TraceError("as_strided with a storage_offset")
-        _check_draw(func, args, kwargs or {}, self._seeded)
-        _check_subtraction(func, args)
-        if needs_twin(func):
-            check_apart(func, args, kwargs or {})
+        try:
+            self._check(func, args, kwargs or {})
+        except TraceError as error:
+            self.problem = self.problem or str(error)
+            raise
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         out = func(*args, **(kwargs or {}))
@@ -92,6 +97,22 @@ class Sources(TorchDispatchMode):
             source = source or user_frame(sys._getframe(1))
             node.meta["source"] = source
         return out
+
+    def _check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Refuse an operation that a replay would do otherwise than eager."""
+        if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or kwargs.get("storage_offset")):
+            # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
+            raise TraceError("as_strided with a storage_offset")
+        _check_draw(func, args, kwargs, self._seeded)
+        _check_subtraction(func, args)
+        if func in _MOVES_MEMORY:
+            raise TraceError("it gives a tensor other memory, by set_()")
+        check_write(func, args, kwargs)
+        if needs_twin(func):
+            check_apart(func, args, kwargs)
+
+
+_MOVES_MEMORY = tuple(getattr(aten.set_, overload) for overload in aten.set_.overloads())
 
 
 def _check_draw(func: Any, args: Any, kwargs: dict[str, Any], seeded: Callable[[], str | None]) -> None:
@@ -129,13 +150,22 @@ class NumbersStayLive(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args:
             data = args[0]
             if isinstance(data, (torch.SymInt, torch.SymFloat)) and not kwargs.get("requires_grad"):
-                dtype = kwargs.get("dtype") or (
-                    torch.int64 if isinstance(data, torch.SymInt) else torch.get_default_dtype()
-                )
+                dtype = kwargs.get("dtype") or _dtype_of(func, data)
                 device = kwargs.get("device")
                 device = torch.get_default_device() if device is None else torch.device(device)
                 return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
         return func(*args, **kwargs)
+
+
+def _dtype_of(func: Any, number: torch.SymInt | torch.SymFloat) -> torch.dtype:
+    """The type that torch gives a tensor of a number: that of a NumPy number, or the one for Python's."""
+    kind = number.kind if isinstance(number, (LiveInt, LiveFloat)) else None
+    if func is not torch.scalar_tensor:
+        if kind is not None and issubclass(kind, np.generic):
+            return torch.from_numpy(np.zeros((), kind)).dtype
+        if isinstance(number, torch.SymInt):
+            return torch.int64
+    return torch.get_default_dtype()
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

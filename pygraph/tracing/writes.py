@@ -10,6 +10,7 @@ and 2.13). What is refused here runs as it is in eager, whose error the caller g
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
-from pygraph.twins import written_values
+from pygraph.twins import may_overlap, written_values
 
 aten = torch.ops.aten
 
@@ -40,6 +41,10 @@ def check_write(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> No
         # Eager allows it to fill_() and index_put_(), but functional operations take the elements for separate ones.
         if isinstance(target, torch.Tensor) and _overlaps_itself(target):
             raise TraceError("it writes to a tensor whose elements share memory")
+    for targets in written:
+        if isinstance(targets, (list, tuple)) and _share_memory(targets):
+            # Eager takes the entries in turn, each with what the ones before have written.
+            raise TraceError("it writes to several tensors at once that share memory")
     for target, source in _pairs(written, read):
         if _overlaps_partly(target, source):
             raise TraceError("it writes to memory that it also reads, at another place")
@@ -93,6 +98,14 @@ def _overlaps_partly(target: torch.Tensor, source: torch.Tensor) -> bool:
     if (start, end) == (first, last):
         return target.stride() != source.stride()
     return start < last and first < end
+
+
+def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether two tensors of a list meet, or may meet."""
+    by_storage: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    return any(may_overlap(a, b) for group in by_storage.values() for a, b in itertools.combinations(group, 2))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -330,7 +330,7 @@ class _Attributes:
         for tensor, before in self._before:
             now = vars(tensor)
             for key in {*now, *before}:
-                if key in _FAKES_OWN or (key in now and key in before and now[key] is before[key]):
+                if _is_fakes_own(key) or (key in now and key in before and now[key] is before[key]):
                     continue
                 changed = changed or f"{names.get(id(tensor), 'an argument')}.{key}"
                 if key in before:
@@ -340,7 +340,14 @@ class _Attributes:
         return changed
 
 
+def _is_fakes_own(key: str) -> bool:
+    """Whether a fake stores an attribute for its own ends, as the number that it has said stands for its item()."""
+    return key in _FAKES_OWN or key.lstrip("_").startswith(_MEMOS)
+
+
+# Private; checked with torch 2.11 and 2.13.
 _FAKES_OWN = frozenset(vars(FakeTensor))
+_MEMOS = tuple(name for name in _FAKES_OWN if name.endswith("_memo"))
 
 
 def _same_state(now: Any, then: Any) -> bool:

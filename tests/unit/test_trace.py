@@ -562,6 +562,8 @@ NOT_REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "grad of its own": lambda x: (x.detach() + 1).requires_grad_().detach(),
     "detach_ of its own": lambda x: (x + 1).detach_() * 2,
     "offset of its own": lambda x: x * (x + 1)[1:].storage_offset(),
+    "what a fake remembers": lambda x: (x.sum(), x * x.sum().item(), x[0, 1].item(), (x > 1).nonzero().sum())[1],
+    "item of an argument": lambda x: x.view(-1)[1:2] * x.view(-1)[:1].item(),
     "attribute of its own": lambda x: (setattr(y := x + 1, "tag", 5), y * 2)[1],
     "in place on itself": lambda x: torch.mul(x, x, out=x),
     "interleaved": lambda x: x.view(-1)[::2].add_(x.view(-1)[1::2]),

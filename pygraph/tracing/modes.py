@@ -29,7 +29,7 @@ from pygraph.errors import TraceError
 from pygraph.program import TensorSpec
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
 from pygraph.tracing.triton_launches import launches_written_down
-from pygraph.tracing.writes import check_write
+from pygraph.tracing.writes import check_sizes, check_write
 from pygraph.twins import check_apart, needs_twin
 
 aten = torch.ops.aten
@@ -82,14 +82,13 @@ class Sources(TorchDispatchMode):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
             args, kwargs = pytree.tree_map_only(torch.Tensor, _traceable, (args, kwargs or {}))
-        try:
-            self._check(func, args, kwargs or {})
-        except TraceError as error:
-            self.problem = self.problem or str(error)
-            raise
+        with self._noticing():
+            outs = self._check(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         out = func(*args, **(kwargs or {}))
+        with self._noticing():
+            check_sizes(outs)
         source: str | None = None
         for node in reversed(graph.nodes):
             if node is last or "source" in node.meta:
@@ -98,8 +97,16 @@ class Sources(TorchDispatchMode):
             node.meta["source"] = source
         return out
 
-    def _check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Refuse an operation that a replay would do otherwise than eager."""
+    @contextlib.contextmanager
+    def _noticing(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except TraceError as error:
+            self.problem = self.problem or str(error)
+            raise
+
+    def _check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Size]]:
+        """Refuse an operation that a replay would do otherwise than eager; returns what `check_sizes` wants to see."""
         if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or kwargs.get("storage_offset")):
             # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
             raise TraceError("as_strided with a storage_offset")
@@ -107,9 +114,9 @@ class Sources(TorchDispatchMode):
         _check_subtraction(func, args)
         if func in _MOVES_MEMORY:
             raise TraceError("it gives a tensor other memory, by set_()")
-        check_write(func, args, kwargs)
         if needs_twin(func):
             check_apart(func, args, kwargs)
+        return check_write(func, args, kwargs)
 
 
 _MOVES_MEMORY = tuple(getattr(aten.set_, overload) for overload in aten.set_.overloads())

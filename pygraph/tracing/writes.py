@@ -24,31 +24,59 @@ from pygraph.twins import may_overlap, written_values
 aten = torch.ops.aten
 
 
-def check_write(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_write(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, torch.Size]]:
     """Refuse an in-place operation, or one with ``out=``, that eager raises an error for.
+
+    Returns:
+        What is given as ``out=`` and has elements, with its size, for `check_sizes` afterwards.
 
     Raises:
         TraceError: What is written overlaps itself or what is read, or cannot hold the result.
     """
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or not func._schema.is_mutable:
-        return
+        return []
     written = written_values(func, args, kwargs)
     read = _read_values(func, args, kwargs)
-    tensors = [value for value in pytree.tree_leaves((written, read)) if isinstance(value, torch.Tensor)]
-    if any(_is_symbolic(tensor) for tensor in tensors):
-        return
-    for target in pytree.tree_leaves(written):
-        # Eager allows it to fill_() and index_put_(), but functional operations take the elements for separate ones.
-        if isinstance(target, torch.Tensor) and _overlaps_itself(target):
-            raise TraceError("it writes to a tensor whose elements share memory")
-    for targets in written:
-        if isinstance(targets, (list, tuple)) and _share_memory(targets):
+    targets = [value for value in pytree.tree_leaves(written) if isinstance(value, torch.Tensor)]
+    if any(_is_symbolic(value) for value in pytree.tree_leaves((written, read)) if isinstance(value, torch.Tensor)):
+        return []
+    # Eager allows it to fill_() and index_put_(), but functional operations take the elements for separate ones.
+    if any(_overlaps_itself(target) for target in targets):
+        raise TraceError("it writes to a tensor whose elements share memory")
+    for several in written:
+        if isinstance(several, (list, tuple)) and _share_memory(several):
             # Eager takes the entries in turn, each with what the ones before have written.
             raise TraceError("it writes to several tensors at once that share memory")
+    in_turn = torch.Tag.pointwise in func.tags or func in _IN_TURN or func._schema.name.startswith("aten::_foreach_")
     for target, source in _pairs(written, read):
-        if _overlaps_partly(target, source):
+        # Eager raises an error where it is sure, and else reads what it has written already.
+        if may_overlap(target, source) and not (in_turn and _is_same_memory(target, source)):
             raise TraceError("it writes to memory that it also reads, at another place")
-    _check_types(func, args, kwargs, written, read)
+    outs = _has_out(func)
+    _check_types(func, args, kwargs, targets, read, exactly=outs)
+    return [(target, target.shape) for target in targets if target.numel()] if outs else []
+
+
+def check_sizes(outs: Sequence[tuple[torch.Tensor, torch.Size]]) -> None:
+    """Refuse an ``out=`` that had another size: eager warns, and resizes it where it lies.
+
+    Raises:
+        TraceError: It has been resized.
+    """
+    if any(out.shape != before for out, before in outs):
+        raise TraceError("it resizes what is given as out=")
+
+
+# Each element depends on the same element of what is read.
+_IN_TURN = (aten.copy_.default,)
+
+
+def _has_out(func: torch._ops.OpOverload) -> bool:
+    return any(_is_out(argument) for argument in func._schema.arguments)
+
+
+def _is_out(argument: Any) -> bool:
+    return argument.kwarg_only and argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _read_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -86,18 +114,10 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     return expanded and tensor.numel() > 0
 
 
-def _overlaps_partly(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether ATen says that two tensors share some memory for sure, but do not lie on each other."""
-    if target is source or not target.numel() or not source.numel():
-        return False
-    if target.untyped_storage()._cdata != source.untyped_storage()._cdata:
-        return False
-    if not _is_dense(target) or not _is_dense(source):
-        return False
-    (start, end), (first, last) = _extent(target), _extent(source)
-    if (start, end) == (first, last):
-        return target.stride() != source.stride()
-    return start < last and first < end
+def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors lie on each other, element by element."""
+    places = [(t.storage_offset() * t.element_size(), t.element_size(), t.shape, t.stride()) for t in (one, other)]
+    return places[0] == places[1]
 
 
 def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
@@ -108,46 +128,28 @@ def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
     return any(may_overlap(a, b) for group in by_storage.values() for a, b in itertools.combinations(group, 2))
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps, in whatever order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    start = int(tensor.storage_offset()) * tensor.element_size()
-    return start, start + tensor.numel() * tensor.element_size()
-
-
 def _check_types(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], written: Sequence[Any], read: Sequence[Any]
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor], read: Any, exactly: bool
 ) -> None:
     """Refuse a result that cannot be cast to what is written, as a complex one to a float."""
-    targets = [value for value in pytree.tree_leaves(written) if isinstance(value, torch.Tensor)]
-    lowest = min((_category(target.dtype) for target in targets), default=2)
+    lowest = min((_category(target.dtype) for target in targets), default=3)
     highest = max((_category_of(value) for value in pytree.tree_leaves(read)), default=0)
-    if highest <= lowest and not (lowest < 2 and func.overloadpacket in _ALWAYS_FLOAT):
+    if not exactly and highest <= lowest and not (lowest < 2 and func.overloadpacket in _ALWAYS_FLOAT):
         return
     functional = _functional(func)
     if functional is None:
         return
-    values, keywords = list(args), dict(kwargs)
-    for argument in func._schema.arguments:
-        if argument.kwarg_only and argument.alias_info is not None:
-            keywords.pop(argument.name, None)
+    outs = {argument.name for argument in func._schema.arguments if _is_out(argument)}
+    keywords = {name: value for name, value in kwargs.items() if name not in outs}
     try:
         with proxy_tensor.disable_proxy_modes_tracing():
-            results = pytree.tree_leaves(functional(*values, **keywords))
+            results = pytree.tree_leaves(functional(*args, **keywords))
     except Exception:  # the operation itself will say what is wrong
         return
     for target, result in zip(targets, results, strict=False):
-        if isinstance(result, torch.Tensor) and not torch.can_cast(result.dtype, target.dtype):
+        # Whether a result of another type may go to out= is up to each operation.
+        fits = result.dtype == target.dtype if exactly else torch.can_cast(result.dtype, target.dtype)
+        if not fits:
             raise TraceError(f"its result is {result.dtype}, which cannot be cast to the {target.dtype} written to")
 
 
@@ -189,8 +191,4 @@ def _functional(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
 
 def _signature(func: torch._ops.OpOverload) -> list[tuple[str, str]]:
     """Names and types of the arguments, without ``out=``."""
-    return [
-        (argument.name, str(argument.type))
-        for argument in func._schema.arguments
-        if not (argument.kwarg_only and argument.alias_info is not None)
-    ]
+    return [(argument.name, str(argument.type)) for argument in func._schema.arguments if not _is_out(argument)]

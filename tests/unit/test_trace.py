@@ -415,6 +415,14 @@ REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]
         lambda: (torch.ones(3),),
         "at once that share memory",
     ),
+    ("divided by its own column", lambda x: x.div_(x[:, :1]), lambda: (torch.rand(3, 3),), "that it also reads"),
+    ("out of its own product", lambda x: torch.mm(x, x, out=x), lambda: (torch.rand(3, 3),), "that it also reads"),
+    (
+        "out of another type",
+        lambda x, y: torch.sort(x, out=(y, torch.empty(3, dtype=torch.int64))),
+        lambda: (torch.rand(3), torch.ones(3, dtype=torch.float64)),
+        "cannot be cast",
+    ),
     ("foreach", lambda x: torch._foreach_mul_([x], 2j), lambda: (torch.ones(3),), "cannot be cast"),
     ("grad", _set_grad, lambda: (torch.ones(2),), r"it sets args\[0\]\.grad"),
     ("branch", _branch, lambda: (torch.ones(2),), "From test_trace.py:"),
@@ -486,6 +494,13 @@ def test_a_nonlocal_variable_is_put_back() -> None:
     with pytest.raises(TraceError, match="it changes count"):
         pygraph.trace(fn)(X)
     assert count == 0
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_an_out_that_would_be_resized_is_refused() -> None:
+    """Eager writes where it lies, over what is beside it."""
+    with pytest.raises(TraceError, match="it resizes what is given as out="):
+        pygraph.trace(lambda x, y: torch.sum(x, 0, out=y[0]))(torch.ones(3), torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("assign", [lambda w, x: setattr(w, "data", x * 2), lambda w, x: w.requires_grad_(False),
@@ -566,6 +581,9 @@ NOT_REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "item of an argument": lambda x: x.view(-1)[1:2] * x.view(-1)[:1].item(),
     "attribute of its own": lambda x: (setattr(y := x + 1, "tag", 5), y * 2)[1],
     "in place on itself": lambda x: torch.mul(x, x, out=x),
+    "foreach on itself": lambda x: (torch._foreach_mul_([x], [x]), x)[1],
+    "copied onto itself": lambda x: x.copy_(x),
+    "out of nothing": lambda x: torch.sum(x, 0, out=torch.empty(0)),
     "interleaved": lambda x: x.view(-1)[::2].add_(x.view(-1)[1::2]),
     "beside each other": lambda x: x[0].add_(x[1]),
     "floats in complex": lambda x: x.to(torch.complex64).mul_(2.5).real,

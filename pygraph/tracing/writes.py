@@ -28,7 +28,7 @@ def check_write(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     """Refuse an in-place operation, or one with ``out=``, that eager raises an error for.
 
     Returns:
-        What is given as ``out=`` and has elements, with its size, for `check_sizes` afterwards.
+        What is given as ``out=`` and has memory, with its size, for `check_sizes` afterwards.
 
     Raises:
         TraceError: What is written overlaps itself or what is read, or cannot hold the result.
@@ -54,7 +54,7 @@ def check_write(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
             raise TraceError("it writes to memory that it also reads, at another place")
     outs = _has_out(func)
     _check_types(func, args, kwargs, targets, read, exactly=outs)
-    return [(target, target.shape) for target in targets if target.numel()] if outs else []
+    return [(target, target.shape) for target in targets if target.untyped_storage().nbytes()] if outs else []
 
 
 def check_sizes(outs: Sequence[tuple[torch.Tensor, torch.Size]]) -> None:
@@ -153,7 +153,7 @@ def _check_types(
             raise TraceError(f"its result is {result.dtype}, which cannot be cast to the {target.dtype} written to")
 
 
-_ALWAYS_FLOAT = (aten.div_, aten.div, aten._foreach_div_)
+_ALWAYS_FLOAT = (aten.div_, aten._foreach_div_, aten.ldexp_)
 
 
 def _category(dtype: torch.dtype) -> int:

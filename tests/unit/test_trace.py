@@ -423,6 +423,8 @@ REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]
         lambda: (torch.rand(3), torch.ones(3, dtype=torch.float64)),
         "cannot be cast",
     ),
+    ("powers of two", lambda x: x.ldexp_(x + 1), lambda: (torch.ones(3, dtype=torch.int64),), "cannot be cast"),
+    ("out to an empty part", lambda x: torch.arange(3, out=x[:0]), lambda: (torch.ones(3),), "it resizes"),
     ("foreach", lambda x: torch._foreach_mul_([x], 2j), lambda: (torch.ones(3),), "cannot be cast"),
     ("grad", _set_grad, lambda: (torch.ones(2),), r"it sets args\[0\]\.grad"),
     ("branch", _branch, lambda: (torch.ones(2),), "From test_trace.py:"),

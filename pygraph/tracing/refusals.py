@@ -34,8 +34,6 @@ _PLACE = {
     _Tensor.storage_offset: "storage_offset()",
     _Tensor._base.__get__: "_base",
     _Tensor._is_view: "_is_view()",
-    _Tensor.untyped_storage: "untyped_storage()",
-    _Tensor.storage: "storage()",
 }
 
 # What lies between the code that asks for a tensor's text and the mode.

@@ -396,7 +396,6 @@ REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]
     ),
     ("base", lambda x: x if x._base is None else x + 1, lambda: (torch.ones(3),), "_base of an argument"),
     ("view", lambda x: x if x._is_view() else x + 1, lambda: (torch.ones(3),), r"_is_view\(\) of an argument"),
-    ("storage", lambda x: x * x.untyped_storage().nbytes(), lambda: (torch.ones(3),), r"untyped_storage\(\) of an"),
     ("overlap", lambda x: x[1:].add_(x[:-1]), lambda: (torch.ones(3),), "that it also reads"),
     ("overlap of out", lambda x: torch.mul(x[1:], 2, out=x[:-1]), lambda: (torch.ones(3),), "that it also reads"),
     ("expanded", lambda x: x.expand(3, 4).add_(1), lambda: (torch.ones(4),), "whose elements share memory"),

@@ -42,7 +42,7 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[An
 
 
 def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
-    """Per leaf: a tensor's layout, a live number's type, or a static value itself."""
+    """Per leaf: a tensor's class and layout, a live number's type, or a static value itself."""
     keys: list[Hashable] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
@@ -50,7 +50,7 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
             aligned = ALIGNMENT if address % ALIGNMENT == 0 else alignment(address)
             # Also under no_grad: a function may ask for it, or enable gradients inside.
             flags = (leaf.requires_grad, leaf.is_inference())
-            keys.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.device, aligned, *flags))
+            keys.append((leaf.__class__, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, aligned, *flags))
         elif index not in static and is_live_number(leaf):
             keys.append(leaf.__class__)
         else:

@@ -109,11 +109,11 @@ def check_apart(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[
     for value in written:
         if TensorSpec.of(value).overlaps_itself:
             raise TraceError(f"{op.name()} writes to a tensor whose elements share memory")
-        if sum(_overlap(value, other) for other in tensors) > 1:
+        if sum(may_overlap(value, other) for other in tensors) > 1:
             raise TraceError(f"{op.name()} writes to an argument that shares memory with another")
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have a byte in common, or may have."""
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False

@@ -330,17 +330,23 @@ bool store(void* cell, V value) {
   return true;
 }
 
-// Whether the cell's bytes changed. The same conversions as of ctypes.
+// Toward zero; what does not fit is eager's error, and any number here.
+int64_t truncated(double number) {
+  return std::abs(number) < 0x1p63 ? static_cast<int64_t>(number) : 0;
+}
+
+// Whether the cell's bytes changed. The same conversions as of ctypes; as in eager, an integer type drops the fraction.
 bool store_number(void* cell, const std::string& dtype, bool real, Number number) {
   double as_real = real ? number.real : static_cast<double>(number.integer);
+  int64_t as_integer = !real ? number.integer : truncated(number.real);
   if (dtype == "float32") return store<float>(cell, as_real);
   if (dtype == "float64") return store<double>(cell, as_real);
   if (dtype == "bool") return store<bool>(cell, real ? number.real != 0 : number.integer != 0);
-  if (dtype == "int64") return store<int64_t>(cell, number.integer);
-  if (dtype == "int32") return store<int32_t>(cell, number.integer);
-  if (dtype == "int16") return store<int16_t>(cell, number.integer);
-  if (dtype == "int8") return store<int8_t>(cell, number.integer);
-  return store<uint8_t>(cell, number.integer);
+  if (dtype == "int64") return store<int64_t>(cell, as_integer);
+  if (dtype == "int32") return store<int32_t>(cell, as_integer);
+  if (dtype == "int16") return store<int16_t>(cell, as_integer);
+  if (dtype == "int8") return store<int8_t>(cell, as_integer);
+  return store<uint8_t>(cell, as_integer);
 }
 
 // The stream of the last replay, which is the only one on which nothing has to be waited for.

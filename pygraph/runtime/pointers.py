@@ -135,6 +135,14 @@ _CTYPES: dict[str, Any] = {
 }
 
 
+_REALS = (ctypes.c_float, ctypes.c_double, ctypes.c_bool)
+
+
+def _encoded(ctype: Any, number: float) -> bytes:
+    """The bytes of a C value of ``ctype``; an integer type drops the fraction, as eager does."""
+    return bytes(ctype(number if ctype in _REALS else int(number)))
+
+
 class Patcher:
     """Writes new addresses and numbers into a graph's nodes; only what changed since the last time is sent.
 
@@ -201,7 +209,7 @@ class Patcher:
         for cells, nodes, number in zip(self._number_views, self.number_nodes, numbers, strict=True):
             for cell, ctype in cells:
                 # Compared as bytes: 0.0 == -0.0, but they differ there.
-                encoded = bytes(ctype(number))
+                encoded = _encoded(ctype, number)
                 if not synced or cell.raw != encoded:
                     cell.raw = encoded
                     dirty.update(nodes)

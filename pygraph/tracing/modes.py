@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
-from torch.fx.experimental.proxy_tensor import TorchFunctionMetadataMode  # checked with torch 2.11 and 2.13
 from torch.nn.modules import activation
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -29,7 +29,9 @@ import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # regis
 from pygraph.errors import TraceError
 from pygraph.program import TensorSpec
 from pygraph.tracing.descriptions import without_undescribed
+from pygraph.tracing.live_numbers import LiveFloat, LiveInt
 from pygraph.tracing.triton_launches import launches_written_down
+from pygraph.tracing.writes import check_sizes, check_write
 from pygraph.twins import check_apart, needs_twin
 
 aten = torch.ops.aten
@@ -69,8 +71,7 @@ def _unnoticed() -> Generator[None, None, None]:
     def has_torch_function(tensors: Any) -> bool:
         modes = torch.overrides._get_current_function_mode_stack()
         # Without a mode of the user's: traced tensors have no functions of their own.
-        ours = (NumbersStayLive, GradientsRead, TorchFunctionMetadataMode)
-        users = [mode for mode in modes if not isinstance(mode, ours)]
+        users = [mode for mode in modes if not type(mode).__module__.startswith(("pygraph.", "torch.fx."))]
         return bool(users) and asked(tensors)
 
     torch.overrides.has_torch_function, activation._is_make_fx_tracing = has_torch_function, lambda: False
@@ -85,6 +86,9 @@ class Sources(TorchDispatchMode):
 
     Args:
         seeded: Names a generator that the function has moved since it began, None if there is none.
+
+    Attributes:
+        problem: What was refused first, also if the function catches the error; None if nothing was.
     """
 
     supports_higher_order_operators = True
@@ -92,6 +96,7 @@ class Sources(TorchDispatchMode):
     def __init__(self, seeded: Callable[[], str | None]) -> None:
         super().__init__()
         self._seeded = seeded
+        self.problem: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tracing = proxy_tensor.get_proxy_mode()
@@ -101,16 +106,13 @@ class Sources(TorchDispatchMode):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
             args, kwargs = pytree.tree_map_only(torch.Tensor, _traceable, (args, kwargs or {}))
-        if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or (kwargs or {}).get("storage_offset")):
-            # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
-            raise TraceError("as_strided with a storage_offset")
-        _check_draw(func, args, kwargs or {}, self._seeded)
-        _check_subtraction(func, args)
-        if needs_twin(func):
-            check_apart(func, args, kwargs or {})
+        with self._noticing():
+            outs = self._check(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         out = without_undescribed(func, args, func(*args, **(kwargs or {})))
+        with self._noticing():
+            check_sizes(outs)
         source: str | None = None
         for node in reversed(graph.nodes):
             if node is last or "source" in node.meta:
@@ -118,6 +120,30 @@ class Sources(TorchDispatchMode):
             source = source or user_frame(sys._getframe(1))
             node.meta["source"] = source
         return out
+
+    @contextlib.contextmanager
+    def _noticing(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except TraceError as error:
+            self.problem = self.problem or str(error)
+            raise
+
+    def _check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Size]]:
+        """Refuse an operation that a replay would do otherwise than eager; returns what `check_sizes` wants to see."""
+        if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or kwargs.get("storage_offset")):
+            # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
+            raise TraceError("as_strided with a storage_offset")
+        _check_draw(func, args, kwargs, self._seeded)
+        _check_subtraction(func, args)
+        if func in _MOVES_MEMORY:
+            raise TraceError("it gives a tensor other memory, by set_()")
+        if needs_twin(func):
+            check_apart(func, args, kwargs)
+        return check_write(func, args, kwargs)
+
+
+_MOVES_MEMORY = tuple(getattr(aten.set_, overload) for overload in aten.set_.overloads())
 
 
 def _check_draw(func: Any, args: Any, kwargs: dict[str, Any], seeded: Callable[[], str | None]) -> None:
@@ -155,9 +181,7 @@ class NumbersStayLive(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args:
             data = args[0]
             if isinstance(data, (torch.SymInt, torch.SymFloat)) and not kwargs.get("requires_grad"):
-                dtype = kwargs.get("dtype") or (
-                    torch.int64 if isinstance(data, torch.SymInt) else torch.get_default_dtype()
-                )
+                dtype = kwargs.get("dtype") or _dtype_of(func, data)
                 device = kwargs.get("device")
                 device = torch.get_default_device() if device is None else torch.device(device)
                 return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
@@ -191,6 +215,17 @@ class GradientsRead(TorchFunctionMode):
             if not isinstance(tensor, FakeTensor) and (tensor.is_leaf or tensor.retains_grad):
                 self.tensors.append(tensor)
         return func(*args, **(kwargs or {}))
+
+
+def _dtype_of(func: Any, number: torch.SymInt | torch.SymFloat) -> torch.dtype:
+    """The type that torch gives a tensor of a number: that of a NumPy number, or the one for Python's."""
+    kind = number.kind if isinstance(number, (LiveInt, LiveFloat)) else None
+    if func is not torch.scalar_tensor:
+        if kind is not None and issubclass(kind, np.generic):
+            return torch.from_numpy(np.zeros((), kind)).dtype
+        if isinstance(number, torch.SymInt):
+            return torch.int64
+    return torch.get_default_dtype()
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,8 +33,10 @@ from pygraph.program import (
 )
 from pygraph.ranges import holder, span_of
 from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
-from pygraph.tracing.live_numbers import LiveFloat, LiveInt
+from pygraph.tracing.live_numbers import LiveFloat, LiveInt, texts_noticed
 from pygraph.tracing.modes import GradientsRead, NumbersStayLive, Sources, fake_tracing, first_line, user_line
+from pygraph.tracing.refusals import Refusals
+from pygraph.tracing.settings import SettingsWatch
 
 
 @dataclasses.dataclass
@@ -118,6 +121,7 @@ def record(
         if isinstance(descriptor, Argument):
             values[position] = traced_leaves[descriptor.leaf] = fakes[descriptor.leaf]
     before = {index: TensorSpec.of(fake) for index, fake in fakes.items()}
+    required = {index: fake.requires_grad for index, fake in fakes.items()}
 
     gradients = GradientsRead({id(fake): paths[index] for index, fake in fakes.items()})
     box: dict[str, Any] = {}
@@ -125,30 +129,47 @@ def record(
 
     def body(*placeholders: Any) -> list[Any]:
         del placeholders  # the same objects as in fake_args, which keep their Python containers
-        with Sources(lambda: _moved_generator(random_states)), NumbersStayLive(), gradients:
+        with sources, NumbersStayLive(), gradients, refusals, settings.watch():
             box["out"] = fn(*fake_args, **fake_kwargs)
-        keyed_out, box["tree"] = pytree.tree_flatten_with_path(box["out"])
+        keyed_out, box["tree"] = pytree.tree_flatten_with_path(box["out"], is_leaf=_is_known_size)
         box["paths"] = [_output_path(path) for path, _ in keyed_out]
-        box["leaves"] = [leaf for _, leaf in keyed_out]
+        # A comparison of numbers is a bool: its value is needed.
+        box["leaves"] = [bool(leaf) if isinstance(leaf, torch.SymBool) else leaf for _, leaf in keyed_out]
         return [leaf for leaf in box["leaves"] if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))]
 
-    random_states = _random_states()
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    inference = torch.is_inference_mode_enabled()
+    sources = Sources(lambda: _moved_generator(hidden))
+    refusals = Refusals(fakes.values())
+    settings = SettingsWatch(fake.device.type for fake in fakes.values())
+    attributes = _Attributes([*fakes.values(), *environment.tensors])
+    random_states = _random_states()
+    # Elsewhere than any seed of the function's leads to: one that leads to where it is already would not show.
+    _set_random(_unlikely_states(random_states))
+    hidden = _random_states()
     failure: BaseException | None = None
     module: fx.GraphModule | None = None
     try:
-        with fake_tracing(mode), torch.inference_mode(False), torch.set_grad_enabled(grad):
+        with (
+            fake_tracing(mode), torch.inference_mode(False), torch.set_grad_enabled(grad), texts_noticed(symbols, asked)
+        ):  # fmt: skip
             module = proxy_tensor.make_fx(body, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
     except Exception as error:
         failure = error
     finally:
         changed = environment.restore()
-        seeded = _restore_random(random_states)
+        changed = attributes.restore(environment.names) or changed
+        seeded = _moved_generator(hidden)
+        _set_random(random_states)
     if failure is not None:
         raise TraceError(
             describe(call, f"{type(failure).__name__}: {first_line(failure)}", source=user_line(failure))
         ) from failure
     assert module is not None
+    changed = changed or settings.changed
+    refused = sources.problem or refusals.problem
+    if refused is not None:  # the function has caught the error
+        raise TraceError(describe(call, refused))
     if changed is not None:
         raise StateChangeError(
             describe(call, f"it changes {changed}", expected="no lasting change but to tensors in place",
@@ -159,9 +180,16 @@ def record(
             describe(call, f"it seeds or draws from {seeded}, whose numbers would be baked in",
                      remedy="Draw with torch on the device, and seed before the call.")
         )  # fmt: skip
-    _check_arguments_kept(call, traced_leaves, in_tree, fake_args, fake_kwargs, fakes, before, paths)
+    _check_arguments_kept(call, traced_leaves, in_tree, fake_args, fake_kwargs, fakes, before, paths, required)
+    given = {id(fake) for fake in fakes.values()}
     for path, leaf in zip(box["paths"], box["leaves"], strict=True):
-        if isinstance(leaf, FakeTensor) and leaf.requires_grad:
+        if not isinstance(leaf, FakeTensor):
+            continue
+        if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in given:
+            raise TraceError(describe(call, f"{path} is a new torch.nn.Parameter", expected="a plain tensor"))
+        if leaf.is_inference() and not inference:
+            raise TraceError(describe(call, f"{path} is made in inference mode", expected="an ordinary tensor"))
+        if leaf.requires_grad:
             raise TraceError(
                 describe(call, f"{path} requires grad", expected="no gradient outside the call",
                          remedy="Call it under torch.no_grad(), or take the gradient inside it.")
@@ -256,6 +284,8 @@ def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeT
     for index, fake in fakes.items():
         if leaves[index].requires_grad and not fake.requires_grad:
             fake.requires_grad_()
+        if isinstance(leaves[index], torch.nn.Parameter):
+            fake._is_param = True  # by which torch says that it is one
     return fakes
 
 
@@ -278,14 +308,56 @@ def _moved_generator(before: list[Any]) -> str | None:
     return None
 
 
-def _restore_random(before: list[Any]) -> str | None:
-    """Put generators back; which had moved, if one had."""
-    moved = _moved_generator(before)
-    restore = (torch.set_rng_state, random.setstate, np.random.set_state, torch.cuda.set_rng_state)
-    for put_back, now, then in zip(restore, _random_states(), before, strict=False):
-        if not _same_state(now, then):
-            put_back(then)
-    return moved
+def _unlikely_states(like: list[Any]) -> list[Any]:
+    """States that no seed is likely to lead to, of as many generators as in ``like``."""
+    seed = secrets.randbits(63)
+    host, *device = (torch.Generator(kind).manual_seed(seed).get_state() for kind in ("cpu", "cuda")[: len(like) - 2])
+    return [host, random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state(), *device]
+
+
+def _set_random(states: list[Any]) -> None:
+    """Put every generator into a state."""
+    for put, state in zip(_PUT_RANDOM, states, strict=False):
+        put(state)
+
+
+_PUT_RANDOM = (torch.set_rng_state, random.setstate, np.random.set_state, torch.cuda.set_rng_state)
+
+
+class _Attributes:
+    """What user code has stored on tensors, as it is now.
+
+    Args:
+        tensors: The tensors; fakes among them.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._before = [(tensor, dict(vars(tensor))) for tensor in tensors]
+
+    def restore(self, names: dict[int, str]) -> str | None:
+        """Undo what has changed; the name of the first attribute, or None."""
+        changed: str | None = None
+        for tensor, before in self._before:
+            now = vars(tensor)
+            for key in {*now, *before}:
+                if _is_fakes_own(key) or (key in now and key in before and now[key] is before[key]):
+                    continue
+                changed = changed or f"{names.get(id(tensor), 'an argument')}.{key}"
+                if key in before:
+                    now[key] = before[key]
+                else:
+                    del now[key]
+        return changed
+
+
+def _is_fakes_own(key: str) -> bool:
+    """Whether a fake stores an attribute for its own ends, as the number that it has said stands for its item()."""
+    return key in _FAKES_OWN or key.lstrip("_").startswith(_MEMOS)
+
+
+# Private; checked with torch 2.11 and 2.13.
+_FAKES_OWN = frozenset(vars(FakeTensor))
+_MEMOS = tuple(name for name in _FAKES_OWN if name.endswith("_memo"))
 
 
 def _same_state(now: Any, then: Any) -> bool:
@@ -305,6 +377,7 @@ def _check_arguments_kept(
     fakes: dict[int, FakeTensor],
     before: dict[int, TensorSpec],
     paths: list[str],
+    required: dict[int, bool],
 ) -> None:
     """Refuse a function that changed its arguments' containers, shapes or gradients."""
     after, tree_after = pytree.tree_flatten((args, kwargs))
@@ -313,6 +386,8 @@ def _check_arguments_kept(
     for index, fake in fakes.items():
         if TensorSpec.of(fake) != before[index]:
             raise TraceError(describe(call, f"it changes the shape or strides of {paths[index]}"))
+        if fake.requires_grad != required[index]:
+            raise TraceError(describe(call, f"it changes whether {paths[index]} requires grad"))
         if fake.grad is not None:
             raise TraceError(
                 describe(call, f"it sets {paths[index]}.grad", remedy="Use torch.autograd.grad or torch.func.grad.")
@@ -335,6 +410,11 @@ def _needed_values(shape_env: ShapeEnv, module: fx.GraphModule, symbols: dict[An
 def _input_path(path: Any) -> str:
     """``args[0]['w']`` or ``kwargs['x']`` from a pytree key path of ``(args, kwargs)``."""
     return ("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:])
+
+
+def _is_known_size(value: Any) -> bool:
+    """Whether a value is a torch.Size of numbers, which torch would put together again as a tuple."""
+    return isinstance(value, torch.Size) and not any(isinstance(size, torch.SymInt) for size in value)
 
 
 def _output_path(path: Any) -> str:

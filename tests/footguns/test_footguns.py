@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -812,3 +813,54 @@ def test_one_donated_tensor_twice_in_a_loop(device: torch.device) -> None:
     fn(start)
     with pytest.raises(DonatedError, match="donate a clone"):
         fn(start)
+
+
+WRITES_THAT_RAISE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "overlapping": lambda x: x[1:].add_(x[:-1]),
+    "transposed": lambda x: x[:4].view(2, 2).add_(x[:4].view(2, 2).t()),
+    "expanded": lambda x: x.expand(3, 5).add_(1),
+    "out=": lambda x: torch.mul(x[1:], 2, out=x[:-1]),
+    "complex into real": lambda x: x.mul_(2j),
+    "numbers into a mask": lambda x: (x > 1).mul_(2),
+    "several at once": lambda x: torch._foreach_add_([x], 2j),
+}
+
+
+@pytest.mark.parametrize("name", WRITES_THAT_RAISE)
+def test_a_write_that_eager_refuses_raises_its_error(device: torch.device, name: str) -> None:
+    """Nothing is written, and the error is eager's."""
+    fn = WRITES_THAT_RAISE[name]
+    fast = pygraph.jit(fn)
+    for _ in range(3):
+        x = ones(device, 5)
+        with pytest.raises(RuntimeError) as expected:
+            fn(ones(device, 5))
+        with pytest.raises(RuntimeError, match=re.escape(str(expected.value).splitlines()[0])):
+            fast(x)
+        assert torch.equal(x, ones(device, 5))
+
+
+LASTING: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor, Any], Any]]] = {
+    ".data": (lambda x: (setattr(x, "data", x * 2), x + 1)[1], lambda x, r: (x.tolist(), r.tolist())),
+    "requires_grad_": (lambda x: (x.requires_grad_(), x.detach() * 2)[1], lambda x, r: x.requires_grad),
+    "attribute": (lambda x: (setattr(x, "tag", 5), x * 2)[1], lambda x, r: getattr(x, "tag", None)),
+    "parameter": (lambda x: nn.Parameter(x * 2, requires_grad=False), lambda x, r: type(r)),
+    "inference": (lambda x: torch.inference_mode()(lambda: x * 2)(), lambda x, r: r.is_inference()),
+    "text": (lambda x: (x * 2, f"{x}"), lambda x, r: r[1]),
+    "text of a number": (lambda x: (x * 2, f"{x.sum().item() * 2}"), lambda x, r: r[1]),
+    "comparison": (lambda x: (x * 2, x.sum().item() == x.sum().item()), lambda x, r: (r[1], type(r[1]))),
+    "offset": (lambda x: x * (1 + x.storage_offset()), lambda x, r: r.tolist()),
+    "seed": (lambda x: (torch.manual_seed(0), x + torch.rand(2, device=x.device))[1], lambda x, r: r.tolist()),
+}
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_what_a_trace_cannot_say_is_done_at_every_call(device: torch.device, name: str) -> None:
+    """Changes of the tensor as an object, and questions about it, are as in eager, and counted."""
+    fn, see = LASTING[name]
+    fast = pygraph.jit(fn)
+    torch.manual_seed(0)
+    for n in range(3):
+        mine, eager = (ones(device, 4).mul_(n + 1)[2:] for _ in range(2))
+        assert see(mine, fast(mine)) == see(eager, fn(eager))
+    assert reasons(fast)

@@ -431,3 +431,24 @@ def test_a_function_that_changes_state_in_every_call_is_traced_twice_only(device
         assert function(torch.ones(2, device=device)).tolist() == [n + 1.0] * 2
     assert function.cache_info().misses == 2
     assert "it changes" in str(function.explain().to_dict()["fallbacks"])
+
+
+def test_a_parameter_that_is_passed_is_a_parameter(device: torch.device) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if isinstance(x, torch.nn.Parameter) else x * 3
+
+    fast = pygraph.jit(fn)
+    tensor = torch.ones(3, device=device)
+    parameter = torch.nn.Parameter(tensor.clone(), requires_grad=False)
+    for x in (parameter, tensor, parameter, tensor, tensor, parameter):
+        assert torch.equal(fast(x), fn(x))
+    assert fast.explain().to_dict()["fallbacks"] == []
+
+
+def test_a_size_that_is_returned_is_one(device: torch.device) -> None:
+    fast = pygraph.jit(lambda x: (x * 2, x.shape, {"size": x[0].shape}))
+    for _ in range(3):
+        _, shape, inner = fast(torch.ones(2, 3, device=device))
+        assert shape == torch.Size((2, 3))
+        assert type(shape) is type(inner["size"]) is torch.Size
+    assert fast.explain().to_dict()["fallbacks"] == []

@@ -128,6 +128,31 @@ def test_what_is_not_asked_stays_live(device: torch.device, kind: str) -> None:
     assert jitted.cache_info()[:2] == (4, 2)
 
 
+WRITING: dict[str, Callable[..., Any]] = {
+    "fill_": lambda x, k: x.clone().fill_(k),
+    "masked_fill": lambda x, k: x.masked_fill(x > 1, k),
+    "full_like": lambda x, k: torch.full_like(x, k),
+    "index_fill": lambda x, k: x.index_fill(0, torch.tensor([1], device=x.device), k),
+    "scatter": lambda x, k: x.scatter(0, torch.tensor([0], device=x.device), k),
+    "index": lambda x, k: x.index_put((torch.tensor([0], device=x.device),), torch.full((), k, device=x.device).to(x)),
+}
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool])
+@pytest.mark.parametrize("kind", WRITING)
+def test_a_float_that_integers_hold_loses_its_fraction(
+    device: torch.device, kind: str, dtype: torch.dtype, native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGRAPH_NATIVE", native)
+    fn = WRITING[kind]
+    jitted = pygraph.jit(fn)
+    x = torch.arange(3, device=device).to(dtype)
+    for k in (2.5, 3.75, 0.5, 7.25, 2.5, 0.0):
+        assert torch.equal(jitted(x, k), fn(x, k)), k
+    assert jitted.explain().to_dict()["fallbacks"] == []
+
+
 def test_only_the_number_that_is_asked_is_baked_in(device: torch.device) -> None:
     fn = lambda x, scale, shift: x * float(str(scale)) + shift  # noqa: E731
     jitted = pygraph.jit(fn)

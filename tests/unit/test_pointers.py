@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -237,6 +238,16 @@ def test_a_patched_number_has_the_bytes_of_its_type(dtype: str) -> None:
     width = struct.calcsize(FORMATS[dtype])
     assert graph.buffers[0].raw == b"\xaa" * 8 + struct.pack(FORMATS[dtype], value) + b"\xaa" * (16 - width)
     assert graph.committed == [0]
+
+
+@pytest.mark.parametrize("dtype", sorted(FORMATS))
+@pytest.mark.parametrize("value", [2.75, -1.5, 0.25])
+def test_a_float_loses_its_fraction_where_an_integer_is_held(dtype: str, value: float) -> None:
+    """As in eager: ``x.fill_(2.75)`` of an integer tensor writes 2, of a mask True."""
+    graph = Bytes([node(bytes(8))])
+    Patcher(graph, [], [ValueWord(0, 0, 0, dtype)], 0, 1)([], [value])
+    expected = torch.tensor(value).to(getattr(torch, dtype))
+    assert graph.buffers[0].raw[: expected.element_size()] == bytes(expected.view(-1).view(torch.uint8).tolist())
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.0, -0.0), (1, 1.5), (1.0, float("nan")), (1.0, float("inf"))])

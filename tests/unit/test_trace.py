@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -325,6 +327,30 @@ def _branch(x: torch.Tensor) -> torch.Tensor:
     return -x
 
 
+def _assign_data(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = x + 1
+    z.data = y * 2
+    return z * 3
+
+
+def _assign_data_quietly(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with contextlib.suppress(RuntimeError):
+        x.data = y
+    return x + 1
+
+
+def _set_quietly(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with contextlib.suppress(RuntimeError):
+        x.set_(y)
+    return x + 1
+
+
+def _fill_parameter(x: torch.Tensor) -> torch.Tensor:
+    parameter = nn.Parameter(torch.empty(2), requires_grad=False)
+    parameter.data = x * 2
+    return parameter * 1
+
+
 REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]] = [
     ("NumPy array", lambda x: torch.ones(2), lambda: (np.ones(2),), "is a NumPy array; expected a tensor"),
     ("container", _grow, lambda: ([torch.ones(2)],), "it changes a container among its arguments"),
@@ -332,6 +358,73 @@ REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]
     ("resize", lambda x: x.t_(), lambda: (torch.ones(2, 3),), r"it changes the shape or strides of args\[0\]"),
     ("seed", _seed, lambda: (torch.ones(2),), "it seeds or draws from torch.s generator"),
     ("seed put back", _seed_for_a_while, lambda: (torch.ones(2),), "it seeds or draws from torch.s generator"),
+    ("seed of random", lambda x: (random.seed(3), x + 1)[1], lambda: (torch.ones(2),), "seeds .* Python's random"),
+    ("seed of NumPy", lambda x: (np.random.seed(3), x + 1)[1], lambda: (torch.ones(2),), "seeds .* NumPy's"),
+    (".data", _assign_data, lambda: (torch.ones(2), torch.zeros(2)), r"it assigns \.data of a tensor"),
+    (".data caught", _assign_data_quietly, lambda: (torch.ones(2), torch.zeros(2)), r"it assigns \.data of a tensor"),
+    (".data of a result", _fill_parameter, lambda: (torch.ones(2),), r"it assigns \.data of a tensor"),
+    ("set_", lambda x, y: x.set_(y), lambda: (torch.ones(2), torch.zeros(2)), "it gives a tensor other memory"),
+    ("requires_grad_", lambda x: (x.requires_grad_(), x.detach() * 2)[1], lambda: (torch.ones(2),), "requires grad"),
+    (
+        "requires_grad off",
+        lambda x: x.requires_grad_(False) * 2,
+        lambda: (torch.ones(2, requires_grad=True),),
+        "whether a tensor of the caller requires grad",
+    ),
+    ("requires_grad set", lambda x: setattr(x, "requires_grad", True), lambda: (torch.ones(2),), "requires grad"),
+    ("detach_", lambda x: x.detach_() * 2, lambda: (torch.ones(2, requires_grad=True),), "requires grad"),
+    ("attribute", lambda x: setattr(x, "tag", 5), lambda: (torch.ones(2),), "it changes an argument.tag"),
+    (
+        "new parameter",
+        lambda x: nn.Parameter(x * 2, requires_grad=False),
+        lambda: (torch.ones(2),),
+        "result is a new torch.nn.Parameter",
+    ),
+    ("inference", lambda x: torch.inference_mode()(lambda: x * 2)(), lambda: (torch.ones(2),), "inference mode"),
+    ("text", lambda x: (x * 2, str(x)), lambda: (torch.ones(2),), "the text of a tensor"),
+    ("text of a list", lambda x: (x * 2, str([x])), lambda: (torch.ones(2),), "the text of a tensor"),
+    ("format", lambda x: (x * 2, f"{x.sum():.2f}"), lambda: (torch.ones(2),), "the text of a tensor"),
+    ("text of an item", lambda x: (x, f"{x.sum().item()}"), lambda: (torch.ones(2),), "text of a number that is comp"),
+    ("text of a list of items", lambda x: (x, str(x.tolist())), lambda: (torch.ones(2),), "text of a number"),
+    ("text of arithmetic", lambda x: (x, str(2 * x.sum().item())), lambda: (torch.ones(2),), "text of a number"),
+    ("comparison", lambda x: (x * 2, x.sum().item() == x.mean().item()), lambda: (torch.ones(2),), "DataDependent"),
+    (
+        "offset",
+        lambda x: x[1:] * x[1:].storage_offset(),
+        lambda: (torch.ones(3),),
+        r"storage_offset\(\) of an argument",
+    ),
+    ("base", lambda x: x if x._base is None else x + 1, lambda: (torch.ones(3),), "_base of an argument"),
+    ("view", lambda x: x if x._is_view() else x + 1, lambda: (torch.ones(3),), r"_is_view\(\) of an argument"),
+    ("overlap", lambda x: x[1:].add_(x[:-1]), lambda: (torch.ones(3),), "that it also reads"),
+    ("overlap of out", lambda x: torch.mul(x[1:], 2, out=x[:-1]), lambda: (torch.ones(3),), "that it also reads"),
+    ("expanded", lambda x: x.expand(3, 4).add_(1), lambda: (torch.ones(4),), "whose elements share memory"),
+    (
+        "fill of an expanded",
+        lambda x: torch.zeros(3).expand(2, 3).fill_(2) + x,
+        lambda: (torch.ones(3),),
+        "share memory",
+    ),
+    ("complex", lambda x: x.mul_(2j), lambda: (torch.ones(3),), "torch.complex64, which cannot be cast"),
+    ("integers in masks", lambda x: (x > 1).mul_(2), lambda: (torch.ones(3),), "torch.int64, which cannot be cast"),
+    ("set_ caught", _set_quietly, lambda: (torch.ones(2), torch.zeros(2)), "it gives a tensor other memory"),
+    (
+        "foreach twice",
+        lambda x: torch._foreach_add_([x, x], 1.0),
+        lambda: (torch.ones(3),),
+        "at once that share memory",
+    ),
+    ("divided by its own column", lambda x: x.div_(x[:, :1]), lambda: (torch.rand(3, 3),), "that it also reads"),
+    ("out of its own product", lambda x: torch.mm(x, x, out=x), lambda: (torch.rand(3, 3),), "that it also reads"),
+    (
+        "out of another type",
+        lambda x, y: torch.sort(x, out=(y, torch.empty(3, dtype=torch.int64))),
+        lambda: (torch.rand(3), torch.ones(3, dtype=torch.float64)),
+        "cannot be cast",
+    ),
+    ("powers of two", lambda x: x.ldexp_(x + 1), lambda: (torch.ones(3, dtype=torch.int64),), "cannot be cast"),
+    ("out to an empty part", lambda x: torch.arange(3, out=x[:0]), lambda: (torch.ones(3),), "it resizes"),
+    ("foreach", lambda x: torch._foreach_mul_([x], 2j), lambda: (torch.ones(3),), "cannot be cast"),
     ("grad", _set_grad, lambda: (torch.ones(2),), r"it sets args\[0\]\.grad"),
     ("branch", _branch, lambda: (torch.ones(2),), "From test_trace.py:"),
     ("item in if", lambda x: x if x.item() > 0 else -x, lambda: (torch.ones(()),), "From test_trace.py:"),
@@ -402,6 +495,151 @@ def test_a_nonlocal_variable_is_put_back() -> None:
     with pytest.raises(TraceError, match="it changes count"):
         pygraph.trace(fn)(X)
     assert count == 0
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_an_out_that_would_be_resized_is_refused() -> None:
+    """Eager writes where it lies, over what is beside it."""
+    with pytest.raises(TraceError, match="it resizes what is given as out="):
+        pygraph.trace(lambda x, y: torch.sum(x, 0, out=y[0]))(torch.ones(3), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("assign", [lambda w, x: setattr(w, "data", x * 2), lambda w, x: w.requires_grad_(False),
+                                    lambda w, x: setattr(w, "tag", x)])  # fmt: skip
+def test_a_parameter_that_is_closed_over_stays_as_it_is(assign: Callable[..., Any]) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    memory = weight.data_ptr()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        assign(weight, x)
+        return x + weight.detach()
+
+    with pytest.raises(TraceError):
+        pygraph.trace(fn)(torch.ones(3))
+    assert (type(weight), weight.requires_grad, weight.data_ptr(), vars(weight)) == (nn.Parameter, True, memory, {})
+
+
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
+    "device": (lambda: torch.get_default_device(), lambda: torch.set_default_device("meta")),
+    "grad mode": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
+    "deterministic": (
+        torch.are_deterministic_algorithms_enabled,
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    ),
+    "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.set_autocast_enabled("cpu", True)),
+    "cudnn": (
+        lambda: torch.backends.cudnn.benchmark,
+        lambda: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
+    ),
+    "flash attention": (torch.backends.cuda.flash_sdp_enabled, lambda: torch.backends.cuda.enable_flash_sdp(False)),
+    "precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("high")),
+}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_global_setting_that_is_changed_is_put_back(setting: str, fails: bool) -> None:
+    getter, change = SETTINGS[setting]
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        change()
+        return {}[3] if fails else x + 1
+
+    before = getter()
+    with pytest.raises(TraceError, match="KeyError" if fails else "it changes"):
+        pygraph.trace(fn)(X)
+    assert getter() == before
+
+
+@pytest.mark.parametrize("seed", [torch.manual_seed, random.seed, np.random.seed])
+def test_a_seed_that_leads_to_where_the_generator_is_already_is_noticed(seed: Callable[[int], Any]) -> None:
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        seed(0)
+        with pytest.raises(TraceError, match="it seeds or draws from"):
+            pygraph.trace(lambda x: (seed(0), x + torch.rand(3))[1])(X)
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+
+
+def test_every_generator_is_where_it_was_after_a_trace() -> None:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    pygraph.trace(lambda x: x + torch.rand(3))(X)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[2], strict=True))
+
+
+NOT_REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "copy through .data": lambda x: x.data.copy_(x * 2),
+    "grad of its own": lambda x: (x.detach() + 1).requires_grad_().detach(),
+    "detach_ of its own": lambda x: (x + 1).detach_() * 2,
+    "offset of its own": lambda x: x * (x + 1)[1:].storage_offset(),
+    "what a fake remembers": lambda x: (x.sum(), x * x.sum().item(), x[0, 1].item(), (x > 1).nonzero().sum())[1],
+    "item of an argument": lambda x: x.view(-1)[1:2] * x.view(-1)[:1].item(),
+    "attribute of its own": lambda x: (setattr(y := x + 1, "tag", 5), y * 2)[1],
+    "in place on itself": lambda x: torch.mul(x, x, out=x),
+    "foreach on itself": lambda x: (torch._foreach_mul_([x], [x]), x)[1],
+    "copied onto itself": lambda x: x.copy_(x),
+    "out of nothing": lambda x: torch.sum(x, 0, out=torch.empty(0)),
+    "interleaved": lambda x: x.view(-1)[::2].add_(x.view(-1)[1::2]),
+    "beside each other": lambda x: x[0].add_(x[1]),
+    "floats in complex": lambda x: x.to(torch.complex64).mul_(2.5).real,
+    "comparison in floats": lambda x: x.clone().ge_(2),
+    "casting copy": lambda x: torch.zeros(2, 3, dtype=torch.int64).copy_(x),
+    "default dtype for a while": lambda x: x + _in_double(),
+}
+
+
+def _in_double() -> torch.Tensor:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return torch.ones(3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", NOT_REFUSED)
+def test_what_is_allowed_stays_traced(name: str) -> None:
+    fn = NOT_REFUSED[name]
+    mine, eager = X.clone(), X.clone()
+    assert torch.equal(pygraph.evaluate(pygraph.trace(fn)(mine), mine), fn(eager))
+    assert torch.equal(mine, eager)
+
+
+@pytest.mark.parametrize(
+    "number", [2.5, 3, np.float64(0.1), np.float32(0.1), np.float16(2), np.uint8(200), np.int16(3)]
+)
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor, torch.scalar_tensor])
+def test_a_tensor_of_a_number_has_the_dtype_of_eager(make: Callable[[Any], torch.Tensor], number: Any) -> None:
+    def fn(x: torch.Tensor, k: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return make(k), x * (make(k) * 2)
+
+    traced = trace_call(fn, (X, number), {})
+    assert traced.static_leaves == frozenset()
+    for got, expected in zip(pygraph.evaluate(traced.program, X, number), fn(X, number), strict=True):
+        assert got.dtype == expected.dtype
+        assert torch.equal(got, expected)
+
+
+def test_the_text_of_what_is_computed_from_a_number_bakes_it_in() -> None:
+    fn = lambda x, k, j: (x * j, f"{2 * k}")  # noqa: E731
+    traced = trace_call(fn, (X, 1.5, 2.5), {})
+    assert traced.static_leaves == {1}
+    assert pygraph.evaluate(traced.program, X, 1.5, 3.5)[1] == "3.0"
+
+
+def test_a_number_that_is_read_from_a_tensor_has_its_type() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(x.sum().item(), float)
+        assert isinstance(x.long().sum().item(), int)
+        assert isinstance(x.view(-1).tolist()[0], float)
+        return x * 2
+
+    pygraph.trace(fn)(X)
 
 
 def test_a_tensor_cannot_be_static() -> None:

@@ -1,0 +1,104 @@
+"""What a function asks or changes through torch's Python names that a trace cannot honour; refused while it is traced.
+
+It concerns the tensor as an object: its text, where it lies, whether it requires grad. Operations on its elements are
+seen by `Sources`.
+"""
+
+# The tracer works on torch's private parts (frames, storages' identities) and on values of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import _tensor as torch_tensor
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from pygraph.errors import TraceError
+from pygraph.tracing.live_numbers import computed_number, is_user_frame
+
+# Private; checked with torch 2.11 and 2.13.
+_Tensor: Any = torch.Tensor
+_is_of_functorch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
+
+_TEXT = (_Tensor.__repr__, _Tensor.__format__)
+_NUMBERS = (_Tensor.item, _Tensor.tolist)
+_CHANGE_GRAD = (_Tensor.requires_grad_, _Tensor.requires_grad.__set__, _Tensor.detach_, torch.detach_)
+_PLACE = {
+    _Tensor.storage_offset: "storage_offset()",
+    _Tensor._base.__get__: "_base",
+    _Tensor._is_view: "_is_view()",
+}
+
+# What lies between the code that asks for a tensor's text and the mode.
+_BETWEEN = (os.path.abspath(torch.overrides.__file__), os.path.abspath(torch_tensor.__file__), __file__)
+
+
+class Refusals(TorchFunctionMode):
+    """Refuse what would be lost, or would be a fake's, without a word.
+
+    Args:
+        arguments: The function's arguments, as the fakes that it is given.
+
+    Attributes:
+        problem: What was refused first, also if the function catches the error; None if nothing was.
+    """
+
+    def __init__(self, arguments: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._arguments = {id(argument): argument for argument in arguments}
+        self._storages = {argument.untyped_storage()._cdata for argument in self._arguments.values()}
+        self.problem: str | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func == _Tensor.data.__set__:
+            # On a fake it would be lost; on a real tensor, it would leave a fake's memory there.
+            self._refuse("it assigns .data of a tensor")
+        elif func in _CHANGE_GRAD:
+            self._check_requires_grad(func, args, kwargs)
+        elif func in _TEXT:
+            if _asked_by_user():
+                self._refuse("it asks for the text of a tensor, whose values are on the device")
+        elif func in _PLACE:
+            self._check_place(func, args[0])
+        out = func(*args, **kwargs)
+        if func in _NUMBERS:
+            return pytree.tree_map_only((torch.SymInt, torch.SymFloat), computed_number, out)
+        return out
+
+    def _refuse(self, problem: str) -> None:
+        self.problem = self.problem or problem
+        raise TraceError(problem)
+
+    def _check_requires_grad(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Refuse what stays with the caller's tensor. One that the function made itself may require grad."""
+        tensor = args[0]
+        inside = isinstance(tensor, FakeTensor) or _is_of_functorch(tensor)
+        if id(tensor) not in self._arguments and inside:
+            return
+        detaches = func in (_Tensor.detach_, torch.detach_)
+        wanted = False if detaches else (*args[1:], *kwargs.values(), True)[0]
+        if tensor.requires_grad != bool(wanted):
+            self._refuse("it changes whether a tensor of the caller requires grad")
+
+    def _check_place(self, func: Any, tensor: torch.Tensor) -> None:
+        """Refuse questions about memory that is the caller's, where a fake lies elsewhere."""
+        if not isinstance(tensor, FakeTensor) or not _asked_by_user():
+            return
+        if torch.Tensor.untyped_storage(tensor)._cdata in self._storages:
+            self._refuse(f"it asks for {_PLACE[func]} of an argument, which is not the same at every call")
+
+
+def _asked_by_user() -> bool:
+    """Whether the code that calls torch here is the user's."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
+        frame = frame.f_back
+    return is_user_frame(frame)

@@ -16,6 +16,7 @@ import enum
 import functools
 import gc
 import heapq
+import pathlib
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +29,13 @@ from pygraph.contents import IMMUTABLE, MAX_BYTES_IN_ALL, Contents, contents_of,
 from pygraph.donated import DonatedTensor
 
 # Packages whose functions and objects are not user state.
-_LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "pygraph", "functools"}
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {
+    "torch", "numpy", "triton", "pygraph", "functools",
+    "pytest", "_pytest", "pluggy", "hypothesis",  # which put themselves into the globals of tests
+}  # fmt: skip
+
+# Where packages are installed: what their modules and classes hold (caches, registries) is not the function's doing.
+_INSTALLED = ("site-packages", "dist-packages")
 
 # A container with more entries than this (a vocabulary) is guarded by identity and length only.
 _LARGE = 2000
@@ -79,7 +86,10 @@ class Environment:
         self._code_names: set[str] = {"forward"}
         self._imports: set[tuple[int, int]] = set()
         self._named_before: set[tuple[int, str]] = set()
-        self._queue: list[tuple[int, int, str, Any]] = []
+        self._queue: list[tuple[int, int, str, Any, bool]] = []
+        # Whether what is being looked at belongs to an installed package, and the ids of all that does.
+        self._packaged = False
+        self._owned: set[int] = set()
         self._visits = 0
         self._memory = MAX_BYTES_IN_ALL
         self._seen: set[int] = set()
@@ -134,29 +144,35 @@ class Environment:
     # -- snapshot -------------------------------------------------------------------------------------------------
 
     def restore(self) -> str | None:
-        """Undo every change since the walk; the name of the first thing that had changed, or None."""
+        """Undo every change since the walk; the name of the first thing that had changed, or None.
+
+        What belongs to an installed package is put back without a word: a cache that knows fake tensors now.
+        """
         changed: str | None = None
         for name, container, before in self._containers:
             if not _shallow_equal(container, before):
-                changed = changed or _changed_entry(name, container, before)
+                if id(container) not in self._owned:
+                    changed = changed or _changed_entry(name, container, before)
                 if isinstance(container, dict):
                     container.clear()
                     container.update(before)
                 else:
                     container[:] = before
         for name, contents in self._contents:
-            if contents.restore():
+            if contents.restore() and id(contents) not in self._owned:
                 changed = changed or name or "an object"
         for name, owner, key, before in self._places:
             now = _lookup(owner, key)
             # Code that is imported when it is first needed may stay.
             if now is not before and not (isinstance(now, _CODE) and (before is None or before is _MISSING)):
-                changed = changed or _join(name, key)
+                if id(owner) not in self._owned:
+                    changed = changed or _join(name, key)
                 _put(owner, key, before)
         for name, cls, keys in self._classes:
             for key in vars(cls).keys() - keys:
                 if not key.startswith("__") and not isinstance(vars(cls)[key], _CODE):
-                    changed = changed or _join(name, key)
+                    if id(cls) not in self._owned:
+                        changed = changed or _join(name, key)
                     _put(cls, key, _MISSING)
         for cell, expected in self._cells:
             if _contents(cell) is not expected:
@@ -174,7 +190,7 @@ class Environment:
         """Have a value looked at, after all that is less deep."""
         if not isinstance(value, IMMUTABLE) and id(value) not in self._seen:
             self._visits += 1
-            heapq.heappush(self._queue, (depth, self._visits, name, value))
+            heapq.heappush(self._queue, (depth, self._visits, name, value, self._packaged))
 
     def _visit_code(self, name: str, value: Any, depth: int) -> None:
         """The same for what a function was found to have a name for: helpers of helpers end somewhere."""
@@ -185,7 +201,7 @@ class Environment:
 
     def _walk(self) -> None:
         while self._queue:
-            depth, _, name, value = heapq.heappop(self._queue)
+            depth, _, name, value, self._packaged = heapq.heappop(self._queue)
             if id(value) not in self._seen:
                 self._seen.add(id(value))
                 self._keep.append(value)
@@ -231,10 +247,19 @@ class Environment:
             elif (wrapped := (_attributes(value) or {}).get("__wrapped__")) is not None:
                 self._visit(name, wrapped, depth)  # a transformed function's own
 
+    def _snapshot(self, name: str, value: Any) -> None:
+        self._keep.append(value)
+        self._own(value)
+        self._containers.append((name, value, value.copy()))
+
+    def _own(self, owner: object) -> None:
+        """Note to whom state belongs that `restore` puts back."""
+        if self._packaged:
+            self._owned.add(id(owner))
+
     def _container(self, name: str, value: Any, depth: int) -> None:
         """Guard and snapshot a dict or list, and walk its items."""
-        self._keep.append(value)
-        self._containers.append((name, value, value.copy()))
+        self._snapshot(name, value)
         self._lengths.append((value, len(value)))
         if len(value) > _LARGE or depth >= _DEEP:
             return
@@ -249,6 +274,7 @@ class Environment:
         if contents is not None:
             self._memory -= value.nbytes if isinstance(value, np.ndarray) else 0
             self._contents.append((name, contents))
+            self._own(contents)
             large = isinstance(value, (set, collections.deque)) and len(value) > _LARGE
             self._entries.append((length_of(value) if large else contents, 0, True))
         items: Iterable[Any] = ()
@@ -265,7 +291,7 @@ class Environment:
         if state:
             self._container(name, state, depth)
         elif state is not None:
-            self._containers.append((name, state, {}))
+            self._snapshot(name, state)
 
     def _function(self, name: str, fn: types.FunctionType, depth: int) -> None:
         if is_library(fn.__module__) and not getattr(fn, "__pygraph_user__", False):
@@ -305,6 +331,7 @@ class Environment:
 
     def _variables(self, name: str, variables: dict[str, Any], names: set[str], depth: int) -> None:
         """Guard the variables of a module that code has names for, and walk their values."""
+        outside, self._packaged = self._packaged, _is_installed(variables.get("__name__"))
         for key in sorted(names):
             value = variables.get(key, _MISSING)
             self._place(name, variables, key, value)
@@ -312,6 +339,7 @@ class Environment:
                 self._imported(_join(name, key), value, names, depth)
             elif value is not _MISSING:
                 self._visit_code(_join(name, key), value, depth)
+        self._packaged = outside
 
     def _imported(self, name: str, module: types.ModuleType, names: set[str], depth: int) -> None:
         """The same for a module of the user's that code has a name for; once for each code."""
@@ -331,6 +359,7 @@ class Environment:
             if isinstance(space, types.ModuleType):
                 self._variables(name, vars(space), {key}, depth)
             elif isinstance(value, _METHODS):
+                self._packaged = _is_installed(space.__module__)
                 self._place(name, space, key, value)
                 for function in _functions(value):
                     self._visit_code(name, function, depth)
@@ -341,17 +370,18 @@ class Environment:
             return
         self._placed.add((id(owner), key))
         self._keep.append(owner)
+        self._own(owner)
         self._places.append((name, owner, key, value))
         if value is not _MISSING:
             self._entries.append((vars(owner) if isinstance(owner, type) else owner, key, value))
 
     def _module(self, name: str, module: torch.nn.Module, depth: int) -> None:
         state = module.__dict__
-        self._containers.append((name, state, state.copy()))
+        self._snapshot(name, state)
         self._lengths.append((state, len(state)))
         for key, value in list(state.items()):
             if key in ("_parameters", "_buffers", "_modules"):
-                self._containers.append((_join(name, key), value, value.copy()))
+                self._snapshot(_join(name, key), value)
                 if key == "_modules":
                     self._lengths.append((value, len(value)))
                 for child_name, child in list(value.items()):
@@ -380,6 +410,8 @@ class Environment:
                 continue
             self._seen.add(id(base))
             self._keep.append(base)
+            self._packaged = _is_installed(base.__module__)
+            self._own(base)
             self._classes.append((name, base, frozenset(vars(base))))
             self._spaces.append((name, base, depth))
             for key, value in list(vars(base).items()):
@@ -390,7 +422,7 @@ class Environment:
     def _object(self, name: str, value: Any, depth: int) -> None:
         state = _attributes(value)
         if state is not None:
-            self._containers.append((name, state, state.copy()))
+            self._snapshot(name, state)
             self._lengths.append((state, len(state)))
             for key, item in list(state.items()):
                 self._entries.append((state, key, item))
@@ -399,6 +431,7 @@ class Environment:
         if slots is not None:
             items, contents = slots
             self._contents.append((name, contents))
+            self._own(contents)
             self._entries.append((contents, 0, True))
             for key, item in items.items():
                 self._visit(_join(name, key), item, depth + 1)
@@ -507,6 +540,13 @@ def _global_names(code: types.CodeType) -> set[str]:
 def is_library(module: str | None) -> bool:
     """Whether what a module of this name defines is code of a library, not the user's."""
     return (module or "").partition(".")[0] in _LIBRARIES
+
+
+@functools.cache
+def _is_installed(module: str | None) -> bool:
+    """Whether a module of this name is part of an installed package."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    return file is not None and any(part in _INSTALLED for part in pathlib.PurePath(file).parts)
 
 
 def _join(name: str, attribute: str) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
-from torch.backends import cuda, cudnn
+from torch.backends import cuda
 
 from pygraph.keys import mode_key
 
@@ -64,9 +64,13 @@ def _default_device() -> torch.device | None:
     return None if context is None else context.device
 
 
-def _attribute(module: Any, name: str) -> Setting:
-    label = f"{module.__name__ if hasattr(module, '__name__') else 'torch.backends.cuda.matmul'}.{name}"
-    return label, functools.partial(getattr, module, name), functools.partial(setattr, module, name)
+def _of_matmul(name: str) -> Setting:
+    matmul = cuda.matmul
+    return (
+        f"{name} of matrix products",
+        functools.partial(getattr, matmul, name),
+        functools.partial(setattr, matmul, name),
+    )
 
 
 def _precision(operation: str) -> Setting:
@@ -81,15 +85,17 @@ _SETTINGS: list[Setting] = [
     ("the default device", _default_device, torch.set_default_device),
     ("the use of deterministic algorithms", _deterministic,
      lambda values: torch.use_deterministic_algorithms(values[0], warn_only=values[1])),
-    _attribute(cudnn, "enabled"),
-    _attribute(cudnn, "benchmark"),
-    _attribute(cudnn, "deterministic"),
+    # The properties of torch.backends.cudnn may be locked.
+    ("the use of cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
+    ("cuDNN's choice by measurement", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
+    ("cuDNN's determinism", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
     ("flash attention", cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
     ("memory-efficient attention", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
     ("attention by formula", cuda.math_sdp_enabled, cuda.enable_math_sdp),
     ("cuDNN's attention", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
-    _attribute(cuda.matmul, "allow_fp16_reduced_precision_reduction"),
-    _attribute(cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    _of_matmul("allow_fp16_reduced_precision_reduction"),
+    _of_matmul("allow_bf16_reduced_precision_reduction"),
+    _of_matmul("allow_fp16_accumulation"),
     ("the precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     _precision("matmul"),
     _precision("conv"),

@@ -144,7 +144,7 @@ def _check_types(
     try:
         with proxy_tensor.disable_proxy_modes_tracing():
             results = pytree.tree_leaves(functional(*args, **keywords))
-    except Exception:  # the operation itself will say what is wrong
+    except (RuntimeError, TypeError, ValueError):  # the operation itself will say what is wrong
         return
     for target, result in zip(targets, results, strict=False):
         # Whether a result of another type may go to out= is up to each operation.

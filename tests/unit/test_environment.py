@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import importlib
+import logging
 import sys
 import types
 from collections.abc import Callable
@@ -593,3 +595,45 @@ def test_gradients_are_guarded_where_they_are_read() -> None:
         assert environment.is_current()
         weight.grad = torch.ones(2)
         assert environment.is_current() == (not seen)
+
+
+LIBRARY = """
+KINDS = {}
+FACTOR = 2.0
+def scaled(x):
+    KINDS.setdefault(type(x), len(KINDS))
+    return x * FACTOR
+"""
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_installed_packages_keep_for_themselves(
+    device: torch.device, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    """A cache by types of tensors knows fake ones after a trace; it is put back. Their variables are guarded."""
+    name = f"keeps_kinds_{installed}_{device.type}"
+    folder = tmp_path / "site-packages" if installed else tmp_path
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(folder)
+    library = importlib.import_module(name)
+    function, x = pygraph.jit(lambda x: library.scaled(x) + 1), torch.ones(2, device=device)
+    for _ in range(4):
+        assert torch.equal(function(x), x * 2 + 1)
+    assert ("it changes" in str(function.explain().to_dict()["fallbacks"])) == (not installed)
+    assert list(library.KINDS) == ([] if installed else [torch.Tensor])
+    library.FACTOR = 3.0
+    assert torch.equal(function(x), x * 3 + 1)
+
+
+def test_asserts_in_tests_do_not_lead_into_pytest(device: torch.device) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        assert len(x) == 2
+        return x + 1
+
+    function = pygraph.jit(fn)
+    for n in range(4):
+        logging.getLogger(__name__).warning("kept by pytest: %d", n)
+        function(torch.ones(2, device=device))
+    assert function.cache_info()[:2] == (3, 1)
+    assert not function.explain().to_dict()["fallbacks"]

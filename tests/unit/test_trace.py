@@ -530,7 +530,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.set_autocast_enabled("cpu", True)),
     "cudnn": (
         lambda: torch.backends.cudnn.benchmark,
-        lambda: setattr(torch.backends.cudnn, "benchmark", not torch.backends.cudnn.benchmark),
+        lambda: torch._C._set_cudnn_benchmark(not torch.backends.cudnn.benchmark),
     ),
     "flash attention": (torch.backends.cuda.flash_sdp_enabled, lambda: torch.backends.cuda.enable_flash_sdp(False)),
     "precision": (torch.get_float32_matmul_precision, lambda: torch.set_float32_matmul_precision("high")),

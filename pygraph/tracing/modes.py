@@ -106,6 +106,10 @@ class Sources(TorchDispatchMode):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
             args, kwargs = pytree.tree_map_only(torch.Tensor, _traceable, (args, kwargs or {}))
+        device = (kwargs or {}).get("device")
+        if isinstance(device, torch.device) and device == _CUDA:
+            # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
+            kwargs = {**(kwargs or {}), "device": torch.device("cuda", torch.cuda.current_device())}
         with self._noticing():
             outs = self._check(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph
@@ -142,6 +146,8 @@ class Sources(TorchDispatchMode):
             check_apart(func, args, kwargs)
         return check_write(func, args, kwargs)
 
+
+_CUDA = torch.device("cuda")
 
 _MOVES_MEMORY = tuple(getattr(aten.set_, overload) for overload in aten.set_.overloads())
 

@@ -9,8 +9,6 @@ Everything real that the function could change is put back, and what a Program c
 from __future__ import annotations
 
 import dataclasses
-import random
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +30,7 @@ from pygraph.program import (
     TensorSpec,
 )
 from pygraph.ranges import holder, span_of
+from pygraph.tracing.generators import Generators
 from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt, texts_noticed
 from pygraph.tracing.modes import GradientsRead, NumbersStayLive, Sources, fake_tracing, first_line, user_line
@@ -139,19 +138,17 @@ def record(
 
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     inference = torch.is_inference_mode_enabled()
-    sources = Sources(lambda: _moved_generator(hidden))
+    generators = Generators()
+    sources = Sources(generators.moved)
     refusals = Refusals(fakes.values())
     settings = SettingsWatch(fake.device.type for fake in fakes.values())
     attributes = _Attributes([*fakes.values(), *environment.tensors])
-    random_states = _random_states()
-    # Elsewhere than any seed of the function's leads to: one that leads to where it is already would not show.
-    _set_random(_unlikely_states(random_states))
-    hidden = _random_states()
     failure: BaseException | None = None
     module: fx.GraphModule | None = None
     try:
         with (
-            fake_tracing(mode), torch.inference_mode(False), torch.set_grad_enabled(grad), texts_noticed(symbols, asked)
+            fake_tracing(mode), torch.inference_mode(False), torch.set_grad_enabled(grad),
+            texts_noticed(symbols, asked), generators.watched(),
         ):  # fmt: skip
             module = proxy_tensor.make_fx(body, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
     except Exception as error:
@@ -159,8 +156,7 @@ def record(
     finally:
         changed = environment.restore()
         changed = attributes.restore(environment.names) or changed
-        seeded = _moved_generator(hidden)
-        _set_random(random_states)
+        seeded = generators.restore()
     if failure is not None:
         raise TraceError(
             describe(call, f"{type(failure).__name__}: {first_line(failure)}", source=user_line(failure))
@@ -289,41 +285,6 @@ def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeT
     return fakes
 
 
-def _random_states() -> list[Any]:
-    """The states of every generator that a function could draw from or seed behind the trace's back."""
-    states: list[Any] = [torch.get_rng_state(), random.getstate(), np.random.get_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
-    return states
-
-
-_GENERATORS = ("torch's generator", "the generator of Python's random", "NumPy's generator", "torch.cuda's generator")
-
-
-def _moved_generator(before: list[Any]) -> str | None:
-    """The first generator that is not in the state that it was in."""
-    for name, now, then in zip(_GENERATORS, _random_states(), before, strict=False):
-        if not _same_state(now, then):
-            return name
-    return None
-
-
-def _unlikely_states(like: list[Any]) -> list[Any]:
-    """States that no seed is likely to lead to, of as many generators as in ``like``."""
-    seed = secrets.randbits(63)
-    host, *device = (torch.Generator(kind).manual_seed(seed).get_state() for kind in ("cpu", "cuda")[: len(like) - 2])
-    return [host, random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state(), *device]
-
-
-def _set_random(states: list[Any]) -> None:
-    """Put every generator into a state."""
-    for put, state in zip(_PUT_RANDOM, states, strict=False):
-        put(state)
-
-
-_PUT_RANDOM = (torch.set_rng_state, random.setstate, np.random.set_state, torch.cuda.set_rng_state)
-
-
 class _Attributes:
     """What user code has stored on tensors, as it is now.
 
@@ -358,14 +319,6 @@ def _is_fakes_own(key: str) -> bool:
 # Private; checked with torch 2.11 and 2.13.
 _FAKES_OWN = frozenset(vars(FakeTensor))
 _MEMOS = tuple(name for name in _FAKES_OWN if name.endswith("_memo"))
-
-
-def _same_state(now: Any, then: Any) -> bool:
-    if isinstance(now, torch.Tensor):
-        return torch.equal(now, then)
-    if isinstance(now, tuple):
-        return all(np.array_equal(a, b) for a, b in zip(now, then, strict=True))
-    return bool(now == then)
 
 
 def _check_arguments_kept(

@@ -31,6 +31,7 @@ class SettingsWatch:
     def __init__(self, device_types: Iterable[str]) -> None:
         self._settings = [*_SETTINGS, *(_autocast(kind) for kind in sorted({"cpu", *device_types}))]
         self.changed: str | None = None
+        mode_key("cpu")  # what it asks torch for once must not become part of the trace
 
     @contextmanager
     def watch(self) -> Generator[None, None, None]:

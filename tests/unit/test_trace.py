@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import queue
 import random
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -552,7 +554,11 @@ def test_a_global_setting_that_is_changed_is_put_back(setting: str, fails: bool)
     assert getter() == before
 
 
-@pytest.mark.parametrize("seed", [torch.manual_seed, random.seed, np.random.seed])
+@pytest.mark.parametrize(
+    "seed",
+    [lambda n: torch.manual_seed(n), lambda n: random.seed(n), lambda n: np.random.seed(n)],
+    ids=["torch", "random", "numpy"],
+)
 def test_a_seed_that_leads_to_where_the_generator_is_already_is_noticed(seed: Callable[[int], Any]) -> None:
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
@@ -860,3 +866,24 @@ def test_the_first_trace_of_a_process_is_like_all_others(device: torch.device) -
     FakeTensorMode.cache_clear()
     texts = {str(pygraph.indirect(pygraph.devicify(pygraph.trace(fn)(torch.zeros(17, device=device))))) for _ in "abc"}
     assert len(texts) == 1
+
+
+def test_generators_stay_as_they_are_while_a_function_is_traced() -> None:
+    """Other threads draw from them meanwhile."""
+    states: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def look() -> None:
+        states.put((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()))
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return x + torch.rand(3)
+
+    look()
+    pygraph.trace(fn)(torch.ones(3))
+    before, meanwhile = states.get(), states.get()
+    assert torch.equal(before[0], meanwhile[0])
+    assert before[1:] == meanwhile[1:]
+    assert isinstance(torch.random.default_generator, torch.Generator)

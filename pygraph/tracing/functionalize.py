@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 from pygraph.effects import is_random, root, written_arguments
 from pygraph.errors import TraceError, describe
 from pygraph.program import (
+    Argument,
+    Base,
     Captured,
     Input,
     Mutation,
@@ -76,8 +78,7 @@ def functionalize(recording: Recording) -> Program:
     for node in list(graph.nodes):
         if node.target is aten.copy_.default and node.args[0] in placeholders:
             index = placeholders.index(node.args[0])
-            spec = specs[index]
-            if isinstance(spec, TensorSpec) and spec.overlaps_itself:
+            if any(spec.overlaps_itself for spec in _written_specs(recording, inputs[index], specs[index])):
                 # Functionalization takes the elements for separate ones.
                 raise TraceError(
                     describe(f"trace({recording.name})(…)", "it writes to a tensor whose elements share memory")
@@ -115,6 +116,13 @@ def functionalize(recording: Recording) -> Program:
         history=("trace",),
         baked=recording.baked,
     )
+
+
+def _written_specs(recording: Recording, written: Input, spec: Spec) -> list[TensorSpec]:
+    """What an update of an input writes through: the input, or the arguments whose shared memory it is."""
+    if isinstance(written, Base):
+        return [d.spec for d in recording.inputs if isinstance(d, Argument) and d.leaf in written.leaves]
+    return [spec] if isinstance(spec, TensorSpec) else []
 
 
 def _lift_attributes(recording: Recording, inputs: list[Input], values: list[Any]) -> dict[str, int]:

@@ -868,6 +868,12 @@ def test_the_first_trace_of_a_process_is_like_all_others(device: torch.device) -
     assert len(texts) == 1
 
 
+def test_an_expanded_argument_that_is_passed_twice_is_not_written() -> None:
+    x = torch.ones(1).expand(3)
+    with pytest.raises(TraceError, match="whose elements share memory"):
+        pygraph.trace(lambda x, y: x[0].add_(y[0]))(x, x)
+
+
 def test_generators_stay_as_they_are_while_a_function_is_traced() -> None:
     """Other threads draw from them meanwhile."""
     states: queue.SimpleQueue[Any] = queue.SimpleQueue()

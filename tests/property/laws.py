@@ -194,22 +194,24 @@ def check_composes(case: Case, stack: Callable[[Any], Any], device: torch.device
     eager, mine = case.function(device), case.function(device)
     stacked = stack(mine)
     for _ in range(2):
-        outcomes = []
-        for function, state in ((eager, eager.state), (stacked, mine.state)):
-            torch.manual_seed(0)
-            first, *rest = case.arguments(device)
-            value = first
-            if not _is_device(first):  # the arguments are in one list
-                first, *rest = first
-                value = first
-            for _ in range(3):
-                result = function([value, *rest]) if case.argument_tree == "list" else function(value, *rest)
-                same = [r for r in pytree.tree_leaves(result) if _is_device(r) and _kind(r) == _kind(first)]
-                value = same[0].detach() if same else value
-            outcomes.append(([result, value], state.all_tensors()))
-        for index, parts in enumerate(zip(*outcomes, strict=True)):
-            for expected, got in zip(*map(pytree.tree_leaves, parts), strict=True):
-                assert_same_value(got, expected, ("result", "state")[index])
+        got, expected = (
+            Outcome(lambda function=function: _composed(function, case, device), (), state.all_tensors(), 0)
+            for function, state in ((stacked, mine.state), (eager, eager.state))
+        )
+        got.check_same(expected)
+
+
+def _composed(function: Callable[..., Any], case: Case, device: torch.device) -> list[Any]:
+    """The last result and what would be the next argument, after three calls."""
+    first, *rest = case.arguments(device)
+    if not _is_device(first):  # the arguments are in one list
+        first, *rest = first
+    value, result = first, None
+    for _ in range(3):
+        result = function([value, *rest]) if case.argument_tree == "list" else function(value, *rest)
+        same = [r for r in pytree.tree_leaves(result) if _is_device(r) and _kind(r) == _kind(first)]
+        value = same[0].detach() if same else value
+    return [result, value]
 
 
 def _kind(tensor: torch.Tensor) -> Any:

@@ -22,7 +22,7 @@ X = torch.arange(6.0).view(2, 3)
         ((X,), "the arguments have another structure"),
         ((X.double(), 1), r"args\[0\] is float64\[2, 3\] cpu; expected float32\[2, 3\] cpu"),
         ((X[:1], 1), r"args\[0\] is float32\[1, 3\] cpu"),
-        ((torch.empty(3, 2).t(), 1), r"args\[0\] is float32\[2, 3\] strides \(1, 2\) cpu"),
+        ((torch.zeros(3, 2).t(), 1), r"args\[0\] is float32\[2, 3\] strides \(1, 2\) cpu"),
         ((2, 1), r"args\[0\] is int; expected float32"),
         ((X, X), r"args\[1\] is a tensor; expected a number"),
     ],

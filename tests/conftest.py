@@ -69,3 +69,10 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
         emulated.driver()  # registers the torch device
     return torch.device(request.param, 0)
+
+
+@pytest.fixture(params=[True, False], ids=["native", "python"])
+def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether calls may take the path in C++; without a compiler, both ways take the one in Python."""
+    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(request.param)))
+    return request.param

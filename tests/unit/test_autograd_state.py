@@ -10,17 +10,6 @@ import torch
 from torch.autograd import forward_ad
 
 import pygraph
-from pygraph.native import build
-
-NATIVE = build.start(wait=True) is not None
-
-
-@pytest.fixture(params=[pytest.param(True, marks=pytest.mark.skipif(not NATIVE, reason="no compiler")), False])
-def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Calls through the extension, and through Python."""
-    if not request.param:
-        monkeypatch.setenv("PYGRAPH_NATIVE", "0")
-    return request.param
 
 
 def warm(fn: Callable[..., Any], *makes: Callable[[], Any]) -> Any:

@@ -407,14 +407,10 @@ def test_other_state(name: str) -> None:
     assert not environment.is_current()
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
 @pytest.mark.parametrize("name", STATE)
-def test_a_call_sees_other_state(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str, native: bool
-) -> None:
+def test_a_call_sees_other_state(device: torch.device, name: str, native: bool) -> None:
     if native and build.start(wait=True) is None:
         pytest.skip(str(build.reason()))
-    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(native)))
     fn, change = STATE[name]
     x = torch.arange(1.0, 4.0, device=device)
     fast: Any = pygraph.jit(fn)

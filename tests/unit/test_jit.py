@@ -330,12 +330,8 @@ def _train(device: torch.device, transform: Any, set_to_none: bool, steps: int =
     return [parameter.tolist() for parameter in model.parameters()], step
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_that_are_replaced(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, set_to_none: bool, native: bool
-) -> None:
-    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(native)))
+def test_gradients_that_are_replaced(device: torch.device, set_to_none: bool, native: bool) -> None:
     got, step = _train(device, pygraph.jit, set_to_none)
     expected, _ = _train(device, lambda fn: fn, set_to_none)
     assert got == expected

@@ -271,12 +271,8 @@ SAME: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
 @pytest.mark.parametrize("name", NEW)
-def test_an_object_made_anew_is_not_shared_among_calls(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str, native: bool
-) -> None:
-    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(native)))
+def test_an_object_made_anew_is_not_shared_among_calls(device: torch.device, name: str, native: bool) -> None:
     fast = pygraph.jit(lambda x: (x * 2, NEW[name](x)))
     x = ones(device, 3)
     results = [fast(x)[1] for _ in range(4)]
@@ -285,12 +281,8 @@ def test_an_object_made_anew_is_not_shared_among_calls(
     assert "that it makes anew" in str(fast.explain())
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
 @pytest.mark.parametrize("name", SAME)
-def test_an_object_that_cannot_change_or_was_there_is_returned(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str, native: bool
-) -> None:
-    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(native)))
+def test_an_object_that_cannot_change_or_was_there_is_returned(device: torch.device, name: str, native: bool) -> None:
     fn = SAME[name]
     fast = pygraph.jit(lambda x: (x * 2, fn(x)))
     x = ones(device, 3)

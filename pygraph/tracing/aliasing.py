@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import operator
+import types
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from pygraph.contents import IMMUTABLE
 from pygraph.effects import is_written
+from pygraph.environment import Environment, is_library
 from pygraph.errors import TraceError, describe
 from pygraph.evaluate import physical
 from pygraph.program import (
@@ -28,10 +32,15 @@ from pygraph.program import (
     TensorSpec,
 )
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES
-from pygraph.tracing.leaves import is_constant
 from pygraph.tracing.recording import Recording
 
 aten = torch.ops.aten
+
+# Of these there is one object for each value, or nobody can tell that there is not.
+_SINGLETONS = (
+    *IMMUTABLE, type, types.ModuleType, enum.Enum, types.EllipsisType, types.NotImplementedType,
+    torch.layout, torch.memory_format, torch.qscheme,
+)  # fmt: skip
 
 
 class _Rebuild:
@@ -158,7 +167,7 @@ def classify_outputs(
         elif isinstance(value, (torch.SymInt, torch.SymFloat)):
             results.append((position, leaf))
             position += 1
-        elif is_constant(value, recording.environment):
+        elif _is_constant(value, recording.environment):
             statics.append(Static(path, leaf, value))
         else:
             raise TraceError(
@@ -267,3 +276,34 @@ def relative_views(graph: fx.Graph, placeholders: list[fx.Node], inputs: list[In
             whole.meta = {**node.meta}
             node.meta["val"] = part_value
             bases.add(whole)
+
+
+def _is_constant(value: Any, environment: Environment) -> bool:
+    """Whether all calls may return this very object: it cannot be changed, or was there before the call.
+
+    Args:
+        value: What a call returned that is no tensor.
+        environment: What the function could reach before the call.
+    """
+    kind = type(value)
+    if issubclass(kind, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return False
+    if issubclass(kind, _SINGLETONS) or environment.reaches(value):
+        return True
+    parts: list[Any] | None = None
+    if issubclass(kind, types.FunctionType):
+        if not all(environment.reaches(cell) for cell in value.__closure__ or ()):
+            return False  # it may assign to a variable that each call has anew
+        parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    elif issubclass(kind, (types.BuiltinFunctionType, types.MethodType)):
+        parts = [value.__self__]
+    elif kind in (tuple, frozenset):
+        parts = list(value)
+    elif kind is slice:
+        parts = [value.start, value.stop, value.step]
+    elif dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # pyright: ignore
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(kind)]
+    if parts is not None:
+        return all(_is_constant(part, environment) for part in parts)
+    # A library's values that are hashed by what they are (a Path, a Fraction); one's own may change their hash.
+    return is_library(kind.__module__) and kind.__hash__ not in (None, object.__hash__)

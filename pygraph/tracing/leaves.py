@@ -5,10 +5,7 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-import dataclasses
-import enum
 import math
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,14 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.environment import IMMUTABLE, Environment, is_library
 from pygraph.ranges import sharing
-
-# Of these there is one object for each value, or nobody can tell that there is not.
-_SINGLETONS = (
-    *IMMUTABLE, type, types.ModuleType, enum.Enum, types.EllipsisType, types.NotImplementedType,
-    torch.layout, torch.memory_format, torch.qscheme,
-)  # fmt: skip
 
 
 def static_leaves(
@@ -65,34 +55,3 @@ def to_number(leaf: Any) -> int | float:
 def overlap_groups(leaves: Sequence[Any]) -> list[list[int]]:
     """Tensor leaves that share memory, as groups of two or more leaf positions."""
     return sharing((index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
-
-
-def is_constant(value: Any, environment: Environment) -> bool:
-    """Whether all calls may return this very object: it cannot be changed, or was there before the call.
-
-    Args:
-        value: What a call returned that is no tensor.
-        environment: What the function could reach before the call.
-    """
-    kind = type(value)
-    if issubclass(kind, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return False
-    if issubclass(kind, _SINGLETONS) or environment.reaches(value):
-        return True
-    parts: list[Any] | None = None
-    if issubclass(kind, types.FunctionType):
-        if not all(environment.reaches(cell) for cell in value.__closure__ or ()):
-            return False  # it may assign to a variable that each call has anew
-        parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    elif issubclass(kind, (types.BuiltinFunctionType, types.MethodType)):
-        parts = [value.__self__]
-    elif kind in (tuple, frozenset):
-        parts = list(value)
-    elif kind is slice:
-        parts = [value.start, value.stop, value.step]
-    elif dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # pyright: ignore
-        parts = [getattr(value, field.name, None) for field in dataclasses.fields(kind)]
-    if parts is not None:
-        return all(is_constant(part, environment) for part in parts)
-    # A library's values that are hashed by what they are (a Path, a Fraction); one's own may change their hash.
-    return is_library(kind.__module__) and kind.__hash__ not in (None, object.__hash__)

@@ -194,7 +194,7 @@ class NumbersStayLive(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__  # checked with torch 2.13
+_GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__  # checked with torch 2.11 and 2.13
 
 
 class GradientsRead(TorchFunctionMode):

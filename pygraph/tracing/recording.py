@@ -142,7 +142,7 @@ def record(
     sources = Sources(generators.moved)
     refusals = Refusals(fakes.values())
     settings = SettingsWatch(fake.device.type for fake in fakes.values())
-    attributes = _Attributes([*fakes.values(), *environment.tensors])
+    attributes = _attributes(fakes)
     failure: BaseException | None = None
     module: fx.GraphModule | None = None
     try:
@@ -154,8 +154,7 @@ def record(
     except Exception as error:
         failure = error
     finally:
-        changed = environment.restore()
-        changed = attributes.restore(environment.names) or changed
+        changed = environment.restore() or _changed_attribute(fakes, attributes)
         seeded = generators.restore()
     if failure is not None:
         raise TraceError(
@@ -285,30 +284,19 @@ def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeT
     return fakes
 
 
-class _Attributes:
-    """What user code has stored on tensors, as it is now.
+def _attributes(fakes: dict[int, FakeTensor]) -> list[dict[str, Any]]:
+    """What is stored on fakes, besides what they store for their own ends."""
+    return [{key: value for key, value in vars(f).items() if not _is_fakes_own(key)} for f in fakes.values()]
 
-    Args:
-        tensors: The tensors; fakes among them.
-    """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._before = [(tensor, dict(vars(tensor))) for tensor in tensors]
-
-    def restore(self, names: dict[int, str]) -> str | None:
-        """Undo what has changed; the name of the first attribute, or None."""
-        changed: str | None = None
-        for tensor, before in self._before:
-            now = vars(tensor)
-            for key in {*now, *before}:
-                if _is_fakes_own(key) or (key in now and key in before and now[key] is before[key]):
-                    continue
-                changed = changed or f"{names.get(id(tensor), 'an argument')}.{key}"
-                if key in before:
-                    now[key] = before[key]
-                else:
-                    del now[key]
-        return changed
+def _changed_attribute(fakes: dict[int, FakeTensor], before: list[dict[str, Any]]) -> str | None:
+    """The first attribute that user code has stored on an argument, or taken from it; the fakes are thrown away."""
+    missing = object()
+    for now, then in zip(_attributes(fakes), before, strict=True):
+        for key in {*now, *then}:
+            if now.get(key, missing) is not then.get(key, missing):
+                return f"an argument.{key}"
+    return None
 
 
 def _is_fakes_own(key: str) -> bool:

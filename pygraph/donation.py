@@ -112,7 +112,7 @@ class Donating(Transformed[P, R]):
 
     def __init__(self, fn: Callable[P, R], passes: tuple[str, ...], options: Options) -> None:
         super().__init__(fn, passes, options)
-        self.donation = Donation(fn, options, self._name)
+        self.donation = Donation(fn, options, self.function_name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function and consume its donated arguments."""

@@ -16,6 +16,7 @@ import enum
 import functools
 import gc
 import heapq
+import operator
 import pathlib
 import sys
 import types
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
 
 from pygraph.contents import IMMUTABLE, MAX_BYTES_IN_ALL, Contents, contents_of, gradients_of, length_of, same, slots_of
 from pygraph.donated import DonatedTensor
@@ -100,12 +102,32 @@ class Environment:
         self._walk()
         if gradients:
             self._entries.append((gradients_of(gradients), 0, True))
-        self._grads = [(tensor, tensor.grad) for tensor in self.tensors if tensor.is_leaf and tensor.requires_grad]
+        self._grads = [(tensor, tensor.grad) for tensor in self.tensors if _is_leaf_of_autograd(tensor)]
         self._check: Callable[[], bool] | None = None
 
     def reaches(self, value: Any) -> bool:
         """Whether this very object was there when the walk was made."""
         return id(value) in self._seen
+
+    # -- tensors that are not the same at every call ------------------------------------------------------------------
+
+    def places(self, tensor: torch.Tensor) -> list[Callable[[], Any]]:
+        """Functions that look up what is now where this very tensor was found; none if it is nowhere that can change."""
+        entries = [functools.partial(operator.getitem, c, key) for c, key, value in self._entries if value is tensor]
+        cells = [functools.partial(_contents, cell) for cell, value in self._cells if value is tensor]
+        return [*entries, *cells]
+
+    def release(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Guard the places of these tensors no longer, nor hold the tensors; nothing can be restored after it."""
+        released = {id(tensor) for tensor in tensors}
+        self._entries = [entry for entry in self._entries if id(entry[2]) not in released]
+        self._cells = [cell for cell in self._cells if id(cell[1]) not in released]
+        self.tensors = [tensor for tensor in self.tensors if id(tensor) not in released]
+        self._grads = [pair for pair in self._grads if id(pair[0]) not in released]
+        self._keep = [value for value in self._keep if id(value) not in released]
+        self._seen -= released
+        self._containers.clear()
+        self._check = None
 
     # -- guards ---------------------------------------------------------------------------------------------------
 
@@ -481,6 +503,11 @@ def _contents(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # not yet assigned
         return None
+
+
+def _is_leaf_of_autograd(tensor: torch.Tensor) -> bool:
+    """Whether a backward may set the tensor's gradient; those of torch.func's tensors are its own."""
+    return tensor.requires_grad and not is_functorch_wrapped_tensor(tensor) and tensor.is_leaf
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:

@@ -50,6 +50,14 @@ class StateChangeError(TraceError):
     """
 
 
+class GradientError(TraceError):
+    """A function that is traced by itself returns a tensor that requires grad.
+
+    Example: ``pygraph.trace(f)(x)`` with parameters in ``f``. Remedy: ``torch.no_grad()``; a call of a transformed
+    function is traced together with its gradient.
+    """
+
+
 class StageError(PygraphError):
     """A transform was applied to a Program, or a stack, in the wrong order.
 

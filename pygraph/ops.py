@@ -4,6 +4,7 @@
 ``pygraph::load``       a tensor over the memory that one entry of a table of addresses points to
 ``pygraph::store``      writes a tensor to the memory that one entry of a table points to
 ``pygraph::scalar``     a 0-d device tensor of a host number, refreshed at every call or replay
+``pygraph::cotangent``  stands for the gradient of a result, where a forward and its backward are traced as one
 ======================  ================================================================================
 
 They work on every device, under ``FakeTensorMode``, ``make_fx`` and ``torch.func.functionalize``. A device other
@@ -31,6 +32,7 @@ _LIBRARY.define(
 )
 _LIBRARY.define("store(Tensor table, int slot, Tensor value) -> ()")
 _LIBRARY.define("scalar(Scalar value, *, ScalarType dtype, Device device) -> Tensor")
+_LIBRARY.define("cotangent(Tensor result, int index) -> Tensor")
 
 _MEMORY_VIEWS: dict[str, MemoryView] = {}
 
@@ -222,6 +224,23 @@ def _scalar_fake(value: Number, *, dtype: torch.dtype, device: torch.device) -> 
     return torch.empty((), dtype=dtype, device=device)
 
 
+def cotangent(result: torch.Tensor, index: int) -> torch.Tensor:
+    """A tensor like ``result`` that stands for its gradient; no Program that runs has one.
+
+    Args:
+        result: A result of a function.
+        index: Which one, among those that have a gradient.
+
+    >>> cotangent(torch.ones(2), 0).shape
+    torch.Size([2])
+    """
+    return torch.ops.pygraph.cotangent.default(result, index)
+
+
+def _cotangent(result: torch.Tensor, index: int) -> torch.Tensor:
+    return torch.empty_like(result)
+
+
 def define(schema: str, real: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """Define an operation ``pygraph::…`` that runs ``real`` on every device, and ``fake`` on fake tensors."""
     name = _LIBRARY.define(schema)
@@ -235,6 +254,7 @@ def _register() -> None:
         ("load", _load, _load_fake),
         ("store", _store, _store_fake),
         ("scalar", _scalar, _scalar_fake),
+        ("cotangent", _cotangent, _cotangent),
     ):
         _LIBRARY.impl(name, real, "CompositeExplicitAutograd")
         register_fake(f"pygraph::{name}", fake, lib=_LIBRARY)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -59,6 +59,22 @@ class Traced:
     program: Program
     static_leaves: frozenset[int]
     environment: Environment
+
+
+class SelfTracing:
+    """A function that is traced as part of something else."""
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
+        """Its Program for these arguments."""
+        raise NotImplementedError
+
+
+class Rebinding:
+    """A function that puts other tensors in the place of some that it closes over, which are no part of its trace."""
+
+    def rebound(self) -> Iterable[torch.Tensor]:
+        """What is in those places now."""
+        raise NotImplementedError
 
 
 def trace(
@@ -110,6 +126,20 @@ def trace_call(
 ) -> Traced:
     """Trace one call; numbers at the leaves in ``static`` are baked in from the start."""
     name = str(name or getattr(fn, "__name__", type(fn).__name__))
+    if isinstance(fn, SelfTracing):
+        return fn.trace(args, kwargs, static, name)
+    with _LOCK, no_collection():
+        recording, static = record_call(fn, args, kwargs, static, name)
+        now = Environment(fn, objects_among(args, kwargs), recording.gradients)
+        if isinstance(fn, Rebinding):
+            now.release(fn.rebound())
+        return Traced(_functional(recording), static, now)
+
+
+def record_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
+) -> tuple[Recording, frozenset[int]]:
+    """The first run of `trace_call`, and the leaves that were baked in for it."""
     with _LOCK, no_collection():
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs})
@@ -122,13 +152,12 @@ def trace_call(
                 static |= asked  # it may have failed because the answer was not a number's
                 continue
             if recording.specialize <= static:
-                now = Environment(fn, _objects(args, kwargs), recording.gradients)
-                return Traced(_functional(recording), static, now)
+                return recording, static
             static |= recording.specialize
     raise TraceError(describe(f"trace({name})", "its arguments' values decide its operations without end"))
 
 
-def _objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def objects_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments that have attributes of their own, which a trace bakes in; tensors and containers are in the key."""
     keyed = pytree.tree_flatten_with_path((args, kwargs))[0]
     return {pytree.keystr(path): leaf for path, leaf in keyed if not isinstance(leaf, (torch.Tensor, *IMMUTABLE))}

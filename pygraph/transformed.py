@@ -10,8 +10,10 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -20,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 from pygraph.check import check_program
 from pygraph.effects import writes_memory
-from pygraph.errors import FallbackError, StateChangeError, TraceError, describe
+from pygraph.composition.sites_cache import Sites
+from pygraph.errors import FallbackError, GradientError, StateChangeError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
 from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
@@ -34,7 +37,7 @@ from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
 from pygraph.runtime.reuse import ReusedMemory
-from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
+from pygraph.runtime.turns import INSIDE_CALL, here, members, reason_inside, register
 from pygraph.trace import Traced, trace_call
 from pygraph.tracing.leaves import static_leaves
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
@@ -93,7 +96,8 @@ class Entry:
     """What one kind of call runs: an executable, a Program that is evaluated, or the function as it is.
 
     ``described`` is a Program to report when it is not the one that runs. With ``once``, this call alone runs like
-    that, and the next one is traced again.
+    that, and the next one is traced again. Calls that are ``differentiated`` by autograd run as compiled functions of
+    their own, see `pygraph.composition`.
     """
 
     traced: Traced | None
@@ -105,6 +109,7 @@ class Entry:
     plans: int = 0
     stamp: int = 0
     once: bool = False
+    differentiated: bool = False
 
     def __post_init__(self) -> None:
         program = self.program or self.described
@@ -143,20 +148,36 @@ class Transformed(Generic[P, R]):
         fn: The function or module.
         passes: Names of transforms, in the order of `PASSES`.
         options: How arguments and the cache are treated.
+        parent: The function that this one is derived from, by ``vmap``, ``grad`` or ``jvp``.
+
+    Attributes:
+        sites: What is known of calls inside such transforms.
+        born: A number that orders functions by when they were made.
     """
 
-    def __init__(self, fn: Callable[P, R], passes: tuple[str, ...], options: Options) -> None:
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        passes: tuple[str, ...],
+        options: Options,
+        parent: Transformed[..., Any] | None = None,
+    ) -> None:
         self.fn: Callable[..., R] = fn
         self.passes = passes
         self.options = options
-        self._lock = threading.RLock()
+        self._is_root = parent is None
+        # What is derived from a function shares its memory, and so its turns.
+        self._lock: threading.RLock = threading.RLock() if parent is None else parent._lock
+        self._derived: weakref.WeakSet[Transformed[..., Any]] = weakref.WeakSet()
+        self.sites: Sites = Sites(options.max_graphs)
+        self.born: int = next(_births)
         self._entries: collections.OrderedDict[Key, Entry] = collections.OrderedDict()
         self._needed: dict[Hashable, frozenset[int]] = {}
         self._retraces: collections.Counter[Hashable] = collections.Counter()
         self._seen: set[Key] = set()
         self._streak = 0
         self._hits = self._misses = self._captures = self._evictions = 0
-        self._pools: dict[torch.device, Pool] = {}
+        self._pools: dict[torch.device, Pool] = {} if parent is None else parent._pools
         self._inline: collections.Counter[Fallback] = collections.Counter()
         self._clear_first = False
         self._native = CallPath(self._lock)
@@ -180,6 +201,8 @@ class Transformed(Generic[P, R]):
         special = functorch.special_tensor(leaves)
         if special is not None:
             return self._run_inline(Fallback("the call", special), args, kwargs)
+        if self._is_root and functorch.is_transformed(leaves):
+            return self._compose(args, kwargs)
         try:
             key = self._key(leaves, structure, args, kwargs)
         except UnhashableError as error:
@@ -188,7 +211,7 @@ class Transformed(Generic[P, R]):
             note = Fallback("the call", f"argument {where} is a {kind}, which cannot be part of a cache key")
             return self._run_inline(note, args, kwargs)
         if here.inside:
-            return self._run_inline(Fallback("the call", reason_inside(self._name, leaves)), args, kwargs)
+            return self._run_inline(Fallback("the call", reason_inside(self.function_name, leaves)), args, kwargs)
         # Replays of one function share memory, so threads take turns; what runs as it is needs no turn.
         with self._lock:
             here.inside = True
@@ -208,6 +231,8 @@ class Transformed(Generic[P, R]):
                     return entry.executable(leaves)
             finally:
                 here.inside = False
+        if entry.differentiated:
+            return self._compose(args, kwargs)
         if shared:
             note = Fallback("the call", "an argument shares memory with a captured tensor, and one is written")
             return self._run_inline(note, args, kwargs)
@@ -217,6 +242,29 @@ class Transformed(Generic[P, R]):
         if self.options.strict and entry.fallbacks and "graphify" in self.passes:
             raise self._strict_error(entry.fallbacks)
         return self.fn(*args, **kwargs) if entry.program is None else evaluate(entry.program, *args, **kwargs)
+
+    def _compose(self, args: Any, kwargs: Any) -> Any:
+        """A call that is differentiated or batched from outside."""
+        from pygraph.composition.shell import InlineError, compose
+
+        if here.inside:
+            leaves = pytree.tree_leaves((args, kwargs))
+            return self._run_inline(Fallback("the call", reason_inside(self.function_name, leaves)), args, kwargs)
+        try:
+            return compose(self, args, kwargs)
+        except InlineError as error:
+            reason = str(error)
+        return self._run_inline(Fallback("the call", reason), args, kwargs)
+
+    def derived(self, fn: Callable[..., Any]) -> Transformed[..., Any]:
+        """A function made from this one by ``vmap``, ``grad`` or ``jvp``, transformed in the same way."""
+        options = dataclasses.replace(
+            self.options, static_argnums=(), static_argnames=(), donate_argnums=(), donate_argnames=(),
+            reuse_outputs=False,
+        )  # fmt: skip
+        engine = Transformed(fn, self.passes, options, self)
+        self._derived.add(engine)
+        return engine
 
     def _count_hit(self, key: Key, entry: Entry) -> None:
         self._hits += 1
@@ -232,6 +280,8 @@ class Transformed(Generic[P, R]):
     def _plan(self, key: Key, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> None:
         """Have calls like this one take the native path from now on, where that can do what is done here."""
         if entry.executable is None and (entry.program is not None or (self.options.strict and entry.fallbacks)):
+            return
+        if entry.differentiated:
             return
         if self._clear_first:  # asked for during this call; the native path would pass it by
             return
@@ -264,13 +314,14 @@ class Transformed(Generic[P, R]):
         first = fallbacks[0]
         return FallbackError(
             describe(
-                f"{self._name}(…)", f"{first.what}: {first.reason}", source=first.source,
+                f"{self.function_name}(…)", f"{first.what}: {first.reason}", source=first.source,
                 remedy="strict=True refuses what does not run as a graph; explain() lists all reasons.",
             )
         )  # fmt: skip
 
     @property
-    def _name(self) -> str:
+    def function_name(self) -> str:
+        """The function's name, for reports and errors."""
         return getattr(self.fn, "__name__", type(self.fn).__name__)
 
     # -- the cache ------------------------------------------------------------------------------------------------
@@ -312,9 +363,11 @@ class Transformed(Generic[P, R]):
         static = self.static_leaves(args, kwargs)
         try:
             traced, program = self.make_programs(args, kwargs, static | self._needed.get(base, frozenset()))
-            _check_disjoint(program, leaves, self._name)
-            _check_updatable(traced.program, leaves, self._name)
+            _check_disjoint(program, leaves, self.function_name)
+            _check_updatable(traced.program, leaves, self.function_name)
         except TraceError as error:
+            if self._is_root and isinstance(error, GradientError):
+                return self._keep(key, Entry(None, None, None, [], differentiated=True))
             note = Fallback("the call", str(error), None)
             if self.options.strict:
                 raise FallbackError(str(error)) from error
@@ -347,7 +400,7 @@ class Transformed(Generic[P, R]):
     def make_programs(self, args: Any, kwargs: Any, static: frozenset[int]) -> tuple[Traced, Program]:
         """Trace and apply the passes; numbers that a device operation takes by value are baked in."""
         while True:
-            traced = trace_call(self.fn, args, kwargs, static=static, name=self._name)
+            traced = trace_call(self.fn, args, kwargs, static=static, name=self.function_name)
             program = check_program(traced.program)
             if "devicify" in self.passes:
                 program = check_program(devicify_program(program))
@@ -401,7 +454,8 @@ class Transformed(Generic[P, R]):
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
         hits = self._hits + self._native.unsettled
-        return CacheInfo(hits, self._misses, self._captures, self._evictions, len(self._entries))
+        own = CacheInfo(hits, self._misses, self._captures, self._evictions, len(self._entries))
+        return CacheInfo(*map(sum, zip(own, *(engine.cache_info() for engine in members(self._derived)), strict=True)))
 
     def cache_clear(self) -> None:
         """Forget every trace and give back every graph; from inside a call, before this function's next one."""
@@ -422,6 +476,9 @@ class Transformed(Generic[P, R]):
         self._retraces.clear()
         self._seen.clear()
         self._inline.clear()
+        self.sites.clear()
+        for engine in members(self._derived):
+            engine._clear()
         self._pools.clear()
         self._streak = self._hits = self._misses = self._captures = self._evictions = 0
 
@@ -458,7 +515,8 @@ class Transformed(Generic[P, R]):
         with self._lock if not here.inside else contextlib.nullcontext():
             self._settle()
             inline = self._inline if self._reused is None else self._inline + self._reused.notes
-            return explain(self._name, list(self._entries.values()), dict(inline))
+            report = explain(self.function_name, list(self._entries.values()), dict(inline))
+            return report.with_derived(engine.explain() for engine in sorted(members(self._derived), key=_order))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does, so that methods can be decorated; the instance is a static argument."""
@@ -478,10 +536,17 @@ class Transformed(Generic[P, R]):
         return getattr(self.fn, name)
 
     def __repr__(self) -> str:
-        inner = self._name
+        inner = self.function_name
         for name in self.passes:
             inner = f"{name}({inner})"
         return f"<pygraph {inner}>"
+
+
+_births = itertools.count()
+
+
+def _order(engine: Transformed[..., Any]) -> int:
+    return engine.born
 
 
 _EXPECTED = functorch.EXPECTED | {INSIDE_CALL}

@@ -18,12 +18,12 @@ from torch.utils._device import DeviceContext
 
 from pygraph.donated import DonatedTensor, donated_error
 
-INSIDE_TRANSFORM = "it is inside a torch.func transform, which traces through it"
+NOTHING_ON_DEVICE = "nothing of it runs on a device"
 INSIDE_TRACE = "it is inside a trace, which includes it"
 INSIDE_CAPTURE = "a CUDA graph is being captured, which includes it"
 UNDER_MODE = "a mode is active that sees every operation, which a replay would not show it"
 
-EXPECTED = frozenset({INSIDE_TRANSFORM, INSIDE_TRACE, INSIDE_CAPTURE})
+EXPECTED = frozenset({NOTHING_ON_DEVICE, INSIDE_TRACE, INSIDE_CAPTURE})
 """Reasons that are no loss: the work becomes part of something larger."""
 
 
@@ -31,17 +31,20 @@ def inline_reason() -> str | None:
     """Why a call now becomes part of an outer transformation; None if it stands for itself."""
     if torch.compiler.is_compiling() or get_proxy_mode() is not None:
         return INSIDE_TRACE
-    interpreter: Any = peek_interpreter_stack()
-    if interpreter is not None:  # pyright: ignore[reportUnnecessaryComparison]  # torch's stubs leave out the None
-        return INSIDE_TRANSFORM
-    level: int = forward_ad._current_level  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    if level >= 0:  # tangents are no part of a graph
-        return INSIDE_TRANSFORM
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return INSIDE_CAPTURE
     if torch._C._len_torch_dispatch_stack() or (torch._C._len_torch_function_stack() and _is_watched()):
         return UNDER_MODE
     return None
+
+
+def is_transformed(leaves: Sequence[Any]) -> bool:
+    """Whether a call is inside a transform of torch.func, or one of forward-mode differentiation."""
+    interpreter: Any = peek_interpreter_stack()
+    level: int = forward_ad._current_level  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return interpreter is not None or level >= 0 or any(
+        isinstance(leaf, torch.Tensor) and is_functorch_wrapped_tensor(leaf) for leaf in leaves
+    )
 
 
 def _is_watched() -> bool:
@@ -59,8 +62,6 @@ def special_tensor(leaves: Sequence[Any]) -> str | None:
                 raise donated_error(leaf)
             return f"an argument is a {type(leaf).__name__}, not a plain tensor"
         if isinstance(leaf, torch.Tensor):
-            if is_functorch_wrapped_tensor(leaf):
-                return INSIDE_TRANSFORM
             if leaf.layout != torch.strided or leaf.is_nested or leaf._is_zerotensor() or leaf.is_meta:
                 return f"an argument is {_kind(leaf)}"
             if leaf.is_conj() or leaf.is_neg():

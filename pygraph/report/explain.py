@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pygraph.native import build
@@ -92,6 +92,15 @@ class Explanation:
         """The same with what became of the memory of donated arguments."""
         donated = tuple(DonatedReport(path, reason, count) for (path, reason), count in notes.items())
         return dataclasses.replace(self, donated=donated)
+
+    def with_derived(self, others: Iterable[Explanation]) -> Explanation:
+        """The same with the reports of functions that were derived from it, by ``vmap``, ``grad`` or ``jvp``."""
+        reports = [self, *others]
+        return dataclasses.replace(
+            self,
+            calls=tuple(call for report in reports for call in report.calls),
+            inlined=dict(sum((collections.Counter(report.inlined) for report in reports), collections.Counter())),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The most recent kind of call at the top level, all kinds under ``entries``, every fallback counted."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.ranges import sharing
@@ -53,5 +54,9 @@ def to_number(leaf: Any) -> int | float:
 
 
 def overlap_groups(leaves: Sequence[Any]) -> list[list[int]]:
-    """Tensor leaves that share memory, as groups of two or more leaf positions."""
-    return sharing((index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+    """Tensor leaves that share memory, as groups of two or more leaf positions; fakes have none."""
+    return sharing(
+        (index, leaf)
+        for index, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor)
+    )

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_sym
 from torch.utils import _pytree as pytree
 
 from pygraph.environment import Environment
-from pygraph.errors import StateChangeError, TraceError, describe
+from pygraph.errors import GradientError, StateChangeError, TraceError, describe
 from pygraph.program import (
     Argument,
     Baked,
@@ -185,7 +185,7 @@ def record(
         if leaf.is_inference() and not inference:
             raise TraceError(describe(call, f"{path} is made in inference mode", expected="an ordinary tensor"))
         if leaf.requires_grad:
-            raise TraceError(
+            raise GradientError(
                 describe(call, f"{path} requires grad", expected="no gradient outside the call",
                          remedy="Call it under torch.no_grad(), or take the gradient inside it.")
             )  # fmt: skip
@@ -217,7 +217,7 @@ def _baked(inputs: list[Input], paths: list[str], leaves: list[Any]) -> tuple[Ba
 
 def check_plain(leaf: torch.Tensor, path: str, call: str) -> None:
     """Refuse tensors that are more than strided memory: subclasses, sparse and quantized ones, lazy conjugates."""
-    if type(leaf) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(leaf) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor):
         raise TraceError(describe(call, f"{path} is a {type(leaf).__name__}", expected="a plain tensor"))
     if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
         raise TraceError(describe(call, f"{path} is not a plain strided tensor", expected="layout torch.strided"))

@@ -1,0 +1,1 @@
+"""Transformed functions inside torch.func's transforms and under autograd."""

@@ -1,0 +1,361 @@
+"""Functions of tensors by position: the user's function, and what torch.func's transforms make of it.
+
+Each runs the user's Python again, so that a custom ``autograd.Function``, ``detach()`` or ``no_grad()`` in it means what
+it means in eager; nothing is derived from a trace. Each is compiled by an engine of its own, a `Transformed` function.
+"""
+
+# Results and arguments are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
+from torch._functorch import eager_transforms
+from torch.utils import _pytree as pytree
+
+from pygraph.composition.levels import is_dual_level
+from pygraph.composition.substitution import substituted
+from pygraph.program import TensorSpec
+from pygraph.trace import Rebinding
+
+if TYPE_CHECKING:
+    from pygraph.transformed import Transformed
+
+Place: TypeAlias = "Callable[[], torch.Tensor]"
+"""Looks up the tensor that a function closes over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rest:
+    """What a result is besides its tensors: the structure, and the other leaves."""
+
+    tree: pytree.TreeSpec
+    leaves: tuple[Any, ...]
+
+    @property
+    def tensor_leaves(self) -> list[int]:
+        """Which leaves are tensors."""
+        return [index for index, leaf in enumerate(self.leaves) if leaf is _TENSOR]
+
+    def join(self, tensors: Iterable[Any]) -> Any:
+        """The result again, with these tensors."""
+        given = iter(tensors)
+        return pytree.tree_unflatten([next(given) if leaf is _TENSOR else leaf for leaf in self.leaves], self.tree)
+
+
+_TENSOR = object()
+
+
+def take_apart(result: Any) -> tuple[list[torch.Tensor], Rest]:
+    """A result's tensors, and the rest."""
+    leaves, tree = pytree.tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return tensors, Rest(tree, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves))
+
+
+class Flat:
+    """A function of tensors and numbers by position.
+
+    Args:
+        function: The transformed function that it comes from.
+        name: What reports call it.
+        arity: How many tensors it takes.
+        lifted: By position, where the user's function finds tensors that are passed to it here.
+
+    Attributes:
+        differentiable: By result, whether it has a gradient; None if all have.
+        repeatable: Whether it gives the same results again, and changes nothing.
+        may_save: Whether a `Forward` of it is worth its while.
+    """
+
+    repeatable = True
+    may_save = False
+
+    def __init__(self, function: Transformed[..., Any], name: str, arity: int, lifted: dict[int, Place]) -> None:
+        self.function = function
+        self.name = name
+        self.arity = arity
+        self.lifted = lifted
+        self.differentiable: tuple[bool, ...] | None = None
+        self._derived: dict[Any, Flat] = {}
+        self._engines: dict[frozenset[int], Transformed[..., Any]] = {}
+
+    def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
+        """Run it as it is; the results' tensors, and the rest of what the user's function returns."""
+        raise NotImplementedError
+
+    def example(self, *leaves: Any) -> Any:
+        """The same as a function of everything in one row, as engines call and trace it."""
+        tensors, rest = self.run(leaves[: self.arity], leaves[self.arity :])
+        return rest.join(tensors)
+
+    def has_gradient(self, index: int) -> bool:
+        """Whether result number ``index`` has a gradient."""
+        return self.differentiable is None or self.differentiable[index]
+
+    def derive(self, key: Any, make: Callable[[], Flat]) -> Any:
+        """What ``make`` returns, once for each key."""
+        if key not in self._derived:
+            self._derived.setdefault(key, make())
+        return self._derived[key]
+
+    def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
+        """Run it by its engine; the tensors are plain ones."""
+        bound = frozenset(i for i, place in self.lifted.items() if _is_same_memory(tensors[i], place()))
+        passed = {index: tensor.detach() for index, tensor in enumerate(tensors) if index not in bound}
+        result = self.engine(bound)(*passed.values(), *numbers)
+        given = {id(stand_in): tensors[index] for index, stand_in in passed.items()}
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: given.get(id(tensor), tensor), result)
+
+    def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
+        """The tensors that a call by the engine returns, the rest, and how it is differentiated, if not as usual."""
+        return *take_apart(result), None
+
+    def engine(self, bound: frozenset[int]) -> Transformed[..., Any]:
+        """The compiled function of the tensors that are not ``bound``: those are found where the user's function does."""
+        if bound not in self._engines:
+            self._engines.setdefault(bound, self.function.derived(self.example_without(bound)))
+        return self._engines[bound]
+
+    def batched(
+        self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], randomness: str
+    ) -> tuple[Flat, list[torch.Tensor]]:
+        """What ``torch.vmap`` makes of it, and the tensors that this takes."""
+        return self.derive(("vmap", dims, randomness), lambda: Vmapped(self, dims, randomness)), list(tensors)
+
+    def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What `pull_back` and `push_forward` need of a call's tensors and results."""
+        return list(tensors)
+
+    def pull_back(
+        self, kept: Sequence[torch.Tensor], mask: tuple[bool, ...], cotangents: Sequence[torch.Tensor | None]
+    ) -> tuple[Flat, list[torch.Tensor]]:
+        """What computes gradients of the tensors in ``mask``, and the tensors that it takes."""
+        given = tuple(i for i, cotangent in enumerate(cotangents) if cotangent is not None)
+        flat = self.derive(("vjp", mask, given), lambda: Vjp(self, mask, given))
+        return flat, [*kept, *(cotangent for cotangent in cotangents if cotangent is not None)]
+
+    def push_forward(
+        self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None], results: tuple[int, ...]
+    ) -> tuple[Flat, list[torch.Tensor]]:
+        """What computes tangents of these results, and the tensors that it takes."""
+        mask = tuple(tangent is not None for tangent in tangents)
+        flat = self.derive(("jvp", mask, results), lambda: Jvp(self, mask, results))
+        return flat, [*kept, *(tangent for tangent in tangents if tangent is not None)]
+
+    def example_without(self, bound: frozenset[int]) -> Any:
+        """`example` as a function of the tensors that are not ``bound``."""
+        return Bound(self, bound)
+
+
+class Bound(Rebinding):
+    """A flat function of which some tensors are found where the user's function finds them; they are static then."""
+
+    def __init__(self, flat: Flat, bound: frozenset[int]) -> None:
+        self.flat = flat
+        self.bound = bound
+        self.__name__ = flat.name
+        self.__wrapped__: Any = flat.function.fn  # what it closes over
+
+    def __call__(self, *leaves: Any) -> Any:
+        """Run it."""
+        return self.flat.example(*self.fill(leaves))
+
+    def fill(self, leaves: Sequence[Any]) -> list[Any]:
+        """All leaves, from those that are not bound."""
+        rest = iter(leaves)
+        found = [self.flat.lifted[i]().detach() if i in self.bound else next(rest) for i in range(self.flat.arity)]
+        return [*found, *rest]
+
+    def rebound(self) -> list[torch.Tensor]:
+        """What is now in the places whose tensors are passed."""
+        return [place() for index, place in self.flat.lifted.items() if index not in self.bound]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Settings of torch that decide what a function does, as they were when it was called."""
+
+    grad: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls, device_types: Iterable[str]) -> Settings:
+        """The present settings."""
+        kinds = sorted({"cpu", *device_types})
+        return cls(
+            torch.is_grad_enabled(),
+            tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds),
+        )
+
+    @contextlib.contextmanager
+    def restored(self) -> Generator[None, None, None]:
+        """Have them again; a backward runs later, and elsewhere."""
+        with contextlib.ExitStack() as stack:
+            for kind, enabled, dtype in self.autocast:
+                if (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) != (enabled, dtype):
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            yield
+
+
+class Primal(Flat):
+    """The user's function itself.
+
+    Args:
+        function: The transformed function.
+        tree: The structure of ``(args, kwargs)``.
+        leaves: Their leaves; those at ``tensors`` and ``numbers`` are passed.
+        tensors: Positions of tensors among the leaves.
+        numbers: Positions of live numbers.
+        lifted: Where it finds the tensors that are passed after those.
+        settings: The settings under which it was called.
+    """
+
+    may_save = True
+
+    def __init__(
+        self,
+        function: Transformed[..., Any],
+        tree: pytree.TreeSpec,
+        leaves: Sequence[Any],
+        tensors: Sequence[int],
+        numbers: Sequence[int],
+        lifted: Sequence[Place],
+        settings: Settings,
+    ) -> None:
+        places = {len(tensors) + index: place for index, place in enumerate(lifted)}
+        super().__init__(function, function.function_name, len(tensors) + len(lifted), places)
+        passed = {*tensors, *numbers}
+        self.leaves = [None if index in passed else leaf for index, leaf in enumerate(leaves)]
+        self.tree = tree
+        self.tensors = tuple(tensors)
+        self.numbers = tuple(numbers)
+        self.settings = settings
+
+    def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
+        """Run the user's function, on these tensors instead of those that it closes over."""
+        leaves = list(self.leaves)
+        for index, value in zip((*self.tensors, *self.numbers), (*tensors[: len(self.tensors)], *numbers), strict=True):
+            leaves[index] = value
+        args, kwargs = pytree.tree_unflatten(leaves, self.tree)
+        given = {id(place()): tensors[index] for index, place in self.lifted.items()}
+        with self.settings.restored(), substituted(given):
+            result = self.function.fn(*args, **kwargs)
+        found, rest = take_apart(result)
+        return [given.get(id(tensor), tensor) for tensor in found], rest
+
+
+class Vmapped(Flat):
+    """``torch.vmap`` of another; all results are batched in front."""
+
+    def __init__(self, inner: Flat, dims: tuple[int | None, ...], randomness: str) -> None:
+        super().__init__(inner.function, f"vmap({inner.name})", inner.arity, inner.lifted)
+        self.differentiable = inner.differentiable
+        self.repeatable = inner.repeatable
+        self.may_save = inner.may_save
+        self._inner = inner
+        self._dims = dims
+        self._randomness = randomness
+
+    def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
+        """Run the other for a whole batch."""
+        rests: list[Rest] = []
+
+        def one(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            found, rest = self._inner.run(tensors, numbers)
+            rests.append(rest)
+            return tuple(found)
+
+        batched = torch.vmap(one, in_dims=self._dims, out_dims=0, randomness=self._randomness)(*tensors)
+        return list(batched), rests[0]
+
+
+class Vjp(Flat):
+    """``torch.func.vjp`` of another: its tensors and cotangents of results in, gradients out.
+
+    Args:
+        inner: The other.
+        mask: Which of its tensors gradients are wanted for.
+        results: Of which of its results there are cotangents.
+    """
+
+    def __init__(self, inner: Flat, mask: tuple[bool, ...], results: tuple[int, ...]) -> None:
+        super().__init__(inner.function, f"vjp({inner.name})", inner.arity + len(results), inner.lifted)
+        self._inner = inner
+        self._mask = mask
+        self._results = results
+
+    def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
+        """Run the other forwards and backwards."""
+        primals, cotangents = tensors[: self._inner.arity], tensors[self._inner.arity :]
+
+        def selected(*chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            results, _ = self._inner.run(_merged(primals, chosen, self._mask), numbers)
+            return tuple(results[index] for index in self._results)
+
+        _, pull = torch.func.vjp(selected, *_chosen(primals, self._mask))
+        return take_apart(pull(tuple(cotangents)))
+
+
+class Jvp(Flat):
+    """``torch.func.jvp`` of another: its tensors and tangents of some of them in, tangents of its results out."""
+
+    def __init__(self, inner: Flat, mask: tuple[bool, ...], results: tuple[int, ...]) -> None:
+        super().__init__(inner.function, f"jvp({inner.name})", inner.arity + sum(mask), inner.lifted)
+        self._inner = inner
+        self._mask = mask
+        self._results = results
+
+    def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
+        """Run the other with tangents."""
+        primals, tangents = tensors[: self._inner.arity], tensors[self._inner.arity :]
+
+        def selected(*chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            results, _ = self._inner.run(_merged(primals, chosen, self._mask), numbers)
+            return tuple(results[index] for index in self._results)
+
+        with _inside_dual_level():
+            _, moved = torch.func.jvp(selected, tuple(_chosen(primals, self._mask)), tuple(tangents))
+        return take_apart(moved)
+
+
+@contextlib.contextmanager
+def _inside_dual_level() -> Generator[None, None, None]:
+    """Have ``torch.func.jvp`` use the dual level that is active: there can be no second one.
+
+    It does so by itself inside another ``torch.func.jvp``. Private; checked with torch 2.11 and 2.13.
+    """
+    nesting = eager_transforms.JVP_NESTING
+    eager_transforms.JVP_NESTING = max(nesting, int(is_dual_level()))
+    try:
+        yield
+    finally:
+        eager_transforms.JVP_NESTING = nesting
+
+
+def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a plain tensor is all of another, so that it may be read where that is found."""
+    if one is other:
+        return True
+    if is_functorch_wrapped_tensor(other) or one.data_ptr() != other.data_ptr() or not one.data_ptr():
+        return False
+    return TensorSpec.of(one) == TensorSpec.of(other)
+
+
+def _chosen(values: Sequence[torch.Tensor], mask: Sequence[bool]) -> list[torch.Tensor]:
+    return [value for value, wanted in zip(values, mask, strict=True) if wanted]
+
+
+def _merged(
+    values: Sequence[torch.Tensor], chosen: Sequence[torch.Tensor], mask: Sequence[bool]
+) -> list[torch.Tensor]:
+    """All values, with the chosen ones in the places that the mask says."""
+    given = iter(chosen)
+    return [next(given) if wanted else value for value, wanted in zip(values, mask, strict=True)]

@@ -1,0 +1,316 @@
+"""A function traced together with its gradient: a forward that saves what the backward needs, and that backward.
+
+This is how a call runs that is differentiated once. Where more derivatives are taken, they run the user's function
+again, as `pygraph.composition.flat.Vjp` does.
+"""
+
+# Results are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pygraph.composition.flat import Bound, Flat, Rest, Vjp, take_apart
+from pygraph.composition.partition import evaluate_batched, partition_program, without_results
+from pygraph.environment import Environment
+from pygraph.errors import PygraphError, describe
+from pygraph.evaluate import evaluate
+from pygraph.ops import cotangent
+from pygraph.program import Program, TensorSpec
+from pygraph.trace import Rebinding, SelfTracing, Traced, trace_call
+
+class NotCompiledError(PygraphError):
+    """A forward has no graph, for a reason that its engine notes; the whole call runs as it is then."""
+
+
+class Forward(Flat):
+    """A function that returns besides its results what its gradient needs, and its `Backward`.
+
+    Args:
+        inner: The function.
+        mask: Which of its tensors gradients are wanted for.
+    """
+
+    def __init__(self, inner: Flat, mask: tuple[bool, ...]) -> None:
+        super().__init__(inner.function, f"forward({inner.name})", inner.arity, inner.lifted)
+        self.inner = inner
+        self.mask = mask
+
+    def example_without(self, bound: frozenset[int]) -> Any:
+        """The forward of the tensors that are not ``bound``."""
+        return _BoundForward(self, bound)
+
+    def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
+        """The function's results and what was saved, and the `Pullback`."""
+        returned, saved, pullback = result
+        tensors, rest, _ = super().unpack(returned)
+        return [*tensors, *saved], rest, pullback
+
+    def batched(
+        self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], randomness: str
+    ) -> tuple[Flat, list[torch.Tensor]]:
+        """Never asked for: it is made below all batches."""
+        raise NotImplementedError
+
+
+class _BoundForward(Bound, SelfTracing):
+    flat: Forward
+
+    def __call__(self, *leaves: Any) -> Any:
+        raise NotCompiledError(self.__name__)
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
+        joint = _Joint(self)
+        traced = trace_call(joint, args, kwargs, static=static, name=self.flat.inner.name)
+        pullback = Pullback(self.flat, self.bound, joint, traced.program)
+        return Traced(pullback.parts.forward, traced.static_leaves, traced.environment)
+
+
+class _Joint(Rebinding):
+    """What is traced: results and gradients, of cotangents that stand for those to come.
+
+    Attributes:
+        differentiated: The results that have a gradient, once it has run.
+        tensor_leaves: Which leaves of the function's result are tensors.
+    """
+
+    def __init__(self, forward: _BoundForward) -> None:
+        self._forward = forward
+        self.differentiated: tuple[int, ...] = ()
+        self.tensor_leaves: list[int] = []
+        self.__name__ = forward.flat.inner.name
+        self.__wrapped__ = forward.__wrapped__
+
+    def rebound(self) -> list[torch.Tensor]:
+        return self._forward.rebound()
+
+    def __call__(self, *leaves: Any) -> Any:
+        flat = self._forward.flat
+        filled = self._forward.fill(leaves)
+        tensors, numbers = filled[: flat.arity], filled[flat.arity :]
+        wanted = [tensor for tensor, chosen in zip(tensors, flat.mask, strict=True) if chosen]
+        _set_requires_grad(wanted, True)
+        with torch.enable_grad():
+            results, rest = flat.inner.run(tensors, numbers)
+            self.tensor_leaves = rest.tensor_leaves
+            gradients = self._gradients(results, tensors, wanted)
+        _set_requires_grad(wanted, False)
+        passed = {id(tensor) for tensor in tensors}
+        results = [result if id(result) in passed else result.detach() for result in results]
+        return rest.join(results), _apart(gradients, [*tensors, *results])
+
+    def _gradients(
+        self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor | None]:
+        passed = {id(tensor) for tensor in tensors}
+        found = [i for i, result in enumerate(results) if result.requires_grad and id(result) not in passed]
+        self.differentiated = tuple(found)
+        if not found:
+            return [None] * len(wanted)
+        chosen = [results[index] for index in found]
+        cotangents = [cotangent(result.detach(), number) for number, result in enumerate(chosen)]
+        return list(torch.autograd.grad(chosen, wanted, cotangents, allow_unused=True))
+
+
+def _set_requires_grad(tensors: Sequence[torch.Tensor], value: bool) -> None:
+    """Set it without the tracer's modes, which refuse it to the user's code."""
+    with torch._C.DisableTorchFunction():  # checked with torch 2.11 and 2.13
+        for tensor in tensors:
+            tensor.requires_grad_(value)
+
+
+def _apart(
+    gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients in memory of their own; autograd may return the same tensor twice, or a cotangent."""
+    taken = {other.untyped_storage()._cdata for other in others}
+    found: list[torch.Tensor | None] = []
+    for gradient in gradients:
+        if gradient is not None:
+            gradient = gradient.resolve_conj().resolve_neg().detach()
+            spec = TensorSpec.of(gradient)
+            if gradient.untyped_storage()._cdata in taken or spec.overlaps_itself:
+                gradient = gradient.clone()
+            taken.add(gradient.untyped_storage()._cdata)
+        found.append(gradient)
+    return tuple(found)
+
+
+class Pullback:
+    """How gradients of one kind of `Forward`'s calls are computed; the forward's Program returns it with its result.
+
+    Attributes:
+        parts: The Programs of forward and backward.
+        inner: The function that is differentiated.
+        mask: Which of its tensors have gradients.
+        differentiated: The results that have a gradient, by number among its tensors.
+        results: Those of them whose cotangents the backward takes.
+        passed: The function's tensors that the forward's Program takes; the others are captured.
+        count: How many tensors the function returns.
+    """
+
+    def __init__(self, forward: Forward, bound: frozenset[int], joint: _Joint, program: Program) -> None:
+        self.inner = forward.inner
+        self.mask = forward.mask
+        self.differentiated = joint.differentiated
+        self.parts = partition_program(program, self)
+        of_results = [source for source in self.parts.sources if source.of == "cotangent"]
+        self.results = tuple(joint.differentiated[source.index] for source in of_results)
+        self._specs = [source.spec for source in of_results]
+        self.passed = [index for index in range(forward.arity) if index not in bound]
+        self.count = len(joint.tensor_leaves)
+        returned = {source.index for source in self.parts.sources if source.of == "result"}
+        self._returned = [joint.tensor_leaves.index(leaf) for leaf in sorted(returned)]
+        self.places = self._places(sorted(returned))
+        self._backwards: dict[tuple[bool, ...], Backward] = {}
+
+    def _places(self, returned: Sequence[int]) -> list[int]:
+        """Where among a `Backward`'s tensors and numbers each of its Program's arguments is."""
+        first_cotangent = self.inner.arity
+        first_saved = first_cotangent + len(self.results)
+        saved = sum(source.of == "saved" for source in self.parts.sources)
+        first_number = first_saved + saved + len(returned)
+        cotangents = [source.index for source in self.parts.sources if source.of == "cotangent"]
+        places: list[int] = []
+        for source in self.parts.sources:
+            if source.of == "cotangent":
+                places.append(first_cotangent + cotangents.index(source.index))
+            elif source.of == "saved":
+                places.append(first_saved + source.index)
+            elif source.of == "result":
+                places.append(first_saved + saved + returned.index(source.index))
+            elif source.index < len(self.passed):
+                places.append(self.passed[source.index])
+            else:
+                places.append(first_number + source.index - len(self.passed))
+        return places
+
+    def has_gradient(self, index: int) -> bool:
+        """Whether result number ``index`` of the forward has a gradient; what it saved has none."""
+        return index in self.differentiated
+
+    def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The forward's tensors, what it saved, and its results that the backward reads."""
+        return [*tensors, *results[self.count :], *(results[index] for index in self._returned)]
+
+    def pull_back(
+        self, kept: Sequence[torch.Tensor], mask: tuple[bool, ...], cotangents: Sequence[torch.Tensor | None]
+    ) -> tuple[Flat, list[torch.Tensor]]:
+        """The `Backward`, and what it takes: the forward's tensors, cotangents, and the rest of what was kept."""
+        arity = self.inner.arity
+        filled: list[torch.Tensor] = []
+        for index, spec in zip(self.results, self._specs, strict=True):
+            assert spec is not None
+            given = cotangents[index]
+            zeros = torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device) if given is None else given
+            filled.append(zeros)
+        if mask not in self._backwards:
+            self._backwards.setdefault(mask, Backward(self, mask, len(kept) - arity))
+        return self._backwards[mask], [*kept[:arity], *filled, *kept[arity:]]
+
+
+class Backward(Flat):
+    """Gradients of a `Forward`'s call: its tensors, cotangents, and what else was kept in.
+
+    Args:
+        pullback: How they are computed.
+        mask: Which of the function's tensors gradients are wanted for.
+        extras: How many tensors were kept besides the function's.
+    """
+
+    def __init__(self, pullback: Pullback, mask: tuple[bool, ...], extras: int) -> None:
+        inner = pullback.inner
+        self._first_extra = inner.arity + len(pullback.results)
+        super().__init__(inner.function, f"backward({inner.name})", self._first_extra + extras, {})
+        self.repeatable = inner.repeatable
+        self._pullback = pullback
+        self._mask = mask
+        wanted = zip(pullback.mask, mask, strict=True)
+        self._wanted = [asked for differentiable, asked in wanted if differentiable]
+        program = pullback.parts.backward
+        unwanted = [leaf for leaf, asked in enumerate(self._wanted) if not asked]
+        self._program = without_results(program, unwanted) if unwanted else program
+        self._engine = inner.function.derived(_Prepared(self.name, self._program))
+
+    def again(self) -> Vjp:
+        """The same gradients by running the user's function once more; this one can be differentiated."""
+        inner, results = self._pullback.inner, self._pullback.results
+        if not inner.repeatable:
+            raise RuntimeError(
+                describe(
+                    f"{self.function.function_name}(…)", "a gradient of its gradient is asked for, and it draws random numbers or"
+                    " updates tensors in place, which would happen again",
+                    remedy="Take both derivatives inside the transformed function.",
+                )
+            )  # fmt: skip
+        return inner.derive(("vjp", self._mask, results), lambda: Vjp(inner, self._mask, results))
+
+    def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
+        """Evaluate the backward's Program, for a batch if need be."""
+        found, rest, _ = self.unpack(evaluate_batched(self._program, self._arguments(tensors, numbers)))
+        return found, rest
+
+    def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
+        """Run the backward's Program by its engine, on tensors with the strides that it was traced for."""
+        given = self._arguments(tensors, numbers)
+        sources = zip(given, self._pullback.parts.sources, strict=True)
+        return self._engine(*(value if s.spec is None else _with_strides(value, s.spec) for value, s in sources))
+
+    def _arguments(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
+        leaves = [*tensors, *numbers]
+        return [leaves[place] for place in self._pullback.places]
+
+    def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
+        """The gradients that are wanted; those that do not depend on a tensor are None."""
+        chosen = tuple(gradient for gradient, asked in zip(result, self._wanted, strict=True) if asked)
+        return super().unpack(chosen)
+
+    def batched(
+        self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], randomness: str
+    ) -> tuple[Flat, list[torch.Tensor]]:
+        """Several gradients at once, by running the function again if it may be."""
+        if not self.repeatable:
+            return super().batched(tensors, dims, randomness)
+        first = self._first_extra
+        return self.again().batched(tensors[:first], dims[:first], randomness)
+
+    def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the function takes to run again, with cotangents."""
+        return list(tensors[: self._first_extra])
+
+    def pull_back(
+        self, kept: Sequence[torch.Tensor], mask: tuple[bool, ...], cotangents: Sequence[torch.Tensor | None]
+    ) -> tuple[Flat, list[torch.Tensor]]:
+        """The gradient of the gradient."""
+        return self.again().pull_back(kept, mask[: self._first_extra], cotangents)
+
+    def push_forward(
+        self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None], results: tuple[int, ...]
+    ) -> tuple[Flat, list[torch.Tensor]]:
+        """The tangent of the gradient."""
+        return self.again().push_forward(kept, tangents[: self._first_extra], results)
+
+
+class _Prepared(SelfTracing):
+    """A function that is given as a Program."""
+
+    def __init__(self, name: str, program: Program) -> None:
+        self.__name__ = name
+        self._program = program
+
+    def __call__(self, *args: Any) -> Any:
+        return evaluate(self._program, *args)
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
+        return Traced(self._program, frozenset(), Environment(None))
+
+
+def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    if tensor.stride() == spec.stride or not tensor.numel():
+        return tensor.detach()
+    return spec.empty().copy_(tensor)

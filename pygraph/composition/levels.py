@@ -1,0 +1,119 @@
+"""What surrounds a call: torch.func's stack of transforms, autograd and forward-mode differentiation."""
+
+# They have no public names. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._C import _functorch as functorch
+from torch.autograd import forward_ad
+
+
+class Level(enum.Enum):
+    """One transform of torch.func's stack."""
+
+    VMAP = enum.auto()
+    GRAD = enum.auto()
+    JVP = enum.auto()
+    OTHER = enum.auto()
+
+
+_LEVELS = {
+    functorch.TransformType.Vmap: Level.VMAP,
+    functorch.TransformType.Grad: Level.GRAD,
+    functorch.TransformType.Jvp: Level.JVP,
+}
+
+
+def levels() -> list[Level]:
+    """The transforms that are active, the outermost first."""
+    stack: Any = functorch.get_interpreter_stack()
+    return [_LEVELS.get(interpreter.key(), Level.OTHER) for interpreter in stack or ()]
+
+
+def is_dual_level() -> bool:
+    """Whether forward-mode differentiation is active, by torch.func or by itself."""
+    level: int = forward_ad._current_level
+    return level >= 0
+
+
+def wrappers(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor as each level sees it, the innermost transform's view first, the plain tensor last."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        yield tensor
+        tensor = functorch.get_unwrapped(tensor)
+    yield tensor
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether forward-mode differentiation differentiates a tensor that is of no transform."""
+    return is_dual_level() and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def is_special(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is more than its elements now: of a transform, or one that is differentiated."""
+    if functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
+
+
+def is_tracked(tensor: torch.Tensor) -> bool:
+    """Whether any level differentiates a tensor."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    *views, plain = wrappers(tensor)
+    return any(map(functorch.is_gradtrackingtensor, views)) or plain.requires_grad or has_tangent(plain)
+
+
+def is_batched(tensor: torch.Tensor, level: int) -> bool:
+    """Whether the transform of this level batches a tensor."""
+    return any(functorch.is_batchedtensor(view) and functorch.maybe_get_level(view) == level for view in wrappers(tensor))
+
+
+def batching_levels() -> list[int]:
+    """The levels of all active ``vmap``."""
+    stack: Any = functorch.get_interpreter_stack()
+    return [one.level() for one in stack or () if one.key() == functorch.TransformType.Vmap]
+
+
+def ambient(tensors: Sequence[torch.Tensor]) -> tuple[bool, bool]:
+    """Whether autograd, and whether forward mode, differentiates any of the tensors below all transforms."""
+    plain = [list(wrappers(tensor))[-1] for tensor in tensors]
+    backwards = any(tensor.requires_grad for tensor in plain) and (torch.is_grad_enabled() or bool(levels()))
+    return backwards, any(map(has_tangent, plain))
+
+
+class GradientBatch:
+    """The batch of cotangents that ``torch.autograd.grad(is_grads_batched=True)`` differentiates at once.
+
+    Autograd has an older kind of ``vmap`` for it, of which torch.func knows nothing.
+    """
+
+    def __init__(self) -> None:
+        self._level: int = torch._C._vmapmode_increment_nesting() - 1
+        torch._C._vmapmode_decrement_nesting()
+        if self._level > 1:
+            raise NotImplementedError("pygraph: gradients of a batch inside a batch; use torch.func instead")
+
+    @staticmethod
+    def among(tensors: Sequence[torch.Tensor | None]) -> GradientBatch | None:
+        """The batch that any of the tensors belongs to."""
+        found = any(tensor is not None and functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
+        return GradientBatch() if found else None
+
+    def split(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int | None, ...]]:
+        """Plain tensors, and the dimension of the batch in each."""
+        batched = [functorch.is_legacy_batchedtensor(tensor) for tensor in tensors]
+        pairs = zip(tensors, batched, strict=True)
+        plain = [torch._remove_batch_dim(t, self._level, 1, 0) if inside else t for t, inside in pairs]
+        return plain, tuple(0 if inside else None for inside in batched)
+
+    def join(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors whose first dimension is the batch, as its examples."""
+        return [torch._add_batch_dim(tensor, 0, self._level) for tensor in tensors]

@@ -1,0 +1,212 @@
+"""Calls of transformed functions inside ``vmap``, ``grad`` and ``jvp``, and under autograd.
+
+One call goes this way. `compose` looks up, or finds out, what is known of such calls (`Site`): which tensors the
+function closes over that carry gradients or batches. These are passed like arguments from there on. `apply` puts an
+``autograd.Function`` around the call, which torch takes apart level by level: ``vmap`` replaces the function by its
+batched one, a gradient by its `Forward` or by running it again with tensors below that level. What arrives at the bottom
+are plain tensors, on which the function that was derived on the way runs by its own engine.
+"""
+
+# Tensors of torch.func and its stack of transforms have no public names; arguments and results are of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.composition.flat import Flat, Rest
+from pygraph.composition.joint import Forward, NotCompiledError, Pullback
+from pygraph.composition.levels import GradientBatch, Level, ambient, levels
+from pygraph.composition.sites import SiteError, find_site
+
+if TYPE_CHECKING:
+    from pygraph.transformed import Transformed
+
+
+class InlineError(Exception):
+    """A call runs as it is, for the reason that the message gives."""
+
+
+def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function where its call is part of something larger.
+
+    Args:
+        function: The transformed function.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Returns:
+        What the function returns, as it is at this level.
+
+    Raises:
+        InlineError: The call must run as it is; nothing has been changed.
+    """
+    try:
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        site = find_site(function, leaves, tree, function.static_leaves(args, kwargs))
+    except SiteError as error:
+        raise InlineError(str(error)) from None
+    tensors = site.tensors(leaves)
+    stack = levels()
+    reason = site.refusal(stack, tensors)
+    if reason is not None:
+        raise InlineError(reason)
+    outcome = Outcome()
+    try:
+        results = apply(Call(site.primal, site.numbers(leaves), outcome), tensors)
+    except NotCompiledError:
+        raise InlineError("its forward does not run as a graph") from None
+    assert outcome.rest is not None
+    for index, operand in outcome.same.items():
+        results[index] = tensors[operand]
+    if not stack:
+        for index, (operand, view) in outcome.views.items():
+            results[index] = view.of(tensors[operand])
+    return outcome.rest.join(results)
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What part of a tensor another one is."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This part of a tensor, with its history."""
+        return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
+
+
+class Outcome:
+    """What a call returns besides its tensors, known once it has arrived at the bottom.
+
+    Attributes:
+        rest: The rest of the result.
+        pullback: How the call is differentiated, if not as its function usually is.
+        same: Results that are tensors which were passed, by number.
+        views: Results that are parts of tensors which were passed.
+    """
+
+    def __init__(self) -> None:
+        self.rest: Rest | None = None
+        self.pullback: Pullback | None = None
+        self.same: dict[int, int] = {}
+        self.views: dict[int, tuple[int, View]] = {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One application of a function: what it is, its numbers, and where its outcome goes."""
+
+    flat: Flat
+    numbers: tuple[Any, ...]
+    outcome: Outcome
+
+    @property
+    def rule(self) -> Any:
+        """What knows how to differentiate it."""
+        return self.outcome.pullback or self.flat
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Run it on plain tensors."""
+        with torch.no_grad():
+            result = self.flat.compiled(tensors, self.numbers)
+            found, self.outcome.rest, self.outcome.pullback = self.flat.unpack(result)
+        self._note_shared(tensors, found)
+        return tuple(result.detach() if result.requires_grad else result for result in found)
+
+    def _note_shared(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+        """Note which results are memory of what was passed."""
+        owner = {tensor.untyped_storage()._cdata: index for index, tensor in reversed(list(enumerate(tensors)))}
+        for index, result in enumerate(results):
+            operand = owner.get(result.untyped_storage()._cdata)
+            if operand is None:
+                continue
+            tensor = tensors[operand]
+            if result is tensor:
+                self.outcome.same[index] = operand
+            else:
+                offset = result.storage_offset() - tensor.storage_offset()
+                self.outcome.views[index] = operand, View(tuple(result.shape), result.stride(), offset)
+
+
+def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a call on tensors of the current level, as one operation to all that differentiates or batches them."""
+    stack = levels()
+    backwards, forwards = ambient(tensors)
+    if not stack and not backwards and not forwards:
+        return list(call.run(tensors))
+    if not call.flat.may_save or forwards or stack != ([] if backwards else [Level.GRAD]):
+        return list(Operation.apply(call, *tensors))
+    mask = tuple(tensor.requires_grad for tensor in tensors)
+    forward = call.flat.derive(("forward", mask), lambda: Forward(call.flat, mask))
+    outcome = Outcome()
+    results = list(Operation.apply(Call(forward, call.numbers, outcome), *tensors))
+    assert outcome.pullback is not None
+    count = outcome.pullback.count
+    call.outcome.rest, call.outcome.same = outcome.rest, outcome.same
+    call.outcome.views = {index: view for index, view in outcome.views.items() if index < count}
+    return results[:count]
+
+
+class Operation(torch.autograd.Function):
+    """A call as one operation."""
+
+    @staticmethod
+    def forward(call: Call, *tensors: torch.Tensor) -> Any:
+        """Run it, below all levels."""
+        return call.run(tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        """Keep what derivatives need."""
+        call, *tensors = inputs
+        rule = call.rule
+        kept = rule.kept(tensors, output)
+        ctx.call, ctx.results = call, len(output)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(out for index, out in enumerate(output) if not rule.has_gradient(index)))
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
+        """Gradients of the tensors, by the function's pull-back."""
+        mask = tuple(ctx.needs_input_grad[1:])
+        if all(cotangent is None for cotangent in cotangents):
+            return (None,) * (1 + len(mask))
+        flat, tensors = ctx.call.rule.pull_back(ctx.saved_tensors, mask, cotangents)
+        outcome = Outcome()
+        batch = GradientBatch.among(cotangents)
+        if batch is None:
+            gradients = apply(Call(flat, ctx.call.numbers, outcome), tensors)
+        else:
+            flat, plain = flat.batched(*batch.split(tensors), "error")
+            gradients = batch.join(apply(Call(flat, ctx.call.numbers, outcome), plain))
+        assert outcome.rest is not None
+        found = iter(outcome.rest.join(gradients))
+        return None, *(next(found) if wanted else None for wanted in mask)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Tangents of the results, by the function's push-forward."""
+        call = ctx.call
+        chosen = tuple(index for index in range(ctx.results) if call.rule.has_gradient(index))
+        flat, tensors = call.rule.push_forward(ctx.saved_tensors, tangents[1:], chosen)
+        moved = apply(Call(flat, call.numbers, Outcome()), tensors)
+        found = dict(zip(chosen, moved, strict=True))
+        return tuple(found.get(index) for index in range(ctx.results))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: torch.Tensor) -> Any:
+        """The function of a batch, one level below."""
+        flat, given = call.flat.batched(tensors, tuple(in_dims[1:]), info.randomness)
+        results = tuple(apply(dataclasses.replace(call, flat=flat), given))
+        return results, (0,) * len(results)

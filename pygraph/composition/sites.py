@@ -1,0 +1,293 @@
+"""What is known of one kind of call of a function inside a larger whole, from a first run on fake tensors."""
+
+# Arguments are of any type, and fakes and torch.func's stack have no public names. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from pygraph.composition.flat import Place, Primal, Settings, take_apart
+from pygraph.composition.levels import Level, ambient, batching_levels, is_batched, is_special, is_tracked
+from pygraph.composition.substitution import Substitution, substituting
+from pygraph.effects import is_random, root, written_arguments
+from pygraph.environment import Environment
+from pygraph.errors import TraceError
+from pygraph.interop.functorch import NOTHING_ON_DEVICE
+from pygraph.keys import UnhashableError, static_key
+from pygraph.trace import Rebinding, objects_among, record_call
+from pygraph.tracing.hidden_writes import updated_in_hiding
+from pygraph.tracing.leaves import is_live_number
+from pygraph.tracing.recording import Recording
+
+if TYPE_CHECKING:
+    from pygraph.transformed import Transformed
+
+# A closure of a hundred tensors is found in as many rounds at worst; usually in one.
+_MAX_ROUNDS = 100
+
+
+class SiteError(Exception):
+    """A call cannot be part of something larger other than by running as it is."""
+
+
+@dataclasses.dataclass(eq=False)
+class Site:
+    """What is known of calls with arguments like these.
+
+    Attributes:
+        primal: The function of its tensors and numbers.
+        environment: What else it depends on.
+        lifted: What the tensors were like that it closes over and that are passed to it.
+        draws: Whether it draws random numbers.
+        writes: Whether it updates tensors.
+        writes_tracked: Whether it updates tensors that are differentiated.
+    """
+
+    primal: Primal
+    environment: Environment
+    lifted: tuple[Hashable, ...]
+    draws: bool
+    writes: bool
+    writes_tracked: bool
+
+    def is_current(self) -> bool:
+        """Whether it still describes calls: nothing that the function reaches has changed."""
+        if not self.environment.is_current():
+            return False
+        found = [place() for place in self.primal.lifted.values()]
+        if not all(isinstance(tensor, torch.Tensor) and is_special(tensor) for tensor in found):
+            return False
+        plain = (tensor for tensor in self.environment.tensors if is_special(tensor))
+        return tuple(map(describe_tensor, found)) == self.lifted and next(plain, None) is None
+
+    def tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        """The tensors of a call with these leaves, and those that the function closes over now."""
+        return [*(leaves[i] for i in self.primal.tensors), *(place() for place in self.primal.lifted.values())]
+
+    def numbers(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The live numbers of a call with these leaves."""
+        return tuple(leaves[index] for index in self.primal.numbers)
+
+    def refusal(self, stack: Sequence[Level], tensors: Sequence[torch.Tensor]) -> str | None:
+        """Why a call at this place must run as it is; None if it may be compiled."""
+        if Level.OTHER in stack:
+            return "a transform of torch.func is active that is neither vmap, grad nor jvp"
+        if "graphify" in self.primal.function.passes and all(tensor.is_cpu for tensor in tensors):
+            return NOTHING_ON_DEVICE
+        if self.writes_tracked:
+            return "it updates a tensor in place that is differentiated"
+        if not self.draws and not self.writes:
+            return None
+        backwards, forwards = ambient(tensors)
+        once = [*([Level.GRAD] if backwards else []), *stack]
+        differentiated = any(level is not Level.VMAP for level in once) or forwards
+        if differentiated and (forwards or once[0] is not Level.GRAD or set(once[1:]) - {Level.VMAP}):
+            return "it draws random numbers or updates tensors, and is not differentiated last and once"
+        if self.writes and differentiated and stack:
+            return "it updates tensors in place where torch.func differentiates"
+        if self.draws and not all(any(is_batched(t, level) for t in tensors) for level in batching_levels()):
+            return "it draws random numbers for a batch of which it gets no tensor"
+        return None
+
+
+def find_site(
+    function: Transformed[..., Any], leaves: Sequence[Any], tree: pytree.TreeSpec, static: frozenset[int]
+) -> Site:
+    """What is known of a call, found out if need be.
+
+    Raises:
+        SiteError: It cannot be traced.
+    """
+    kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    settings = Settings.now(kinds)
+    try:
+        key = (tree, static, settings, _leaf_keys(leaves, static))
+    except UnhashableError:
+        raise SiteError("an argument cannot be part of a cache key") from None
+    known = function.sites.get(key)
+    if isinstance(known, str):
+        raise SiteError(known)
+    if known is None or not known.is_current():
+        try:
+            with function.turn():
+                known = _discover(function, leaves, tree, static, settings)
+        except TraceError as error:
+            function.sites.put(key, str(error))
+            raise SiteError(str(error)) from error
+        function.sites.put(key, known)
+    return known
+
+
+def _leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
+    keys: list[Hashable] = []
+    first: dict[int, int] = {}
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            keys.append((first.setdefault(id(leaf), index), *describe_tensor(leaf)))
+        elif index not in static and is_live_number(leaf):
+            keys.append(leaf.__class__)
+        else:
+            keys.append(static_key(leaf, index))
+    return tuple(keys)
+
+
+def describe_tensor(tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    """What a trace depends on of a tensor as it is at the current level."""
+    kind = isinstance(tensor, torch.nn.Parameter)
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, kind, tensor.requires_grad, is_tracked(tensor))
+
+
+def _discover(
+    function: Transformed[..., Any], leaves: Sequence[Any], tree: pytree.TreeSpec, static: frozenset[int],
+    settings: Settings,
+) -> Site:  # fmt: skip
+    """Run the function once on fakes, and look at what it uses and does."""
+    args, kwargs = pytree.tree_unflatten(list(leaves), tree)
+    environment = Environment(function.fn, objects_among(args, kwargs))
+    lifted = [tensor for tensor in environment.tensors if is_special(tensor)]
+    for _ in range(_MAX_ROUNDS):
+        probe = _Probe(function, tree, lifted, settings)
+        count = len(leaves)
+        row = _stand_ins([*leaves, *lifted])
+        given = (*pytree.tree_unflatten(row[:count], tree), row[count:])
+        with temporarily_clear_interpreter_stack():
+            recording, baked = record_call(probe, given, {}, static, function.function_name)
+        if not probe.found:
+            break
+        lifted += probe.found
+    else:
+        raise TraceError(f"{function.function_name} closes over ever more tensors")
+    effects = _Effects(recording, len(leaves))
+    used = [t for i, t in enumerate(lifted) if i in effects.used or id(t) in probe.returned]
+    places: list[Place] = [_place(environment, tensor) for tensor in used]
+    environment.release(used)
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    numbers = [i for i, leaf in enumerate(leaves) if i not in static and is_live_number(leaf)]
+    primal = Primal(function, tree, leaves, tensors, numbers, places, settings)
+    primal.differentiable = probe.differentiable
+    primal.repeatable = not effects.draws and not effects.writes
+    everything = [*leaves, *lifted]
+    tracked = any(is_tracked(everything[leaf]) for leaf in effects.written)
+    if not probe.differentiable:
+        raise TraceError(f"{function.function_name} returns no tensor")
+    return Site(primal, environment, tuple(map(describe_tensor, used)), effects.draws, effects.writes, tracked)
+
+
+def _place(environment: Environment, tensor: torch.Tensor) -> Place:
+    places = environment.places(tensor)
+    return places[0] if places else functools.partial(_itself, tensor)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _stand_ins(leaves: Sequence[Any]) -> list[Any]:
+    """Fakes for tensors, as these are at the current level; other leaves as they are."""
+    made: dict[int, torch.Tensor] = {}
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in made:
+            made[id(leaf)] = _stand_in(leaf)
+    return [made[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    tracked = is_tracked(tensor)
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    with temporarily_clear_interpreter_stack(), FakeTensorMode():
+        fake: Any = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+        fake.requires_grad_(tracked)
+    if isinstance(tensor, torch.nn.Parameter):
+        fake._is_param = True
+    return fake
+
+
+class _Finding(Substitution):
+    """Also notes special tensors that nothing was given for."""
+
+    def __init__(self, given: dict[int, torch.Tensor]) -> None:
+        super().__init__(given)
+        self.found: dict[int, torch.Tensor] = {}
+        self._made: dict[int, torch.Tensor] = {}
+
+    def instead(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in self._given or isinstance(tensor, FakeTensor) or not is_special(tensor):
+            return super().instead(tensor)
+        if id(tensor) not in self.found:
+            self.found[id(tensor)] = tensor
+            shape, stride = tuple(tensor.shape), tensor.stride()
+            made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+            self._made[id(tensor)] = made
+        return self._made[id(tensor)]
+
+
+class _Probe(Rebinding):
+    """The function, with stand-ins for what it closes over; it notes what else it needs them for.
+
+    Attributes:
+        found: Tensors that the function closes over and that nothing was given for.
+        differentiable: By result, whether it has a gradient.
+        returned: The ids of tensors that it closes over and returns.
+    """
+
+    def __init__(
+        self,
+        function: Transformed[..., Any],
+        tree: pytree.TreeSpec,
+        lifted: Sequence[torch.Tensor],
+        settings: Settings,
+    ) -> None:
+        self.__name__ = function.function_name
+        self.__wrapped__ = function.fn
+        self.found: list[torch.Tensor] = []
+        self.differentiable: tuple[bool, ...] = ()
+        self.returned: set[int] = set()
+        self._settings = settings
+        self._lifted = lifted
+
+    def rebound(self) -> list[torch.Tensor]:
+        """What was lifted."""
+        return list(self._lifted)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[torch.Tensor]) -> None:
+        finding = _Finding({id(tensor): fake for tensor, fake in zip(self._lifted, given, strict=True)})
+        with self._settings.restored(), substituting(finding):
+            result = self.__wrapped__(*args, **kwargs)
+        results, _ = take_apart(result)
+        self.differentiable = tuple(tensor.requires_grad for tensor in results)
+        self.returned = {id(tensor) for tensor in results}
+        missing = [t for t in results if not isinstance(t, FakeTensor) and is_special(t)]
+        known = {id(tensor) for tensor in self._lifted}
+        self.found = [*finding.found.values()]
+        self.found += [t for t in missing if id(t) not in known and id(t) not in finding.found]
+
+
+class _Effects:
+    """What a recorded function does besides computing its results.
+
+    Attributes:
+        draws: Whether it draws random numbers.
+        writes: Whether it updates tensors that it was passed or closes over.
+        written: The leaves that it updates.
+        used: Of the tensors after the first ``count`` leaves, those that it reads.
+    """
+
+    def __init__(self, recording: Recording, count: int) -> None:
+        nodes = list(recording.module.graph.nodes)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        leaf_of = {node: descriptor.leaf for node, descriptor in zip(placeholders, recording.inputs, strict=True)}  # pyright: ignore
+        self.draws = any(is_random(node) for node in nodes)
+        roots = {root(a) for node in nodes for a in (*written_arguments(node), *updated_in_hiding(node))}
+        self.writes = any(node.op in ("placeholder", "get_attr") for node in roots)
+        self.written = {leaf_of[node] for node in roots if node in leaf_of}
+        self.used = {leaf - count for node, leaf in leaf_of.items() if leaf >= count and node.users}

@@ -1,0 +1,98 @@
+"""Running a function with other tensors in the place of those that it closes over.
+
+Tensors are told apart by identity, in every call of torch's Python functions; what a function closes over is not
+changed, so that other threads see nothing.
+"""
+
+# Arguments are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+
+class Substitution(TorchFunctionMode):
+    """Pass other tensors to torch than the code says.
+
+    Args:
+        given: The tensors to pass, by the id of the one in whose place.
+    """
+
+    def __init__(self, given: Mapping[int, torch.Tensor]) -> None:
+        super().__init__()
+        self._given = given
+
+    def instead(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What is passed in the place of a tensor."""
+        return self._given.get(id(tensor), tensor)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self.instead, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class _Active(threading.local):
+    modes: tuple[Substitution, ...] = ()
+
+
+_active = _Active()
+_lock = threading.Lock()
+_users = 0
+
+_apply: Any = vars(torch.autograd.Function)["apply"]
+
+
+@contextlib.contextmanager
+def substituting(mode: Substitution) -> Generator[None, None, None]:
+    """Have a substitution at work in this thread."""
+    before = _active.modes
+    _active.modes = (*before, mode)
+    try:
+        with _functions_seen(), mode:
+            yield
+    finally:
+        _active.modes = before
+
+
+@contextlib.contextmanager
+def substituted(given: Mapping[int, torch.Tensor]) -> Generator[None, None, None]:
+    """The same for tensors by id; nothing is done if there are none."""
+    if not given:
+        yield
+        return
+    with substituting(Substitution(given)):
+        yield
+
+
+@contextlib.contextmanager
+def _functions_seen() -> Generator[None, None, None]:
+    """Substitute arguments of custom Functions too, which no mode sees: they look at them before any operation does.
+
+    Checked with torch 2.11 and 2.13.
+    """
+    global _users
+    with _lock:
+        _users += 1
+        torch.autograd.Function.apply = _apply_substituted  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                torch.autograd.Function.apply = _apply  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@classmethod
+def _apply_substituted(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    for mode in reversed(_active.modes):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, mode.instead, (args, kwargs))
+    return _apply.__get__(None, cls)(*args, **kwargs)

@@ -141,6 +141,17 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
 
 
+class Inlined:
+    """Calls that had no cache entry, by reason.
+
+    An object of its own, because ``functools.wraps`` copies a function's attributes: a wrapper's containers are watched
+    while it is traced, and these counts change then.
+    """
+
+    def __init__(self) -> None:
+        self.counts: collections.Counter[Fallback] = collections.Counter()
+
+
 class Transformed(Generic[P, R]):
     """A function with a stack of transforms; call it as the function itself.
 
@@ -178,7 +189,7 @@ class Transformed(Generic[P, R]):
         self._streak = 0
         self._hits = self._misses = self._captures = self._evictions = 0
         self._pools: dict[torch.device, Pool] = {} if parent is None else parent._pools
-        self._inline: collections.Counter[Fallback] = collections.Counter()
+        self._inlined = Inlined()
         self._clear_first = False
         self._native = CallPath(self._lock)
         register(self)
@@ -305,7 +316,7 @@ class Transformed(Generic[P, R]):
                 self._entries.move_to_end(key)
 
     def _run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:
-        self._inline[fallback] += 1
+        self._inlined.counts[fallback] += 1
         if self.options.strict and fallback.reason not in _EXPECTED:
             raise self._strict_error([fallback])
         return self.fn(*args, **kwargs)
@@ -475,7 +486,7 @@ class Transformed(Generic[P, R]):
         self._needed.clear()
         self._retraces.clear()
         self._seen.clear()
-        self._inline.clear()
+        self._inlined.counts.clear()
         self.sites.clear()
         for engine in members(self._derived):
             engine._clear()
@@ -514,7 +525,9 @@ class Transformed(Generic[P, R]):
         """What runs how, for every kind of call so far, with the reason for everything that is not a graph."""
         with self._lock if not here.inside else contextlib.nullcontext():
             self._settle()
-            inline = self._inline if self._reused is None else self._inline + self._reused.notes
+            inline = self._inlined.counts
+            if self._reused is not None:
+                inline = inline + self._reused.notes
             report = explain(self.function_name, list(self._entries.values()), dict(inline))
             return report.with_derived(engine.explain() for engine in sorted(members(self._derived), key=_order))
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import unwrap_if_dead  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.composition.flat import Flat, Rest
@@ -120,7 +121,8 @@ class Call:
             result = self.flat.compiled(tensors, self.numbers)
             found, self.outcome.rest, self.outcome.pullback = self.flat.unpack(result)
         self._note_shared(tensors, found)
-        return tuple(result.detach() if result.requires_grad else result for result in found)
+        same = self.outcome.same  # what is passed and returned as it is cannot be kept for a derivative
+        return tuple(r.detach() if r.requires_grad or index in same else r for index, r in enumerate(found))
 
     def _note_shared(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """Note which results are memory of what was passed."""
@@ -139,6 +141,7 @@ class Call:
 
 def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a call on tensors of the current level, as one operation to all that differentiates or batches them."""
+    tensors = [unwrap_if_dead(tensor) for tensor in tensors]  # a pull-back may outlive its level
     stack = levels()
     backwards, forwards = ambient(tensors)
     if not stack and not backwards and not forwards:

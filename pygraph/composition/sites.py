@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pygraph.composition.flat import Place, Primal, Settings, take_apart
-from pygraph.composition.levels import Level, ambient, batching_levels, is_batched, is_special, is_tracked
+from pygraph.composition.levels import Level, ambient, batching_levels, is_batched, is_special, is_tracked, wrappers
 from pygraph.composition.substitution import Substitution, substituting
 from pygraph.effects import is_random, root, written_arguments
 from pygraph.environment import Environment
@@ -48,6 +48,7 @@ class Site:
         primal: The function of its tensors and numbers.
         environment: What else it depends on.
         lifted: What the tensors were like that it closes over and that are passed to it.
+        unused: Which other tensors that it could use carry gradients or batches.
         draws: Whether it draws random numbers.
         writes: Whether it updates tensors.
         writes_tracked: Whether it updates tensors that are differentiated.
@@ -56,6 +57,7 @@ class Site:
     primal: Primal
     environment: Environment
     lifted: tuple[Hashable, ...]
+    unused: frozenset[int]
     draws: bool
     writes: bool
     writes_tracked: bool
@@ -67,8 +69,7 @@ class Site:
         found = [place() for place in self.primal.lifted.values()]
         if not all(isinstance(tensor, torch.Tensor) and is_special(tensor) for tensor in found):
             return False
-        plain = (tensor for tensor in self.environment.tensors if is_special(tensor))
-        return tuple(map(describe_tensor, found)) == self.lifted and next(plain, None) is None
+        return tuple(map(describe_tensor, found)) == self.lifted and _special_among(self.environment) == self.unused
 
     def tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors of a call with these leaves, and those that the function closes over now."""
@@ -180,7 +181,12 @@ def _discover(
     tracked = any(is_tracked(everything[leaf]) for leaf in effects.written)
     if not probe.differentiable:
         raise TraceError(f"{function.function_name} returns no tensor")
-    return Site(primal, environment, tuple(map(describe_tensor, used)), effects.draws, effects.writes, tracked)
+    described = tuple(map(describe_tensor, used))
+    return Site(primal, environment, described, _special_among(environment), effects.draws, effects.writes, tracked)
+
+
+def _special_among(environment: Environment) -> frozenset[int]:
+    return frozenset(id(tensor) for tensor in environment.tensors if is_special(tensor))
 
 
 def _place(environment: Environment, tensor: torch.Tensor) -> Place:
@@ -212,6 +218,11 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return fake
 
 
+def _is_made_inside(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of the run on fakes, whatever transforms inside the function have made of it."""
+    return isinstance(list(wrappers(tensor))[-1], FakeTensor)
+
+
 class _Finding(Substitution):
     """Also notes special tensors that nothing was given for."""
 
@@ -221,7 +232,7 @@ class _Finding(Substitution):
         self._made: dict[int, torch.Tensor] = {}
 
     def instead(self, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in self._given or isinstance(tensor, FakeTensor) or not is_special(tensor):
+        if id(tensor) in self._given or not is_special(tensor) or _is_made_inside(tensor):
             return super().instead(tensor)
         if id(tensor) not in self.found:
             self.found[id(tensor)] = tensor
@@ -266,7 +277,7 @@ class _Probe(Rebinding):
         results, _ = take_apart(result)
         self.differentiable = tuple(tensor.requires_grad for tensor in results)
         self.returned = {id(tensor) for tensor in results}
-        missing = [t for t in results if not isinstance(t, FakeTensor) and is_special(t)]
+        missing = [t for t in results if is_special(t) and not _is_made_inside(t)]
         known = {id(tensor) for tensor in self._lifted}
         self.found = [*finding.found.values()]
         self.found += [t for t in missing if id(t) not in known and id(t) not in finding.found]

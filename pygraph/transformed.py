@@ -377,7 +377,7 @@ class Transformed(Generic[P, R]):
             _check_disjoint(program, leaves, self.function_name)
             _check_updatable(traced.program, leaves, self.function_name)
         except TraceError as error:
-            if self._is_root and isinstance(error, GradientError):
+            if isinstance(error, GradientError) and self._is_root and torch.is_grad_enabled() and not self.options.donates:
                 return self._keep(key, Entry(None, None, None, [], differentiated=True))
             note = Fallback("the call", str(error), None)
             if self.options.strict:

@@ -190,6 +190,13 @@ class Pullback:
                 places.append(first_number + source.index - len(self.passed))
         return places
 
+    def reads(self, tensors: Sequence[torch.Tensor]) -> tuple[set[int], list[torch.Tensor]]:
+        """Which of the function's tensors the backward reads, and what it reads besides that the function closes over."""
+        passed = {self.passed[s.index] for s in self.parts.sources if s.of == "argument" and s.spec is not None}
+        captured = {tensor.data_ptr(): tensor for tensor in self.parts.captured}
+        bound = {i for i, t in enumerate(tensors) if i not in self.passed and captured.pop(t.data_ptr(), None) is not None}
+        return passed | bound, list(captured.values())
+
     def has_gradient(self, index: int) -> bool:
         """Whether result number ``index`` of the forward has a gradient; what it saved has none."""
         return index in self.differentiated

@@ -89,17 +89,15 @@ def ambient(tensors: Sequence[torch.Tensor]) -> tuple[bool, bool]:
     return backwards, any(map(has_tangent, plain))
 
 
+_FIRST_BATCH = 1
+
+
 class GradientBatch:
     """The batch of cotangents that ``torch.autograd.grad(is_grads_batched=True)`` differentiates at once.
 
-    Autograd has an older kind of ``vmap`` for it, of which torch.func knows nothing.
+    Autograd has an older kind of ``vmap`` for it, of which torch.func knows nothing. Its level is the first one; which
+    it is inside another such batch cannot be asked in the thread that runs a backward.
     """
-
-    def __init__(self) -> None:
-        self._level: int = torch._C._vmapmode_increment_nesting() - 1
-        torch._C._vmapmode_decrement_nesting()
-        if self._level > 1:
-            raise NotImplementedError("pygraph: gradients of a batch inside a batch; use torch.func instead")
 
     @staticmethod
     def among(tensors: Sequence[torch.Tensor | None]) -> GradientBatch | None:
@@ -111,9 +109,11 @@ class GradientBatch:
         """Plain tensors, and the dimension of the batch in each."""
         batched = [functorch.is_legacy_batchedtensor(tensor) for tensor in tensors]
         pairs = zip(tensors, batched, strict=True)
-        plain = [torch._remove_batch_dim(t, self._level, 1, 0) if inside else t for t, inside in pairs]
+        plain = [torch._remove_batch_dim(t, _FIRST_BATCH, 1, 0) if inside else t for t, inside in pairs]
+        if any(map(functorch.is_legacy_batchedtensor, plain)):
+            raise NotImplementedError("pygraph: a batch of gradients inside another one; torch.func.vmap can do that")
         return plain, tuple(0 if inside else None for inside in batched)
 
     def join(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors whose first dimension is the batch, as its examples."""
-        return [torch._add_batch_dim(tensor, 0, self._level) for tensor in tensors]
+        return [torch._add_batch_dim(tensor, 0, _FIRST_BATCH) for tensor in tensors]

@@ -159,6 +159,38 @@ def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return results[:count]
 
 
+class Kept:
+    """What a call keeps for its derivatives.
+
+    Autograd watches only what the backward reads, as in eager: the caller may update other arguments in place before it.
+    A derivative of the gradient needs those too.
+
+    Attributes:
+        saved: What autograd keeps.
+    """
+
+    def __init__(self, rule: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+        kept: list[torch.Tensor] = rule.kept(tensors, results)
+        self._unread: dict[int, tuple[torch.Tensor, int]] = {}
+        captured: list[torch.Tensor] = []
+        if isinstance(rule, Pullback) and not levels():
+            read, captured = rule.reads(tensors)
+            others = (index for index in range(len(tensors)) if index not in read)
+            self._unread = {index: (tensors[index], tensors[index]._version) for index in others}
+        self._count = len(kept)
+        self.saved = [*(tensor for index, tensor in enumerate(kept) if index not in self._unread), *captured]
+
+    def restore(self, saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """All that was kept, from what autograd gives back."""
+        if torch.is_grad_enabled() and any(tensor._version != version for tensor, version in self._unread.values()):
+            raise RuntimeError(
+                "an argument of a transformed function was modified by an inplace operation, and is needed for the"
+                " gradient of the gradient"
+            )
+        given = iter(saved)
+        return [self._unread[i][0] if i in self._unread else next(given) for i in range(self._count)]
+
+
 class Operation(torch.autograd.Function):
     """A call as one operation."""
 
@@ -172,12 +204,13 @@ class Operation(torch.autograd.Function):
         """Keep what derivatives need."""
         call, *tensors = inputs
         rule = call.rule
-        kept = rule.kept(tensors, output)
         ctx.call, ctx.results = call, len(output)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(out for index, out in enumerate(output) if not rule.has_gradient(index)))
-        ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)
+        ctx.kept = Kept(rule, tensors, output)
+        ctx.save_for_backward(*ctx.kept.saved)
+        ctx.save_for_forward(*ctx.kept.saved)
+        del ctx.kept.saved
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
@@ -185,7 +218,7 @@ class Operation(torch.autograd.Function):
         mask = tuple(ctx.needs_input_grad[1:])
         if all(cotangent is None for cotangent in cotangents):
             return (None,) * (1 + len(mask))
-        flat, tensors = ctx.call.rule.pull_back(ctx.saved_tensors, mask, cotangents)
+        flat, tensors = ctx.call.rule.pull_back(ctx.kept.restore(ctx.saved_tensors), mask, cotangents)
         outcome = Outcome()
         batch = GradientBatch.among(cotangents)
         if batch is None:
@@ -202,7 +235,7 @@ class Operation(torch.autograd.Function):
         """Tangents of the results, by the function's push-forward."""
         call = ctx.call
         chosen = tuple(index for index in range(ctx.results) if call.rule.has_gradient(index))
-        flat, tensors = call.rule.push_forward(ctx.saved_tensors, tangents[1:], chosen)
+        flat, tensors = call.rule.push_forward(ctx.kept.restore(ctx.saved_tensors), tangents[1:], chosen)
         moved = apply(Call(flat, call.numbers, Outcome()), tensors)
         found = dict(zip(chosen, moved, strict=True))
         return tuple(found.get(index) for index in range(ctx.results))

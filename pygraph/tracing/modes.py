@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,7 @@ class Sources(TorchDispatchMode):
 
     Args:
         seeded: Names a generator that the function has moved since it began, None if there is none.
+        devices: Those of the function's arguments.
 
     Attributes:
         problem: What was refused first, also if the function catches the error; None if nothing was.
@@ -93,9 +94,10 @@ class Sources(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, seeded: Callable[[], str | None]) -> None:
+    def __init__(self, seeded: Callable[[], str | None], devices: Iterable[torch.device] = ()) -> None:
         super().__init__()
         self._seeded = seeded
+        self._devices = [device for device in devices if device.type != "cpu"]
         self.problem: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -110,6 +112,9 @@ class Sources(TorchDispatchMode):
         if isinstance(device, torch.device) and device == _CUDA:
             # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
             kwargs = {**(kwargs or {}), "device": torch.device("cuda", torch.cuda.current_device())}
+        if func is aten._efficientzerotensor.default and isinstance(device, torch.device) and device.type == "meta":
+            # The tangent zero of an operation on fakes, which torch takes to be where their elements are.
+            kwargs = {**(kwargs or {}), "device": next(iter(self._devices), torch.device("cpu"))}
         with self._noticing():
             outs = self._check(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph

@@ -139,7 +139,7 @@ def record(
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     inference = torch.is_inference_mode_enabled()
     generators = Generators()
-    sources = Sources(generators.moved)
+    sources = Sources(generators.moved, {fake.device for fake in fakes.values()})
     refusals = Refusals(fakes.values())
     settings = SettingsWatch(fake.device.type for fake in fakes.values())
     attributes = _attributes(fakes)
@@ -219,7 +219,7 @@ def check_plain(leaf: torch.Tensor, path: str, call: str) -> None:
     """Refuse tensors that are more than strided memory: subclasses, sparse and quantized ones, lazy conjugates."""
     if type(leaf) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor):
         raise TraceError(describe(call, f"{path} is a {type(leaf).__name__}", expected="a plain tensor"))
-    if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_conj() or leaf.is_neg():
+    if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_conj() or leaf.is_neg() or leaf._is_zerotensor():
         raise TraceError(describe(call, f"{path} is not a plain strided tensor", expected="layout torch.strided"))
 
 

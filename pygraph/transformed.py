@@ -21,8 +21,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.check import check_program
-from pygraph.effects import writes_memory
 from pygraph.composition.sites_cache import Sites
+from pygraph.effects import writes_memory
 from pygraph.errors import FallbackError, GradientError, StateChangeError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
@@ -377,7 +377,12 @@ class Transformed(Generic[P, R]):
             _check_disjoint(program, leaves, self.function_name)
             _check_updatable(traced.program, leaves, self.function_name)
         except TraceError as error:
-            if isinstance(error, GradientError) and self._is_root and torch.is_grad_enabled() and not self.options.donates:
+            if (
+                isinstance(error, GradientError)
+                and self._is_root
+                and torch.is_grad_enabled()
+                and not self.options.donates
+            ):
                 return self._keep(key, Entry(None, None, None, [], differentiated=True))
             note = Fallback("the call", str(error), None)
             if self.options.strict:

@@ -1,7 +1,7 @@
 """Functions of tensors by position: the user's function, and what torch.func's transforms make of it.
 
-Each runs the user's Python again, so that a custom ``autograd.Function``, ``detach()`` or ``no_grad()`` in it means what
-it means in eager; nothing is derived from a trace. Each is compiled by an engine of its own, a `Transformed` function.
+Each runs the user's Python again, so that a custom ``autograd.Function``, ``detach()`` or ``no_grad()`` in it means
+what it means in eager; nothing is derived from a trace. Each is compiled by an engine of its own, a `Transformed`.
 """
 
 # Results and arguments are of any type.
@@ -118,7 +118,7 @@ class Flat:
         return *take_apart(result), None
 
     def engine(self, bound: frozenset[int]) -> Transformed[..., Any]:
-        """The compiled function of the tensors that are not ``bound``: those are found where the user's function does."""
+        """The compiled function of the tensors that are not ``bound``; the user's function finds those itself."""
         if bound not in self._engines:
             self._engines.setdefault(bound, self.function.derived(self.example_without(bound)))
         return self._engines[bound]
@@ -353,9 +353,7 @@ def _chosen(values: Sequence[torch.Tensor], mask: Sequence[bool]) -> list[torch.
     return [value for value, wanted in zip(values, mask, strict=True) if wanted]
 
 
-def _merged(
-    values: Sequence[torch.Tensor], chosen: Sequence[torch.Tensor], mask: Sequence[bool]
-) -> list[torch.Tensor]:
+def _merged(values: Sequence[torch.Tensor], chosen: Sequence[torch.Tensor], mask: Sequence[bool]) -> list[torch.Tensor]:
     """All values, with the chosen ones in the places that the mask says."""
     given = iter(chosen)
     return [next(given) if wanted else value for value, wanted in zip(values, mask, strict=True)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pygraph.composition.flat import Bound, Flat, Rest, Vjp, take_apart
+from pygraph.composition.flat import Bound, Flat, Rest, Vjp
 from pygraph.composition.partition import evaluate_batched, partition_program, without_results
 from pygraph.environment import Environment
 from pygraph.errors import PygraphError, describe
@@ -23,6 +23,7 @@ from pygraph.evaluate import evaluate
 from pygraph.ops import cotangent
 from pygraph.program import Program, TensorSpec
 from pygraph.trace import Rebinding, SelfTracing, Traced, trace_call
+
 
 class NotCompiledError(PygraphError):
     """A forward has no graph, for a reason that its engine notes; the whole call runs as it is then."""
@@ -124,9 +125,7 @@ def _set_requires_grad(tensors: Sequence[torch.Tensor], value: bool) -> None:
             tensor.requires_grad_(value)
 
 
-def _apart(
-    gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor | None, ...]:
+def _apart(gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
     """Gradients in memory of their own; autograd may return the same tensor twice, or a cotangent."""
     taken = {other.untyped_storage()._cdata for other in others}
     found: list[torch.Tensor | None] = []
@@ -191,10 +190,12 @@ class Pullback:
         return places
 
     def reads(self, tensors: Sequence[torch.Tensor]) -> tuple[set[int], list[torch.Tensor]]:
-        """Which of the function's tensors the backward reads, and what it reads besides that the function closes over."""
+        """Which of the function's tensors the backward reads, and the others that it reads."""
         passed = {self.passed[s.index] for s in self.parts.sources if s.of == "argument" and s.spec is not None}
         captured = {tensor.data_ptr(): tensor for tensor in self.parts.captured}
-        bound = {i for i, t in enumerate(tensors) if i not in self.passed and captured.pop(t.data_ptr(), None) is not None}
+        bound = {
+            i for i, t in enumerate(tensors) if i not in self.passed and captured.pop(t.data_ptr(), None) is not None
+        }
         return passed | bound, list(captured.values())
 
     def has_gradient(self, index: int) -> bool:
@@ -250,8 +251,9 @@ class Backward(Flat):
         if not inner.repeatable:
             raise RuntimeError(
                 describe(
-                    f"{self.function.function_name}(…)", "a gradient of its gradient is asked for, and it draws random numbers or"
-                    " updates tensors in place, which would happen again",
+                    f"{self.function.function_name}(…)",
+                    "a gradient of its gradient is asked for, and it draws random numbers or updates tensors in place,"
+                    " which would happen again",
                     remedy="Take both derivatives inside the transformed function.",
                 )
             )  # fmt: skip

@@ -73,7 +73,9 @@ def is_tracked(tensor: torch.Tensor) -> bool:
 
 def is_batched(tensor: torch.Tensor, level: int) -> bool:
     """Whether the transform of this level batches a tensor."""
-    return any(functorch.is_batchedtensor(view) and functorch.maybe_get_level(view) == level for view in wrappers(tensor))
+    return any(
+        functorch.is_batchedtensor(view) and functorch.maybe_get_level(view) == level for view in wrappers(tensor)
+    )
 
 
 def batching_levels() -> list[int]:

@@ -3,8 +3,8 @@
 One call goes this way. `compose` looks up, or finds out, what is known of such calls (`Site`): which tensors the
 function closes over that carry gradients or batches. These are passed like arguments from there on. `apply` puts an
 ``autograd.Function`` around the call, which torch takes apart level by level: ``vmap`` replaces the function by its
-batched one, a gradient by its `Forward` or by running it again with tensors below that level. What arrives at the bottom
-are plain tensors, on which the function that was derived on the way runs by its own engine.
+batched one, the last derivative by its `Forward`. What arrives at the bottom are plain tensors, on which the function
+that was derived on the way runs by its own engine. A backward goes the same way with the function that computes it.
 """
 
 # Tensors of torch.func and its stack of transforms have no public names; arguments and results are of any type.
@@ -81,7 +81,7 @@ class View:
     offset: int
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This part of a tensor, with its history."""
+        """The part of a tensor, with its history."""
         return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
 
 

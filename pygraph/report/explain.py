@@ -24,7 +24,8 @@ class CallReport:
     ``memory`` holds bytes: ``pool``, private memory that all graphs of the function share; ``static``, captured tensors
     that are read where they are; ``copied``, stand-ins of inputs that are copied; ``outputs``, allocated at every call.
     ``mechanisms`` holds how many nodes get their pointers from the ``host``, from the ``device`` and from a ``table``,
-    and how many inputs and results are copied (``copy``).
+    and how many inputs and results are copied (``copy``). ``function`` is set for calls of a function that was derived
+    from the reported one, as the ``backward(…)`` of its gradient.
     """
 
     arguments: tuple[str, ...]
@@ -34,10 +35,17 @@ class CallReport:
     calls: int
     memory: dict[str, int]
     mechanisms: dict[str, int]
+    function: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The function if it is another one, and the arguments."""
+        return ", ".join(self.arguments if self.function is None else [f"{self.function}:", *self.arguments])
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
         return {
+            "function": self.function,
             "arguments": list(self.arguments),
             **self.counts,
             "memory": dict(self.memory),
@@ -96,9 +104,10 @@ class Explanation:
     def with_derived(self, others: Iterable[Explanation]) -> Explanation:
         """The same with the reports of functions that were derived from it, by ``vmap``, ``grad`` or ``jvp``."""
         reports = [self, *others]
+        named = (dataclasses.replace(c, function=r.name) for r in reports[1:] for c in r.calls)
         return dataclasses.replace(
             self,
-            calls=tuple(call for report in reports for call in report.calls),
+            calls=(*self.calls, *named),
             inlined=dict(sum((collections.Counter(report.inlined) for report in reports), collections.Counter())),
         )
 
@@ -134,7 +143,7 @@ class Explanation:
             counts = call.counts
             regions = ", ".join(f"{region.kind}:{region.way}" for region in call.regions) or "as it is"
             table.add_row(
-                Text(", ".join(call.arguments)), str(call.calls), str(counts["kernels"]),
+                Text(call.title), str(call.calls), str(counts["kernels"]),
                 str(counts["kernels_in_graphs"]), str(counts["nodes"]), _patched(counts, call.mechanisms),
                 str(counts["bytes_copied_per_replay"]), regions,
             )  # fmt: skip
@@ -173,7 +182,7 @@ class Explanation:
         for column in headings:
             table.add_column(column, overflow="fold")
         for call in self.calls:
-            table.add_row(Text(", ".join(call.arguments)), *(f"{call.memory[name]:,}" for name in _NO_MEMORY))
+            table.add_row(Text(call.title), *(f"{call.memory[name]:,}" for name in _NO_MEMORY))
         return table
 
     __repr__ = __str__

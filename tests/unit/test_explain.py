@@ -77,6 +77,14 @@ def test_what_cannot_be_traced_says_why(x: torch.Tensor) -> None:
 
 def test_calls_inside_others_are_counted(x: torch.Tensor) -> None:
     fn = pygraph.jit(lambda x: (x * x).sum())
-    torch.func.grad(fn)(x)
+    pygraph.jit(lambda x: fn(x) + 1)(x)
     (fallback,) = fn.explain().to_dict()["fallbacks"]
-    assert "torch.func transform" in fallback["reason"]
+    assert "inside a trace" in fallback["reason"]
+
+
+def test_derived_functions_have_rows(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: (x * x).sum())
+    torch.func.grad(fn)(x)
+    text = str(fn.explain())
+    assert "forward(<lambda>)" in text
+    assert "backward(<lambda>)" in text

@@ -1,0 +1,525 @@
+"""Transforms and autograd around a jitted function: eager's results, from compiled functions that are found again."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.func import (
+    functional_call,
+    grad,
+    grad_and_value,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    stack_module_state,
+    vjp,
+    vmap,
+)  # fmt: skip
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+import pygraph
+
+Function = Callable[..., Any]
+Transform = Callable[[Function], Any]
+Make = Callable[[Transform, torch.device], Callable[[], Any]]
+
+
+class Tensors:
+    """The same inputs for every call, in double precision."""
+
+    def __init__(self, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(7)
+
+        def made(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, dtype=torch.double, generator=generator).to(device)
+
+        self.x, self.w, self.rows, self.weights = made(3), made(3), made(5, 3), made(2, 3)
+
+    def leaf(self) -> torch.Tensor:
+        return self.x.clone().requires_grad_()
+
+
+def assert_same(got: Any, wanted: Any) -> None:
+    found, structure = pytree.tree_flatten(got)
+    expected, expected_structure = pytree.tree_flatten(wanted)
+    assert structure == expected_structure
+    for a, b in zip(found, expected, strict=True):
+        if isinstance(b, torch.Tensor):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7, equal_nan=True)
+            assert a.requires_grad == b.requires_grad
+        else:
+            assert a == b
+
+
+class Count:
+    """Traces and captures since it was made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.traces = 0
+        module = sys.modules["pygraph.trace"]
+        record = module.record
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.traces += 1
+            return record(*args, **kwargs)
+
+        monkeypatch.setattr(module, "record", counted)
+
+
+def run(make: Make, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[Any]]:
+    """Compare three calls with eager; the number of traces in each, and the functions that were transformed."""
+    made: list[Any] = []
+
+    def jit(fn: Function) -> Any:
+        made.append(pygraph.jit(fn))
+        return made[-1]
+
+    fast, eager = make(jit, device), make(lambda fn: fn, device)
+    count = Count(monkeypatch)
+    traces: list[int] = []
+    for call in range(3):
+        before = count.traces
+        torch.manual_seed(call)
+        got = fast()
+        traces.append(count.traces - before)
+        torch.manual_seed(call)
+        assert_same(got, eager())
+    return traces, made
+
+
+def of(fn: Function, use: Callable[[Function, Tensors], Any]) -> Make:
+    """A case: ``use`` calls the function, transformed once."""
+
+    def make(jit: Transform, device: torch.device) -> Callable[[], Any]:
+        function, tensors = jit(fn), Tensors(device)
+        return lambda: use(function, tensors)
+
+    return make
+
+
+def wave(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * x.sum()
+
+
+def power(x: torch.Tensor) -> torch.Tensor:
+    return (x**5).sum()
+
+
+def drop(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(x * x, 0.5, True)
+
+
+def backward(fn: Function, tensors: Tensors) -> Any:
+    leaf = tensors.leaf()
+    result = fn(leaf)
+    result.sum().backward()
+    return result, leaf.grad
+
+
+class Straight(torch.autograd.Function):
+    """Rounds; its gradient is seven times that of the result."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * 7
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: torch.Tensor) -> Any:
+        return Straight.apply(x), in_dims[0]
+
+
+def without_history(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        total = x.sum()
+    return (x * total).sum() + (x.detach() * x**3).sum()
+
+
+def double_backward(fn: Function, tensors: Tensors) -> Any:
+    leaf = tensors.leaf()
+    (first,) = torch.autograd.grad(fn(leaf).sum(), leaf, create_graph=True)
+    ((first.norm() - 1) ** 2).backward()
+    return first, leaf.grad
+
+
+def dual(fn: Function, tensors: Tensors) -> Any:
+    with forward_ad.dual_level():
+        return tuple(forward_ad.unpack_dual(fn(forward_ad.make_dual(tensors.x, tensors.w))))
+
+
+def hooks(fn: Function, tensors: Tensors) -> Any:
+    leaf, seen = tensors.leaf(), []
+    leaf.register_hook(lambda gradient: seen.append(gradient.clone()) or gradient * 2)
+    result = fn(leaf)
+    result.register_hook(lambda gradient: gradient * 3)
+    result.sum().backward()
+    return leaf.grad, seen
+
+
+def checkpointed(fn: Function, tensors: Tensors) -> Any:
+    leaf = tensors.leaf()
+    for reentrant in (True, False):
+        checkpoint(fn, leaf, use_reentrant=reentrant).sum().backward()
+    return leaf.grad
+
+
+def twice_backward(fn: Function, tensors: Tensors) -> Any:
+    leaf = tensors.leaf()
+    result = fn(leaf)
+    result.sum().backward(retain_graph=True)
+    result.sum().backward()
+    return leaf.grad
+
+
+def aliases(fn: Function, tensors: Tensors) -> Any:
+    leaf = tensors.leaf()
+    same, doubled, part = fn(leaf, tensors.w)
+    (gradient,) = torch.autograd.grad((same * 3 + doubled).sum() + part.sum(), leaf)
+    return same is leaf, doubled, part, part._base is leaf, gradient
+
+
+def pytrees(fn: Function, tensors: Tensors) -> Any:
+    def loss(params: Any) -> torch.Tensor:
+        out = fn(params, scale=3.0)
+        assert out["n"] == 3
+        return out["o"].sum()
+
+    return grad(loss)({"a": tensors.x, "b": [tensors.w]})
+
+
+CASES: dict[str, Make] = {
+    "grad": of(power, lambda f, t: grad(f)(t.x)),
+    "vmap": of(wave, lambda f, t: vmap(f)(t.rows)),
+    "in_dims": of(lambda x, y: x * y, lambda f, t: vmap(f, (1, None))(t.rows, t.rows[:, 0])),
+    "negative in_dims, out_dims": of(wave, lambda f, t: vmap(f, -1, -1)(t.rows)),
+    "several out_dims": of(lambda x: (x.sin(), x.sum()), lambda f, t: vmap(f, 0, (1, 0))(t.rows)),
+    "chunk_size": of(wave, lambda f, t: vmap(f, chunk_size=2)(t.rows)),
+    "vjp": of(lambda x: (x.sin(), x.cos() * 2), lambda f, t: vjp(f, t.x)[1]((t.w, t.x))),
+    "jvp": of(lambda x: (x.sin(), x.argmax()), lambda f, t: jvp(f, (t.x,), (t.w,))),
+    "jacrev": of(wave, lambda f, t: jacrev(f)(t.x)),
+    "jacfwd": of(wave, lambda f, t: jacfwd(f)(t.x)),
+    "hessian": of(power, lambda f, t: hessian(f)(t.x)),
+    "vmap(hessian)": of(power, lambda f, t: vmap(hessian(f))(t.rows)),
+    "jacfwd(jacrev)": of(wave, lambda f, t: jacfwd(jacrev(f))(t.x)),
+    "jacrev(jacfwd)": of(wave, lambda f, t: jacrev(jacfwd(f))(t.x)),
+    "vmap(grad)": of(power, lambda f, t: vmap(grad(f))(t.rows)),
+    "grad(vmap)": of(power, lambda f, t: grad(lambda x: vmap(f)(x).sum())(t.rows)),
+    "vmap(jvp)": of(wave, lambda f, t: vmap(lambda x: jvp(f, (x,), (t.w,)))(t.rows)),
+    "four deep": of(power, lambda f, t: vmap(vmap(grad(lambda x: grad(f)(x).sum())))(t.rows[None])),
+    "grad of grad of grad": of(
+        power, lambda f, t: grad(lambda x: grad(lambda x: grad(f)(x).sum())(x).sum())(t.x)
+    ),
+    "tangent of a pull-back": of(wave, lambda f, t: jvp(vjp(f, t.x)[1], (t.w,), (t.x,))),
+    "gradient of a pull-back": of(wave, lambda f, t: grad(lambda c: vjp(f, t.x)[1](c)[0].sum())(t.w)),
+    "torch.autograd.grad in grad": of(
+        power, lambda f, t: grad(lambda x: torch.autograd.grad(f(x), x, create_graph=True)[0].sum())(t.x)
+    ),
+    "grad_and_value": of(power, lambda f, t: grad_and_value(f)(t.x)),
+    "has_aux": of(
+        lambda x: ((x * x).sum(), {"next": x + 1, "which": x.argmax()}), lambda f, t: grad(f, has_aux=True)(t.x)
+    ),
+    "pytrees": of(lambda p, scale: {"o": (p["a"] * scale).sin() + p["b"][0], "n": 3}, pytrees),
+    "live numbers": of(lambda x, k: (x * k).sum(), lambda f, t: [grad(f)(t.x, k) for k in (2.0, 3.0, 4.5)]),
+    "integers": of(lambda x, i: x[i].sum(), lambda f, t: grad(f)(t.x, torch.tensor([0, 2]).to(t.x.device))),
+    "without history": of(without_history, lambda f, t: (grad(f)(t.x), hessian(f)(t.x))),
+    "custom Function": of(lambda x: Straight.apply(x * 2).sum(), lambda f, t: (grad(f)(t.x), vmap(grad(f))(t.rows))),
+    "custom Function twice": of(lambda x: (Straight.apply(x) * x).sum(), lambda f, t: jacrev(jacrev(f))(t.x)),
+    "backward": of(wave, backward),
+    "backward to what is no leaf": of(wave, lambda f, t: backward(lambda x: f(x * 2), t)),
+    "backward, draws": of(drop, backward),
+    "grad, draws": of(lambda x: drop(x).sum(), lambda f, t: grad(f)(t.x)),
+    "jacrev, draws": of(drop, lambda f, t: jacrev(f)(t.x)),
+    "vmap, different draws": of(drop, lambda f, t: vmap(f, randomness="different")(t.rows)),
+    "vmap, the same draws": of(drop, lambda f, t: vmap(f, randomness="same")(t.rows)),
+    "grad(vmap), different draws": of(
+        drop, lambda f, t: grad(lambda x: vmap(f, randomness="different")(x).sum())(t.rows)
+    ),
+    "double backward": of(wave, double_backward),
+    "double backward without history": of(without_history, double_backward),
+    "backward twice": of(wave, twice_backward),
+    "checkpoint": of(wave, checkpointed),
+    "checkpoint inside": of(lambda x: checkpoint(wave, x, use_reentrant=False), backward),
+    "hooks": of(wave, hooks),
+    "dual numbers": of(wave, dual),
+    "a batch of gradients": of(wave, lambda f, t: torch.autograd.functional.jacobian(f, t.x, vectorize=True)),
+    "autograd's hessian": of(power, lambda f, t: torch.autograd.functional.hessian(f, t.x)),
+    "aliases": of(lambda x, y: (x, y * 2 + x, x[1:]), aliases),
+    "one result of two": of(
+        lambda x: (x.sin(), x.cos()), lambda f, t: (lambda x: torch.autograd.grad(f(x)[1].sum(), x))(t.leaf())
+    ),
+    "an argument without gradient": of(
+        lambda x, y: x.sin(),
+        lambda f, t: (lambda x, y: torch.autograd.grad(f(x, y).sum(), (x, y), allow_unused=True))(t.leaf(), t.leaf()),
+    ),
+    "results without gradient": of(lambda x: (x.sin(), x.detach() * 2, x.argmax()), lambda f, t: f(t.leaf())),
+    "an expanded cotangent": of(
+        lambda x: x.t().contiguous() * 2, lambda f, t: vjp(f, t.rows)[1](t.w[:, None].expand(3, 5))
+    ),
+    "an update in place": of(lambda x: x.mul_(2), lambda f, t: (lambda y: (vmap(f)(y), y))(t.rows.clone())),
+    "an updated argument": of(
+        lambda x, y: (y.add_(1), (x * y).sum())[1],
+        lambda f, t: (lambda x, y: (f(x, y).backward(), x.grad, y)[1:])(t.leaf(), t.w.clone()),
+    ),
+    "another derivative inside": of(
+        lambda x: torch.autograd.grad((x**3).sum(), x, create_graph=True)[0].sum(), backward
+    ),
+    "vmap inside": of(lambda x: vmap(lambda y: (y * y).sum())(x).sum(), lambda f, t: grad(f)(t.rows)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_and_found_again(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces, made = run(CASES[name], device, monkeypatch)
+    assert traces[1:] == [0, 0]
+    assert sum(function.cache_info().captures for function in made) > 0
+    assert all(not function.explain().to_dict()["fallbacks"] for function in made)
+
+
+# -- what the function closes over ---------------------------------------------------------------------------------
+
+
+def closure(transform: Callable[[Function], Any], values: str) -> Make:
+    """The gradient with respect to what the function finds in a list."""
+
+    def make(jit: Transform, device: torch.device) -> Callable[[], Any]:
+        tensors = Tensors(device)
+        box: list[Any] = [None]
+        function = jit(lambda x: (x * box[0]).sum())
+
+        def loss(value: torch.Tensor) -> torch.Tensor:
+            box[0] = value
+            return function(tensors.x)
+
+        return lambda: transform(loss)(getattr(tensors, values))
+
+    return make
+
+
+def parameter(jit: Transform, device: torch.device) -> Callable[[], Any]:
+    tensors = Tensors(device)
+    weight = tensors.w.clone().requires_grad_()
+    function = jit(lambda x: Straight.apply(weight) @ x + (x * weight).sum())
+
+    def call() -> Any:
+        weight.grad = None
+        function(tensors.x).backward()
+        return weight.grad
+
+    return call
+
+
+def module(build: Callable[[], nn.Module], use: Callable[[Any, Tensors], Any]) -> Make:
+    def make(jit: Transform, device: torch.device) -> Callable[[], Any]:
+        torch.manual_seed(3)
+        model = build().to(torch.double).to(device)
+        function, tensors = jit(model), Tensors(device)
+        return lambda: use(function, tensors)
+
+    return make
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def noisy() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+def train(model: Any, tensors: Tensors) -> Any:
+    model.zero_grad()
+    out = model(tensors.rows)
+    out.square().sum().backward()
+    return out, [p.grad.clone() for p in model.parameters()], [b.clone() for b in model.buffers()]
+
+
+def parameters(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def functional_gradient(model: Any, tensors: Tensors) -> Any:
+    return grad(lambda p: functional_call(model, p, (tensors.rows,)).square().sum())(parameters(model))
+
+
+def per_sample(model: Any, tensors: Tensors) -> Any:
+    def loss(params: Any, row: torch.Tensor) -> torch.Tensor:
+        return functional_call(model, params, (row,)).square().sum()
+
+    return vmap(grad(loss), (None, 0))(parameters(model), tensors.rows)
+
+
+def ensemble(model: Any, tensors: Tensors) -> Any:
+    params, buffers = stack_module_state([copy.deepcopy(getattr(model, "_pygraph_module", model)) for _ in range(4)])
+    return vmap(lambda p, b: functional_call(model, (p, b), (tensors.rows,)))(params, buffers)
+
+
+CLOSURES: dict[str, Make] = {
+    "grad": closure(grad, "w"),
+    "vmap": closure(vmap, "weights"),
+    "vmap(grad)": closure(lambda f: vmap(grad(f)), "weights"),
+    "jvp": closure(lambda f: lambda w: jvp(f, (w,), (w,)), "w"),
+    "hessian": closure(hessian, "w"),
+    "a parameter": parameter,
+    "a module": module(network, train),
+    "a module with statistics and draws": module(noisy, train),
+    "functional_call": module(network, functional_gradient),
+    "per-sample gradients": module(network, per_sample),
+    "ensemble": module(network, ensemble),
+}
+
+
+@pytest.mark.parametrize("name", CLOSURES)
+def test_closed_over_tensors(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces, made = run(CLOSURES[name], device, monkeypatch)
+    assert traces[1:] == [0, 0]
+    assert sum(function.cache_info().captures for function in made) > 0
+
+
+def test_a_function_made_anew_in_every_call(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(jit: Transform, device: torch.device) -> Callable[[], Any]:
+        tensors = Tensors(device)
+        return lambda: grad(lambda w: jit(lambda x: (x * w).sum())(tensors.x))(tensors.w)
+
+    run(make, device, monkeypatch)
+
+
+# -- what runs as it is --------------------------------------------------------------------------------------------
+
+INLINE: dict[str, Make] = {
+    "vmap(grad), draws": of(lambda x: drop(x).sum(), lambda f, t: vmap(grad(f), randomness="different")(t.rows)),
+    "jvp, draws": of(drop, lambda f, t: jvp(f, (t.x,), (t.w,))),
+    "draws for a batch": of(
+        lambda w: w * torch.rand_like(w), lambda f, t: vmap(lambda x: x + f(t.w), randomness="different")(t.rows)
+    ),
+    "an update of what is differentiated": of(lambda x: x.mul_(2), lambda f, t: backward(lambda x: f(x * 1), t)),
+    "the same in grad": of(lambda x: x.mul_(2).sum(), lambda f, t: grad(lambda x: f(x * 1.5))(t.x)),
+    "a branch on a value": of(lambda x: x * 2 if x.sum() > 100 else x * 3, backward),
+}
+
+
+@pytest.mark.parametrize("name", INLINE)
+def test_runs_as_it_is_and_says_why(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, (function,) = run(INLINE[name], device, monkeypatch)
+    assert function.explain().to_dict()["fallbacks"]
+
+
+def test_random_draws_in_error_mode(device: torch.device) -> None:
+    tensors = Tensors(device)
+    for function in (drop, pygraph.jit(drop)):
+        with pytest.raises(RuntimeError, match="randomness error mode"):
+            vmap(function, randomness="error")(tensors.rows)
+
+
+def test_a_second_derivative_of_draws_is_refused(device: torch.device) -> None:
+    leaf = Tensors(device).leaf()
+    (first,) = torch.autograd.grad(pygraph.jit(drop)(leaf).sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="draws random numbers"):
+        first.sum().backward()
+
+
+# -- autograd's rules ----------------------------------------------------------------------------------------------
+
+
+def test_gradcheck(device: torch.device) -> None:
+    function = pygraph.jit(lambda x, y: (x.tanh() @ y, (x * y).exp().sum()))
+    tensors = Tensors(device)
+    inputs = (tensors.leaf(), tensors.w.clone().requires_grad_())
+    assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_what_the_backward_does_not_read_may_be_updated(device: torch.device) -> None:
+    function = pygraph.jit(lambda x, y: torch.relu(x + 1) * 2 + y)
+    tensors = Tensors(device)
+    leaf, other = tensors.leaf(), tensors.w.clone()
+    hidden = leaf * 1
+    out = function(hidden, other)
+    hidden += out.detach()
+    other.zero_()
+    out.sum().backward()
+    assert torch.equal(leaf.grad, 2.0 * (leaf + 1 > 0))  # pyright: ignore
+
+
+@pytest.mark.parametrize("kind", ["argument", "closed-over", "parameter"])
+def test_an_update_of_what_the_backward_reads_is_an_error(device: torch.device, kind: str) -> None:
+    tensors = Tensors(device)
+    held = tensors.w.clone().requires_grad_(kind == "parameter")
+    function = pygraph.jit((lambda x, y: x * y) if kind == "argument" else lambda x, y: x * held)
+    for _ in range(2):
+        out = function(tensors.leaf(), held.detach())
+        with torch.no_grad():
+            held.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_nothing_is_recorded_without_grad_mode(device: torch.device) -> None:
+    function = pygraph.jit(wave)
+    leaf = Tensors(device).leaf()
+    with torch.no_grad():
+        assert not function(leaf).requires_grad
+    assert function(leaf).requires_grad
+    with torch.inference_mode():
+        assert not function(leaf).requires_grad
+
+
+def test_autocast_is_the_forwards(device: torch.device) -> None:
+    """A second derivative runs the function again, after the block has ended."""
+    if device.type != "cuda":
+        pytest.skip("the emulated device has no autocast")
+    matrix = torch.randn(8, 8, device=device)
+    results: list[Any] = []
+    for function in (lambda x: (x @ x).float().square().sum(), pygraph.jit(lambda x: (x @ x).float().square().sum())):
+        leaf = matrix.clone().requires_grad_()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = function(leaf)
+        (first,) = torch.autograd.grad(out, leaf, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), leaf)
+        results.append((out, first, second))
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_clearing_the_cache_forgets_derived_functions(device: torch.device) -> None:
+    function = pygraph.jit(power)
+    x = Tensors(device).x
+    wanted = grad(power)(x)
+    assert torch.equal(grad(function)(x), wanted)
+    assert function.cache_info().size == 2
+    function.cache_clear()
+    assert function.cache_info() == (0, 0, 0, 0, 0)
+    assert torch.equal(grad(function)(x), wanted)
+
+
+def test_a_backward_outlives_the_function(device: torch.device) -> None:
+    leaf = Tensors(device).leaf()
+    out = pygraph.jit(power)(leaf)
+    out.backward()
+    torch.testing.assert_close(leaf.grad, grad(power)(leaf.detach()))
+
+
+def test_other_stacks_of_transforms(device: torch.device) -> None:
+    x = Tensors(device).x
+    wanted = hessian(power)(x)
+    for transform in (
+        pygraph.devicify, pygraph.indirect, pygraph.graphify,
+        lambda f: pygraph.select(pygraph.graphify(pygraph.indirect(pygraph.devicify(f)))),
+    ):  # fmt: skip
+        torch.testing.assert_close(hessian(transform(power))(x), wanted)
+        torch.testing.assert_close(transform(hessian(power))(x), wanted)

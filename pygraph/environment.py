@@ -112,7 +112,7 @@ class Environment:
     # -- tensors that are not the same at every call ------------------------------------------------------------------
 
     def places(self, tensor: torch.Tensor) -> list[Callable[[], Any]]:
-        """Functions that look up what is now where this very tensor was found; none if it is nowhere that can change."""
+        """Functions that look up what is now where this very tensor was found, if that can change."""
         entries = [functools.partial(operator.getitem, c, key) for c, key, value in self._entries if value is tensor]
         cells = [functools.partial(_contents, cell) for cell, value in self._cells if value is tensor]
         return [*entries, *cells]

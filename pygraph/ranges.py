@@ -20,7 +20,7 @@ Range: TypeAlias = tuple[int, int]
 
 def memory_range(tensor: torch.Tensor) -> Range:
     """Where the storage of a tensor lies; ``(0, 0)`` for one that has no memory to share."""
-    if not tensor.numel():
+    if not tensor.numel() or tensor._is_zerotensor():  # pyright: ignore  # torch's zero tangents have none
         return 0, 0
     storage = tensor.untyped_storage()
     start, size = storage.data_ptr(), storage.nbytes()

@@ -10,11 +10,9 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import itertools
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -37,7 +35,7 @@ from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
 from pygraph.runtime.reuse import ReusedMemory
-from pygraph.runtime.turns import INSIDE_CALL, here, members, reason_inside, register
+from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
 from pygraph.trace import Traced, trace_call
 from pygraph.tracing.leaves import static_leaves
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
@@ -141,6 +139,19 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
 
 
+@dataclasses.dataclass
+class _Counts:
+    """What `CacheInfo` reports of a function and all that is derived from it."""
+
+    hits: int = 0
+    misses: int = 0
+    captures: int = 0
+    evictions: int = 0
+
+    def reset(self) -> None:
+        self.hits = self.misses = self.captures = self.evictions = 0
+
+
 class Inlined:
     """Calls that had no cache entry, by reason.
 
@@ -163,7 +174,6 @@ class Transformed(Generic[P, R]):
 
     Attributes:
         sites: What is known of calls inside such transforms.
-        born: A number that orders functions by when they were made.
     """
 
     def __init__(
@@ -179,15 +189,13 @@ class Transformed(Generic[P, R]):
         self._is_root = parent is None
         # What is derived from a function shares its memory, and so its turns.
         self._lock: threading.RLock = threading.RLock() if parent is None else parent._lock
-        self._derived: weakref.WeakSet[Transformed[..., Any]] = weakref.WeakSet()
         self.sites: Sites = Sites(options.max_graphs)
-        self.born: int = next(_births)
         self._entries: collections.OrderedDict[Key, Entry] = collections.OrderedDict()
         self._needed: dict[Hashable, frozenset[int]] = {}
         self._retraces: collections.Counter[Hashable] = collections.Counter()
         self._seen: set[Key] = set()
         self._streak = 0
-        self._hits = self._misses = self._captures = self._evictions = 0
+        self._counts: _Counts = _Counts() if parent is None else parent._counts
         self._pools: dict[torch.device, Pool] = {} if parent is None else parent._pools
         self._inlined = Inlined()
         self._clear_first = False
@@ -273,12 +281,21 @@ class Transformed(Generic[P, R]):
             self.options, static_argnums=(), static_argnames=(), donate_argnums=(), donate_argnames=(),
             reuse_outputs=False,
         )  # fmt: skip
-        engine = Transformed(fn, self.passes, options, self)
-        self._derived.add(engine)
-        return engine
+        return Transformed(fn, self.passes, options, self)
+
+    def marks(self) -> Iterator[Any]:
+        """What the Programs of its calls return that is made of nothing that a call passes."""
+        for entry in list(self._entries.values()):
+            program = entry.program or entry.described
+            yield from (static.value for static in program.statics) if program is not None else ()
+
+    def forget(self) -> None:
+        """Give back every graph of a derived function that no call will find again."""
+        with self._lock:
+            self._clear()
 
     def _count_hit(self, key: Key, entry: Entry) -> None:
-        self._hits += 1
+        self._counts.hits += 1
         entry.calls += 1
         if entry.calls >= _SETTLED:
             self._retraces.pop(key[0], None)
@@ -304,7 +321,7 @@ class Transformed(Generic[P, R]):
         """Count what the native path has served, as if it had been served here."""
         served = self._native.served()
         for calls in served:
-            self._hits += calls.hits
+            self._counts.hits += calls.hits
             calls.entry.calls += calls.hits
             calls.entry.stamp = max(calls.entry.stamp, calls.stamp)
             if calls.entry.calls >= _SETTLED:
@@ -359,7 +376,7 @@ class Transformed(Generic[P, R]):
         self, key: Key, old: Entry | None, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any
     ) -> Entry:
         self._settle()
-        self._misses += 1
+        self._counts.misses += 1
         base = key[0]
         if old is not None:
             self._retraces[base] += 1
@@ -442,7 +459,7 @@ class Transformed(Generic[P, R]):
         timer = (self.options.timer or driver.measure) if "select" in self.passes else None
         executable = Executable(program, driver, self._pools[program.device], leaves, self._reused, timer)
         build.start()
-        self._captures += executable.recorded
+        self._counts.captures += executable.recorded
         return executable
 
     def _keep(self, key: Key, entry: Entry) -> Entry:
@@ -451,7 +468,7 @@ class Transformed(Generic[P, R]):
         entry.stamp = self._native.tick()
         while len(self._entries) > self.options.max_graphs:
             self._drop(next(iter(self._entries)))
-            self._evictions += 1
+            self._counts.evictions += 1
             self._streak += 1
         return entry
 
@@ -469,9 +486,11 @@ class Transformed(Generic[P, R]):
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
-        hits = self._hits + self._native.unsettled
-        own = CacheInfo(hits, self._misses, self._captures, self._evictions, len(self._entries))
-        return CacheInfo(*map(sum, zip(own, *(engine.cache_info() for engine in members(self._derived)), strict=True)))
+        engines = [self, *self.sites.engines()]
+        counts = self._counts
+        hits = counts.hits + sum(engine._native.unsettled for engine in engines)
+        size = sum(len(engine._entries) for engine in engines)
+        return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
 
     def cache_clear(self) -> None:
         """Forget every trace and give back every graph; from inside a call, before this function's next one."""
@@ -487,16 +506,17 @@ class Transformed(Generic[P, R]):
         for key in list(self._entries):
             self._drop(key)
         self._native.clear()
-        self._native.served()
+        self._counts.hits += sum(calls.hits for calls in self._native.served())
         self._needed.clear()
         self._retraces.clear()
         self._seen.clear()
         self._inlined.counts.clear()
         self.sites.clear()
-        for engine in members(self._derived):
-            engine._clear()
-        self._pools.clear()
-        self._streak = self._hits = self._misses = self._captures = self._evictions = 0
+        if self._is_root:
+            self._pools.clear()
+        self._streak = 0
+        if self._is_root:
+            self._counts.reset()
 
     @contextlib.contextmanager
     def turn(self) -> Generator[bool, None, None]:
@@ -534,7 +554,7 @@ class Transformed(Generic[P, R]):
             if self._reused is not None:
                 inline = inline + self._reused.notes
             report = explain(self.function_name, list(self._entries.values()), dict(inline))
-            return report.with_derived(engine.explain() for engine in sorted(members(self._derived), key=_order))
+            return report.with_derived(engine.explain() for engine in self.sites.engines())
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does, so that methods can be decorated; the instance is a static argument."""
@@ -558,13 +578,6 @@ class Transformed(Generic[P, R]):
         for name in self.passes:
             inner = f"{name}({inner})"
         return f"<pygraph {inner}>"
-
-
-_births = itertools.count()
-
-
-def _order(engine: Transformed[..., Any]) -> int:
-    return engine.born
 
 
 _EXPECTED = functorch.EXPECTED | {INSIDE_CALL}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -59,7 +59,15 @@ def take_apart(result: Any) -> tuple[list[torch.Tensor], Rest]:
     return tensors, Rest(tree, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves))
 
 
-class Flat:
+class HasEngines:
+    """Something that has compiled functions."""
+
+    def engines(self) -> Iterator[Transformed[..., Any]]:
+        """They."""
+        raise NotImplementedError
+
+
+class Flat(HasEngines):
     """A function of tensors and numbers by position.
 
     Args:
@@ -148,6 +156,16 @@ class Flat:
         mask = tuple(tangent is not None for tangent in tangents)
         flat = self.derive(("jvp", mask, results), lambda: Jvp(self, mask, results))
         return flat, [*kept, *(tangent for tangent in tangents if tangent is not None)]
+
+    def engines(self) -> Iterator[Transformed[..., Any]]:
+        """The engines of this function and of all that is derived from it."""
+        for engine in list(self._engines.values()):
+            yield engine
+            for mark in engine.marks():
+                if isinstance(mark, HasEngines):
+                    yield from mark.engines()
+        for flat in list(self._derived.values()):
+            yield from flat.engines()
 
     def example_without(self, bound: frozenset[int]) -> Any:
         """`example` as a function of the tensors that are not ``bound``."""
@@ -300,7 +318,7 @@ class Vjp(Flat):
             results, _ = self._inner.run(_merged(primals, chosen, self._mask), numbers)
             return tuple(results[index] for index in self._results)
 
-        _, pull = torch.func.vjp(selected, *_chosen(primals, self._mask))
+        _, pull, *_ = torch.func.vjp(selected, *_chosen(primals, self._mask))
         return take_apart(pull(tuple(cotangents)))
 
 
@@ -322,7 +340,7 @@ class Jvp(Flat):
             return tuple(results[index] for index in self._results)
 
         with _inside_dual_level():
-            _, moved = torch.func.jvp(selected, tuple(_chosen(primals, self._mask)), tuple(tangents))
+            _, moved, *_ = torch.func.jvp(selected, tuple(_chosen(primals, self._mask)), tuple(tangents))
         return take_apart(moved)
 
 

@@ -10,12 +10,12 @@ again, as `pygraph.composition.flat.Vjp` does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph.composition.flat import Bound, Flat, Rest, Vjp
+from pygraph.composition.flat import Bound, Flat, HasEngines, Rest, Vjp
 from pygraph.composition.partition import evaluate_batched, partition_program, without_results
 from pygraph.environment import Environment
 from pygraph.errors import PygraphError, describe
@@ -23,6 +23,9 @@ from pygraph.evaluate import evaluate
 from pygraph.ops import cotangent
 from pygraph.program import Program, TensorSpec
 from pygraph.trace import Rebinding, SelfTracing, Traced, trace_call
+
+if TYPE_CHECKING:
+    from pygraph.transformed import Transformed
 
 
 class NotCompiledError(PygraphError):
@@ -140,7 +143,7 @@ def _apart(gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tens
     return tuple(found)
 
 
-class Pullback:
+class Pullback(HasEngines):
     """How gradients of one kind of `Forward`'s calls are computed; the forward's Program returns it with its result.
 
     Attributes:
@@ -189,6 +192,11 @@ class Pullback:
                 places.append(first_number + source.index - len(self.passed))
         return places
 
+    def engines(self) -> Iterator[Transformed[..., Any]]:
+        """Those of its backwards."""
+        for backward in list(self._backwards.values()):
+            yield backward.own_engine
+
     def reads(self, tensors: Sequence[torch.Tensor]) -> tuple[set[int], list[torch.Tensor]]:
         """Which of the function's tensors the backward reads, and the others that it reads."""
         passed = {self.passed[s.index] for s in self.parts.sources if s.of == "argument" and s.spec is not None}
@@ -229,6 +237,9 @@ class Backward(Flat):
         pullback: How they are computed.
         mask: Which of the function's tensors gradients are wanted for.
         extras: How many tensors were kept besides the function's.
+
+    Attributes:
+        own_engine: What runs its Program.
     """
 
     def __init__(self, pullback: Pullback, mask: tuple[bool, ...], extras: int) -> None:
@@ -243,7 +254,7 @@ class Backward(Flat):
         program = pullback.parts.backward
         unwanted = [leaf for leaf, asked in enumerate(self._wanted) if not asked]
         self._program = without_results(program, unwanted) if unwanted else program
-        self._engine = inner.function.derived(_Prepared(self.name, self._program))
+        self.own_engine = inner.function.derived(_Prepared(self.name, self._program))
 
     def again(self) -> Vjp:
         """The same gradients by running the user's function once more; this one can be differentiated."""
@@ -268,7 +279,7 @@ class Backward(Flat):
         """Run the backward's Program by its engine, on tensors with the strides that it was traced for."""
         given = self._arguments(tensors, numbers)
         sources = zip(given, self._pullback.parts.sources, strict=True)
-        return self._engine(*(value if s.spec is None else _with_strides(value, s.spec) for value, s in sources))
+        return self.own_engine(*(value if s.spec is None else _with_strides(value, s.spec) for value, s in sources))
 
     def _arguments(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
         leaves = [*tensors, *numbers]

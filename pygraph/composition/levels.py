@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._C import _functorch as functorch
+from torch._C import _functorch as functorch  # pyright: ignore
 from torch.autograd import forward_ad
 
 
@@ -92,6 +92,8 @@ def ambient(tensors: Sequence[torch.Tensor]) -> tuple[bool, bool]:
 
 
 _FIRST_BATCH = 1
+_remove_batch_dim: Any = torch._remove_batch_dim  # pyright: ignore[reportPrivateImportUsage]
+_add_batch_dim: Any = torch._add_batch_dim  # pyright: ignore[reportPrivateImportUsage]
 
 
 class GradientBatch:
@@ -111,11 +113,11 @@ class GradientBatch:
         """Plain tensors, and the dimension of the batch in each."""
         batched = [functorch.is_legacy_batchedtensor(tensor) for tensor in tensors]
         pairs = zip(tensors, batched, strict=True)
-        plain = [torch._remove_batch_dim(t, _FIRST_BATCH, 1, 0) if inside else t for t, inside in pairs]
+        plain = [_remove_batch_dim(t, _FIRST_BATCH, 1, 0) if inside else t for t, inside in pairs]
         if any(map(functorch.is_legacy_batchedtensor, plain)):
             raise NotImplementedError("pygraph: a batch of gradients inside another one; torch.func.vmap can do that")
         return plain, tuple(0 if inside else None for inside in batched)
 
     def join(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors whose first dimension is the batch, as its examples."""
-        return [torch._add_batch_dim(tensor, 0, _FIRST_BATCH) for tensor in tensors]
+        return [_add_batch_dim(tensor, 0, _FIRST_BATCH) for tensor in tensors]

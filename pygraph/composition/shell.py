@@ -135,7 +135,7 @@ class Call:
             if result is tensor:
                 self.outcome.same[index] = operand
             else:
-                offset = result.storage_offset() - tensor.storage_offset()
+                offset = int(result.storage_offset() - tensor.storage_offset())
                 self.outcome.views[index] = operand, View(tuple(result.shape), result.stride(), offset)
 
 
@@ -162,8 +162,8 @@ def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 class Kept:
     """What a call keeps for its derivatives.
 
-    Autograd watches only what the backward reads, as in eager: the caller may update other arguments in place before it.
-    A derivative of the gradient needs those too.
+    Autograd watches only what the backward reads, as in eager: the caller may update other arguments in place before
+    it. A derivative of the gradient needs those too.
 
     Attributes:
         saved: What autograd keeps.
@@ -241,7 +241,7 @@ class Operation(torch.autograd.Function):
         return tuple(found.get(index) for index in range(ctx.results))
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: torch.Tensor) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: torch.Tensor) -> Any:  # pyright: ignore
         """The function of a batch, one level below."""
         flat, given = call.flat.batched(tensors, tuple(in_dims[1:]), info.randomness)
         results = tuple(apply(dataclasses.replace(call, flat=flat), given))

@@ -66,8 +66,8 @@ class Site:
         """Whether it still describes calls: nothing that the function reaches has changed."""
         if not self.environment.is_current():
             return False
-        found = [place() for place in self.primal.lifted.values()]
-        if not all(isinstance(tensor, torch.Tensor) and is_special(tensor) for tensor in found):
+        found: list[Any] = [place() for place in self.primal.lifted.values()]
+        if not all(isinstance(value, torch.Tensor) and is_special(value) for value in found):
             return False
         return tuple(map(describe_tensor, found)) == self.lifted and _special_among(self.environment) == self.unused
 
@@ -162,7 +162,7 @@ def _discover(
         row = _stand_ins([*leaves, *lifted])
         given = (*pytree.tree_unflatten(row[:count], tree), row[count:])
         with temporarily_clear_interpreter_stack():
-            recording, baked = record_call(probe, given, {}, static, function.function_name)
+            recording, _ = record_call(probe, given, {}, static, function.function_name)
         if not probe.found:
             break
         lifted += probe.found

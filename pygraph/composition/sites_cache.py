@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pygraph.composition.sites import Site
+    from pygraph.transformed import Transformed
 
 
 class Sites:
@@ -27,10 +28,25 @@ class Sites:
 
     def put(self, key: Hashable, site: Site | str) -> None:
         """Remember it."""
+        _forget(self._known.pop(key, None))
         self._known[key] = site
         while len(self._known) > self._limit:
-            self._known.popitem(last=False)
+            _forget(self._known.popitem(last=False)[1])
 
     def clear(self) -> None:
         """Forget all."""
-        self._known.clear()
+        while self._known:
+            _forget(self._known.popitem()[1])
+
+    def engines(self) -> Iterator[Transformed[..., Any]]:
+        """The compiled functions of all sites."""
+        for site in list(self._known.values()):
+            if not isinstance(site, str):
+                yield from site.primal.engines()
+
+
+def _forget(site: Site | str | None) -> None:
+    """Give back the graphs of a site; a backward that is still to come records its own again."""
+    if site is not None and not isinstance(site, str):
+        for engine in list(site.primal.engines()):
+            engine.forget()

@@ -41,10 +41,10 @@ def inline_reason() -> str | None:
 def is_transformed(leaves: Sequence[Any]) -> bool:
     """Whether a call is inside a transform of torch.func, or one of forward-mode differentiation."""
     interpreter: Any = peek_interpreter_stack()
-    level: int = forward_ad._current_level  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    dual = bool(forward_ad._current_level >= 0)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     return (
         interpreter is not None
-        or level >= 0
+        or dual
         or any(isinstance(leaf, torch.Tensor) and is_functorch_wrapped_tensor(leaf) for leaf in leaves)
     )
 

@@ -105,10 +105,13 @@ class Explanation:
         """The same with the reports of functions that were derived from it, by ``vmap``, ``grad`` or ``jvp``."""
         reports = [self, *others]
         named = (dataclasses.replace(c, function=r.name) for r in reports[1:] for c in r.calls)
+        inlined: collections.Counter[Fallback] = collections.Counter()
+        for report in reports:
+            inlined.update(report.inlined)
         return dataclasses.replace(
             self,
             calls=(*self.calls, *named),
-            inlined=dict(sum((collections.Counter(report.inlined) for report in reports), collections.Counter())),
+            inlined=dict(inlined),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pygraph.effects import is_random, root, written_arguments
+from pygraph.effects import is_random, is_view, root, written_arguments
 from pygraph.errors import TraceError, describe
 from pygraph.program import (
     Argument,
@@ -28,6 +28,7 @@ from pygraph.program import (
     Result,
     Spec,
     TensorSpec,
+    contiguous_strides,
     output_values,
 )
 from pygraph.tracing.aliasing import (
@@ -243,6 +244,7 @@ def _finish_graph(graph: fx.Graph, inputs: list[Input], specs: list[Spec]) -> No
             graph.erase_node(node)
     graph.eliminate_dead_code(is_impure_node=_has_effect)
     position = 0
+    zeros: set[fx.Node] = set()
     for node in graph.nodes:
         value = node.meta.pop("val", None)
         source = node.meta.get("source")
@@ -251,10 +253,29 @@ def _finish_graph(graph: fx.Graph, inputs: list[Input], specs: list[Spec]) -> No
             # The result is fresh; a fake one has the first argument's offset until torch's cache of fakes knows it.
             spec = dataclasses.replace(spec, offset=0)
         node.meta = {"spec": spec, "source": source}
+        _fold_zeros(node, zeros)
         if node.op == "placeholder":
             node.meta["spec"] = specs[position]
             position += 1
     assert position == len(inputs)
+
+
+def _fold_zeros(node: fx.Node, zeros: set[fx.Node]) -> None:
+    """Make the tangents that torch knows to be zero ordinary zeros, and what it multiplies with them too.
+
+    They have no memory in eager, and zero times infinity is zero for them.
+    """
+    spec = node.meta["spec"]
+    multiplied = node.target is aten.mul.Tensor and any(arg in zeros for arg in node.args)
+    divided = node.target is aten.div.Tensor and node.args[0] in zeros
+    if node.target is aten._efficientzerotensor.default:
+        node.target = aten.zeros.default
+    elif (multiplied or divided) and isinstance(spec, TensorSpec) and spec.stride == contiguous_strides(spec.shape):
+        node.target, node.args = aten.zeros.default, (list(spec.shape),)
+        node.kwargs = {"dtype": spec.dtype, "device": spec.device}
+    elif not (is_view(node) and node.args[0] in zeros):
+        return
+    zeros.add(node)
 
 
 def _has_effect(node: fx.Node) -> bool:

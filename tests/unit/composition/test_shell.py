@@ -483,9 +483,13 @@ def test_autocast_is_the_forwards(device: torch.device) -> None:
     """A second derivative runs the function again, after the block has ended."""
     if device.type != "cuda":
         pytest.skip("the emulated device has no autocast")
-    matrix = torch.randn(8, 8, device=device)
+    matrix, other = torch.randn(2, 8, 8, device=device)
     results: list[Any] = []
-    for function in (lambda x: (x @ x).float().square().sum(), pygraph.jit(lambda x: (x @ x).float().square().sum())):
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return (x @ other).float().square().sum()
+
+    for function in (product, pygraph.jit(product)):
         leaf = matrix.clone().requires_grad_()
         with torch.autocast("cuda", dtype=torch.bfloat16):
             out = function(leaf)

@@ -98,6 +98,15 @@ class Sources(TorchDispatchMode):
         self._seeded = seeded
         self.problem: str | None = None
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Whether Dynamo may work under this mode (asked by torch 2.11 and 2.13).
+
+        Control flow (``torch.cond``) has Dynamo compile it, in eager too. Where Dynamo declines because of a mode, it
+        does so for good: it then skips torch's function that calls the operation, and later calls in eager fail.
+        """
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tracing = proxy_tensor.get_proxy_mode()
         if tracing is None:
@@ -240,7 +249,7 @@ _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 _TRITON = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" + os.sep
 
-_NOT_USERS = (_TORCH, _HERE, _TRITON, "<frozen")
+_NOT_USERS = (_TORCH, _HERE, _TRITON, "<frozen", "<eval_with_key>")
 
 
 def user_frame(frame: Any) -> str | None:

@@ -41,7 +41,7 @@ from pygraph.tracing.descriptions import check_described
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updated_in_hiding, updates_in_hiding
 from pygraph.tracing.modes import fake_tracing
 from pygraph.tracing.recording import Recording, check_plain, relative_spec
-from pygraph.twins import call_functionally, needs_twin, original_of, twin_of
+from pygraph.twins import call_functionally, is_fused_optimizer, needs_twin, original_of, twin_of
 
 aten = torch.ops.aten
 
@@ -178,7 +178,8 @@ class _Replay(fx.Interpreter):
         assert tracing is not None
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
-        out = self._call_foreign(n) if _is_foreign(n.target) else super().run_node(n)
+        foreign = _is_foreign(n.target) or is_fused_optimizer(n.target)
+        out = self._call_foreign(n) if foreign else super().run_node(n)
         for node in reversed(graph.nodes):
             if node is last:
                 break

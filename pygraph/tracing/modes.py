@@ -188,8 +188,15 @@ def _traceable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(tensor, FakeTensor) else aten.alias.default(tensor)
 
 
+# Private; checked with torch 2.11 and 2.13.
+_TAKE_LEARNING_RATE = (torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_)
+
+
 class NumbersStayLive(TorchFunctionMode):
-    """Make ``torch.tensor(k)`` of a live number an operation; torch itself would read its value."""
+    """Make ``torch.tensor(k)`` of a live number an operation; torch itself would read its value.
+
+    A fused optimizer gets a live learning rate as a tensor: a number, its kernel would take by value.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -200,6 +207,9 @@ class NumbersStayLive(TorchFunctionMode):
                 device = kwargs.get("device")
                 device = torch.get_default_device() if device is None else torch.device(device)
                 return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
+        if func in _TAKE_LEARNING_RATE and isinstance(kwargs["lr"], torch.SymFloat):
+            rate = torch.ops.pygraph.scalar(kwargs["lr"], dtype=torch.float32, device=args[0][0].device)
+            kwargs = {**kwargs, "lr": rate}
         return func(*args, **kwargs)
 
 

@@ -238,6 +238,9 @@ def _fresh(value: Any) -> Any:
 
 def _finish_graph(graph: fx.Graph, inputs: list[Input], specs: list[Spec]) -> None:
     """Drop dead and empty operations, turn fake values into specs, and name placeholders by their descriptors."""
+    for node in reversed(list(graph.nodes)):
+        if getattr(node.target, "namespace", None) == "profiler":
+            graph.erase_node(node)  # a label for the profiler, as of torch.optim around its step; it computes nothing
     for node in list(graph.nodes):
         if node.target in (aten.lift_fresh.default, aten.detach.default, aten.alias.default):
             node.replace_all_uses_with(node.args[0])

@@ -130,28 +130,112 @@ def test_a_closure_over_a_module(device: torch.device) -> None:
     assert_one_graph(fast, 50)
 
 
-def test_an_optimizer_object_runs_as_it_is(device: torch.device) -> None:
-    """``zero_grad`` and ``backward`` replace ``.grad``, which a replay would not do: it says so, and is right."""
-    nets = [make(device)[0] for _ in range(2)]
-    steps: list[Any] = []
-    for net in nets:
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+def ordinary_step(net: nn.Module, optimizer: torch.optim.Optimizer, clears: str) -> Callable[..., Tensor]:
+    """A step as in every tutorial; gradients are cleared before it, after it, or filled with zeros before it."""
 
-        def step(x: Tensor, y: Tensor, net: nn.Module = net, optimizer: Any = optimizer) -> Tensor:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        if clears != "after":
+            optimizer.zero_grad(set_to_none=clears == "before")
+        value = F.cross_entropy(net(x), y)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        if clears == "after":
             optimizer.zero_grad()
-            value = F.cross_entropy(net(x), y)
-            value.backward()
-            optimizer.step()
+        return value.detach()
+
+    return step
+
+
+def train_twice(
+    device: torch.device, make_optimizer: Callable[..., Any], clears: str, after: Callable[[Any, int], None], calls: int
+) -> tuple[Any, list[Any]]:
+    """Train a model in eager and another by a jitted step; the step, and what both have come to."""
+    found: list[Any] = []
+    fast: Any = None
+    data = batch(device)
+    for _ in range(2):
+        net, _, _ = make(device)
+        optimizer = make_optimizer(net.parameters())
+        if clears == "with zeros":
+            for parameter in net.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        step = ordinary_step(net, optimizer, clears)
+        if found:
+            step = fast = pygraph.jit(step)
+        torch.manual_seed(0)
+        values: list[Tensor] = []
+        for call in range(calls):
+            values.append(step(*data))
+            after(optimizer, call)
+        found.append((values, net.state_dict(), optimizer.state_dict()))
+    return fast, found
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "Adam": lambda params: torch.optim.Adam(params, lr=0.1, capturable=True),
+    "AdamW": lambda params: torch.optim.AdamW(params, lr=0.1),
+    "fused Adam": lambda params: torch.optim.Adam(params, lr=0.1, fused=True),
+}
+
+
+@pytest.mark.parametrize(("name", "clears"), [*[(name, "after") for name in OPTIMIZERS], ("AdamW", "with zeros")])
+def test_an_ordinary_step_is_one_graph(device: torch.device, name: str, clears: str) -> None:
+    """No gradient is replaced by the step as a whole. The first call, which makes the optimizer's state, is eager's."""
+    fast, (expected, found) = train_twice(device, OPTIMIZERS[name], clears, lambda optimizer, call: None, 50)
+    assert_same(found, expected, device)
+    info = fast.cache_info()
+    assert (info.misses, info.captures, info.hits) == (2, 1, 48)
+    assert not fast.explain().to_dict()["fallbacks"]
+
+
+def test_gradients_that_a_step_replaces_need_eager(device: torch.device) -> None:
+    """``zero_grad`` at the start leaves other gradients behind than there were, which a replay would not do."""
+    fast, (expected, found) = train_twice(device, OPTIMIZERS["SGD"], "before", lambda optimizer, call: None, 5)
+    assert_same(found, expected, device)
+    (reason,) = {fallback["reason"] for fallback in fast.explain().to_dict()["fallbacks"]}
+    assert "it changes" in reason
+    assert ".grad" in reason
+
+
+def test_a_schedule_of_a_learning_rate_in_a_tensor(device: torch.device) -> None:
+    schedules: dict[int, Any] = {}
+
+    def make_optimizer(params: Any) -> torch.optim.Optimizer:
+        optimizer = torch.optim.Adam(params, lr=torch.tensor(0.1, device=device), capturable=True)
+        schedules[id(optimizer)] = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return optimizer
+
+    fast, (expected, found) = train_twice(
+        device, make_optimizer, "after", lambda optimizer, call: schedules[id(optimizer)].step(), 50
+    )
+    assert_same(found, expected, device)
+    assert fast.cache_info().captures == 1
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "for each"])
+def test_a_gradient_scaler_runs_as_it_is(device: torch.device, fused: bool) -> None:
+    """It keeps notes in Python, or reads whether there was an overflow; tracing it leaves nothing behind."""
+    found: list[Any] = []
+    for jitted in (False, True):
+        net, _, _ = make(device)
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, growth_interval=3)
+
+        def step(x: Tensor, y: Tensor, net: Any = net, optimizer: Any = optimizer, scaler: Any = scaler) -> Tensor:
+            with torch.autocast(device.type, dtype=torch.float16):
+                value = F.cross_entropy(net(x), y)
+            scaler.scale(value).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
             return value.detach()
 
-        steps.append(step)
-    fast = pygraph.jit(lambda x, y: steps[1](x, y))
-    assert_same(history(fast, batch(device), same_arguments, 5), history(steps[0], batch(device), same_arguments, 5),
-                device)  # fmt: skip
-    assert_same(nets[1].state_dict(), nets[0].state_dict(), device)
-    (fallback,) = {f["reason"] for f in fast.explain().to_dict()["fallbacks"]}
-    assert "it changes" in fallback
-    assert ".grad" in fallback
+        fn = pygraph.jit(lambda x, y, step=step: step(x, y)) if jitted else step
+        values = history(fn, batch(device), same_arguments, 6)
+        found.append((values, net.state_dict(), scaler.state_dict()))
+    assert_same(found[1], found[0], device)
 
 
 # ---- optimizers --------------------------------------------------------------------------------------------------
@@ -253,7 +337,7 @@ def test_optimizers_of_torch(device: torch.device, update: Any, how: dict[str, A
     moments = [list(zeros(params).values()) for _ in range(3)]
     counts = [[make_count((), device=counted) for _ in params] for make_count in (torch.ones, torch.zeros)]
     check_steps(step, (params, [*moments, *counts], *batch(device), 0.1), device,
-                lambda args, out, i: (*args[:4], decayed(i)))  # fmt: skip
+                lambda args, out, i: (*args[:4], decayed(i)), steps=12)  # fmt: skip
 
 
 @pytest.mark.parametrize("update", [_of_sgd, _of_adam, _of_adamw], ids=lambda update: update.__name__)
@@ -374,10 +458,10 @@ def test_gradients_accumulate_across_calls(device: torch.device) -> None:
     def train(accumulate: Any, apply: Any) -> Any:
         own = {name: value.clone() for name, value in params.items()}
         statistics = {name: value.clone() for name, value in buffers.items()}
-        total, values = zeros(params), []
+        total, values, data = zeros(params), [], batch(device)
         torch.manual_seed(0)
         for i in range(52):
-            values.append(accumulate(own, statistics, total, *batch(device)))
+            values.append(accumulate(own, statistics, total, *data))
             if i % 4 == 3:
                 apply(own, total, decayed(i))
         return own, statistics, values

@@ -85,7 +85,8 @@ class Sources(TorchDispatchMode):
     """Write the user's source line on every node that an operation adds to the graph.
 
     Args:
-        seeded: Names a generator that the function has moved since it began, None if there is none.
+        seeded: Called at every draw; names a generator that the function has moved since it began, None if there is
+            none.
 
     Attributes:
         problem: What was refused first, also if the function catches the error; None if nothing was.
@@ -188,8 +189,9 @@ def _traceable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(tensor, FakeTensor) else aten.alias.default(tensor)
 
 
-# Private; checked with torch 2.11 and 2.13.
-_TAKE_LEARNING_RATE = (torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_)
+# Private; checked with torch 2.13.
+_torch: Any = torch
+_TAKE_LEARNING_RATE = (_torch._fused_adam_, _torch._fused_adamw_, _torch._fused_sgd_)
 
 
 class NumbersStayLive(TorchFunctionMode):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value
 from torch.optim import adagrad, adam, adamw, nadam, radam, rmsprop, sgd
+from torch.utils.checkpoint import checkpoint
 
 import pygraph
 from tests.steps import assert_one_graph, assert_same, check_steps, history, no_synchronization, same_arguments
@@ -505,6 +506,27 @@ def test_clipping_written_down_by_a_live_bound(device: torch.device) -> None:
 
     check_steps(step, (params, buffers, *batch(device), 0.1, 0.1), device,
                 lambda args, out, i: (out[0], *args[1:4], decayed(i), 0.1 * (i + 1)))  # fmt: skip
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_checkpointing_draws_the_same_numbers_again(device: torch.device, dropout: float, reentrant: bool) -> None:
+    """It puts the generator's state back for that, which a replay does not: with dropout it runs as it is."""
+
+    def fn(x: Tensor, weight: Tensor) -> Tensor:
+        leaf = weight.detach().requires_grad_()
+        hidden = checkpoint(lambda x, w: F.dropout(torch.tanh(x @ w), dropout), x, leaf, use_reentrant=reentrant)
+        (hidden * hidden).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    start = batch(device)[0], torch.ones(4, 4, device=device)
+    if not dropout:
+        check_steps(fn, start, device, steps=4)
+        return
+    fast = pygraph.jit(fn)
+    assert_same(history(fast, start, same_arguments, 4), history(fn, start, same_arguments, 4), device)
+    assert fast.cache_info().captures == 0
 
 
 # ---- models ------------------------------------------------------------------------------------------------------

@@ -36,6 +36,12 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     "pytest", "_pytest", "pluggy", "hypothesis",  # which put themselves into the globals of tests
 }  # fmt: skip
 
+# Objects of a library whose attributes change while a function uses them.
+_STATEFUL = (
+    torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
+    torch.distributions.Distribution, types.SimpleNamespace, argparse.Namespace,
+)  # fmt: skip
+
 # Where packages are installed: what their modules and classes hold (caches, registries) is not the function's doing.
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -464,7 +470,7 @@ class Environment:
 
     @staticmethod
     def _is_user_object(value: Any) -> bool:
-        if isinstance(value, (torch.optim.Optimizer, types.SimpleNamespace, argparse.Namespace)):
+        if isinstance(value, _STATEFUL):
             return True
         return not is_library(type(value).__module__)
 

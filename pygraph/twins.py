@@ -48,7 +48,17 @@ def needs_twin(target: Any) -> bool:
     """
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return False
-    return not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "Functionalize")
+    return is_fused_optimizer(target) or not torch._C._dispatch_has_kernel_for_dispatch_key(
+        target.name(), "Functionalize"
+    )
+
+
+def is_fused_optimizer(target: Any) -> bool:
+    """Whether an FX target is the one kernel of an optimizer; functionalization refuses its empty lists of tensors."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name in _FUSED_OPTIMIZERS
+
+
+_FUSED_OPTIMIZERS = frozenset(f"aten::_fused_{name}_" for name in ("adagrad", "adam", "adamw", "sgd"))
 
 
 def twin_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload:

@@ -42,7 +42,7 @@ from pygraph.tracing.descriptions import check_described
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updated_in_hiding, updates_in_hiding
 from pygraph.tracing.modes import fake_tracing
 from pygraph.tracing.recording import Recording, check_plain, relative_spec
-from pygraph.twins import call_functionally, needs_twin, original_of, twin_of
+from pygraph.twins import call_functionally, is_fused_optimizer, needs_twin, original_of, twin_of
 
 aten = torch.ops.aten
 
@@ -179,7 +179,8 @@ class _Replay(fx.Interpreter):
         assert tracing is not None
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
-        out = self._call_foreign(n) if _is_foreign(n.target) else super().run_node(n)
+        foreign = _is_foreign(n.target) or is_fused_optimizer(n.target)
+        out = self._call_foreign(n) if foreign else super().run_node(n)
         for node in reversed(graph.nodes):
             if node is last:
                 break
@@ -238,6 +239,9 @@ def _fresh(value: Any) -> Any:
 
 def _finish_graph(graph: fx.Graph, inputs: list[Input], specs: list[Spec]) -> None:
     """Drop dead and empty operations, turn fake values into specs, and name placeholders by their descriptors."""
+    for node in reversed(list(graph.nodes)):
+        if getattr(node.target, "namespace", None) == "profiler":
+            graph.erase_node(node)  # a label for the profiler, as of torch.optim around its step; it computes nothing
     for node in list(graph.nodes):
         if node.target in (aten.lift_fresh.default, aten.detach.default, aten.alias.default):
             node.replace_all_uses_with(node.args[0])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 _NAMES = ("torch's generator", "the generator of Python's random", "NumPy's generator", "torch.cuda's generator")
 _PUT_BACK = (torch.set_rng_state, random.setstate, np.random.set_state, torch.cuda.set_rng_state)
@@ -26,6 +27,8 @@ class Generators:
         self._before = _states()
         self._thread = threading.get_ident()
         self._seeded: set[str] = set()
+        self._draws = 0
+        self._taken: dict[int, tuple[torch.Tensor, int]] = {}
 
     def moved(self) -> str | None:
         """The first generator that this thread has seeded, or that is not in the state that it was in."""
@@ -33,6 +36,24 @@ class Generators:
             name for name, now, then in zip(_NAMES, _states(), self._before, strict=False) if not _same_state(now, then)
         }
         return next((name for name in _NAMES if name in self._seeded | differ), None)
+
+    def drawing(self) -> str | None:
+        """What `moved` says before a draw on fake tensors, which moves no generator."""
+        moved = self.moved()
+        self._draws += 1
+        return moved
+
+    def _take(self, state: torch.Tensor) -> torch.Tensor:
+        self._taken[id(state)] = state, self._draws
+        return state
+
+    def _put_back(self, generator: str, state: torch.Tensor) -> None:
+        """Notice a state that is not the one of now: since it was taken, draws on fakes have left the generator as is.
+
+        ``torch.utils.checkpoint`` goes back like that to draw the same numbers once more.
+        """
+        if self._taken.get(id(state), (None, -1))[1] != self._draws:
+            self._note(generator)
 
     def restore(self) -> str | None:
         """Put back what has moved; what `moved` says before that."""
@@ -58,9 +79,21 @@ class Generators:
             undo.append(lambda: setattr(module, name, original))
             setattr(module, name, noticed)
 
+        get_cuda, set_cuda = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+
+        def set_cuda_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            self._put_back(_NAMES[3], new_state)
+            set_cuda(new_state, *args, **kwargs)
+
+        def get_cuda_state(*args: Any, **kwargs: Any) -> torch.Tensor:
+            return self._take(get_cuda(*args, **kwargs))
+
         seeds: Any = torch.random  # whose functions look their generator up there; checked with torch 2.11 and 2.13
         host = seeds.default_generator
-        seeds.default_generator = _Noticed(host, lambda: self._note(_NAMES[0]))
+        seeds.default_generator = _Noticed(
+            host, lambda: self._note(_NAMES[0]), self._take, lambda state: self._put_back(_NAMES[0], state)
+        )
+        torch.cuda.get_rng_state, torch.cuda.set_rng_state = get_cuda_state, set_cuda_state
         try:
             replace(random, "seed", _NAMES[1])
             replace(np.random, "seed", _NAMES[2])
@@ -69,20 +102,35 @@ class Generators:
             yield
         finally:
             seeds.default_generator = host
+            torch.cuda.get_rng_state, torch.cuda.set_rng_state = get_cuda, set_cuda
             for step in undo:
                 step()
 
     def _note(self, generator: str) -> None:
-        if threading.get_ident() == self._thread:
+        # A backward runs in a thread of autograd's, under the modes of the one that waits for it.
+        if threading.get_ident() == self._thread or get_proxy_mode() is not None:
             self._seeded.add(generator)
 
 
 class _Noticed:
-    """A generator whose seeds are noticed."""
+    """A generator whose seeds are noticed, and whose states as they are taken and put back."""
 
-    def __init__(self, generator: torch.Generator, note: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        generator: torch.Generator,
+        note: Callable[[], None],
+        take: Callable[[torch.Tensor], torch.Tensor],
+        put_back: Callable[[torch.Tensor], None],
+    ) -> None:
         self._generator = generator
-        self._note = note
+        self._note, self._take, self._put_back = note, take, put_back
+
+    def get_state(self) -> torch.Tensor:
+        return self._take(self._generator.get_state())
+
+    def set_state(self, state: torch.Tensor) -> torch.Generator:
+        self._put_back(state)
+        return self._generator.set_state(state)
 
     def manual_seed(self, seed: int) -> torch.Generator:
         self._note()

@@ -85,7 +85,8 @@ class Sources(TorchDispatchMode):
     """Write the user's source line on every node that an operation adds to the graph.
 
     Args:
-        seeded: Names a generator that the function has moved since it began, None if there is none.
+        seeded: Called at every draw; names a generator that the function has moved since it began, None if there is
+            none.
         devices: Those of the function's arguments.
 
     Attributes:
@@ -99,6 +100,15 @@ class Sources(TorchDispatchMode):
         self._seeded = seeded
         self._devices = [device for device in devices if device.type != "cpu"]
         self.problem: str | None = None
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Whether Dynamo may work under this mode (asked by torch 2.11 and 2.13).
+
+        Control flow (``torch.cond``) has Dynamo compile it, in eager too. Where Dynamo declines because of a mode, it
+        does so for good: it then skips torch's function that calls the operation, and later calls in eager fail.
+        """
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tracing = proxy_tensor.get_proxy_mode()
@@ -184,8 +194,16 @@ def _traceable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(tensor, FakeTensor) else aten.alias.default(tensor)
 
 
+# Private; checked with torch 2.13.
+_torch: Any = torch
+_TAKE_LEARNING_RATE = (_torch._fused_adam_, _torch._fused_adamw_, _torch._fused_sgd_)
+
+
 class NumbersStayLive(TorchFunctionMode):
-    """Make ``torch.tensor(k)`` of a live number an operation; torch itself would read its value."""
+    """Make ``torch.tensor(k)`` of a live number an operation; torch itself would read its value.
+
+    A fused optimizer gets a live learning rate as a tensor: a number, its kernel would take by value.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -196,6 +214,9 @@ class NumbersStayLive(TorchFunctionMode):
                 device = kwargs.get("device")
                 device = torch.get_default_device() if device is None else torch.device(device)
                 return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
+        if func in _TAKE_LEARNING_RATE and isinstance(kwargs["lr"], torch.SymFloat):
+            rate = torch.ops.pygraph.scalar(kwargs["lr"], dtype=torch.float32, device=args[0][0].device)
+            kwargs = {**kwargs, "lr": rate}
         return func(*args, **kwargs)
 
 
@@ -245,7 +266,7 @@ _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 _TRITON = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" + os.sep
 
-_NOT_USERS = (_TORCH, _HERE, _TRITON, "<frozen")
+_NOT_USERS = (_TORCH, _HERE, _TRITON, "<frozen", "<eval_with_key>")
 
 
 def user_frame(frame: Any) -> str | None:

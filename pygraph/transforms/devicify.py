@@ -12,6 +12,7 @@ from torch import fx
 from pygraph.effects import is_random
 from pygraph.errors import StageError, describe
 from pygraph.program import Captured, Fallback, Input, Mutation, Program, ScalarArgument, TensorSpec, tensor_specs
+from pygraph.transforms.foreach_rules import ONE_KERNEL, PER_ENTRY, one_dtype
 from pygraph.transforms.scalar_rules import ITEM, RULES, SCALAR, Emitter, Host, aten, reaches_output
 
 _Operation = torch._ops.OpOverload  # pyright: ignore[reportPrivateUsage]
@@ -356,16 +357,16 @@ class _Edit:
         if not any(_is_number(source) or _is_host_tensor(source) for source in node.all_input_nodes):
             return
         self._source = node.meta.get("source")
-        target: Any = node.target
-        rule = RULES.get(target)
-        if rule is not None and isinstance(node.meta.get("spec"), TensorSpec):
+        target, spec = node.target, node.meta.get("spec")
+        if target in RULES and isinstance(spec, TensorSpec):
             args = self._operands(node)
-            emit = Emitter(self.graph, node, self.device, self.scalar)
-            new = rule(emit, args) if args is not None else None
+            new = None if args is None else RULES[target](self._emitter(node, spec), args)
             if new is not None:
                 node.replace_all_uses_with(new)
                 self.graph.erase_node(node)
                 return
+        if target in PER_ENTRY and self._rewrite_lists(node):
+            return
         if isinstance(node.target, _Operation):
             self._upload_operands(node)
         for source in node.all_input_nodes:
@@ -373,25 +374,49 @@ class _Edit:
                 reason = f"takes the host value {source.name} by value"
                 self.fallbacks.append(Fallback(str(target), reason, node.meta.get("source")))
 
+    def _emitter(self, node: fx.Node, spec: TensorSpec) -> Emitter:
+        return Emitter(self.graph, node, self.device, spec, self.scalar)
+
+    def _rewrite_lists(self, node: fx.Node) -> bool:
+        """Take host numbers out of the operands of an operation on lists of tensors; False where that fails."""
+        specs: Any = node.meta["spec"]
+        values = [value for _, value in _arguments(node)]
+        target: Any = ONE_KERNEL.get(node.target)
+        dtype = one_dtype(specs)
+        if target is not None and dtype is not None:
+            node.target, node.args = target, (values[0], self.scalar(values[1], dtype))
+            return True
+        rule, defaults, names = PER_ENTRY[node.target]
+        entries: list[fx.Node] = []
+        for index, spec in enumerate(specs):
+            given = [self._operand(_entry(value, index)) for value in values]
+            args = {**defaults, **dict(zip(names, given, strict=False))}
+            entry = rule(self._emitter(node, spec), args) if _fit_rules(args) else None
+            if entry is None:
+                return False
+            entries.append(entry)
+        for user in list(node.users):
+            user.replace_all_uses_with(entries[user.args[1]])  # pyright: ignore  # operator.getitem(node, index)
+            self.graph.erase_node(user)
+        self.graph.erase_node(node)
+        return True
+
     def _operands(self, node: fx.Node) -> dict[str, Any] | None:
         """The arguments by name, host values as `Host`; None if one is where no tensor can be."""
-        target: Any = node.target
         args: dict[str, Any] = {}
-        for position, argument in enumerate(target._schema.arguments):
-            given = position < len(node.args) and not argument.kwarg_only
-            value: Any = node.args[position] if given else node.kwargs.get(argument.name, argument.default_value)
+        for argument, value in _arguments(node):
             scalar = str(argument.type) in ("number", "Tensor", "Optional[number]", "Optional[Tensor]")
-            if _is_number(value) and scalar:
-                kind = value.meta["spec"]
-                value = Host(value, kind(1))
-            elif _is_host_tensor(value) and scalar and _is_real_scalar(value.meta["spec"]):
-                dtype = value.meta["spec"].dtype
-                number = self._values[value].item() if value in self._values else self.item(value)
-                value = Host(number, torch.empty((), dtype=dtype, device="meta"))
-            elif any(_is_number(item) or _is_host_tensor(item) for item in _flat(value)):
-                return None
-            args[argument.name] = value
-        return args
+            args[argument.name] = self._operand(value) if scalar else value
+        return args if _fit_rules(args) else None
+
+    def _operand(self, value: Any) -> Any:
+        """A number or a 0-d tensor on the host as a `Host`; another value as it is."""
+        if _is_number(value):
+            return Host(value, value.meta["spec"](1))
+        if _is_host_tensor(value) and _is_real_scalar(value.meta["spec"]):
+            number = self._values[value].item() if value in self._values else self.item(value)
+            return Host(number, torch.empty((), dtype=value.meta["spec"].dtype, device="meta"))
+        return value
 
     def _upload_operands(self, node: fx.Node) -> None:
         target: Any = node.target
@@ -419,6 +444,28 @@ class _Edit:
 
     def _after(self, node: fx.Node) -> fx.Node:
         return self._first() if node.op == "placeholder" else node.next
+
+
+def _arguments(node: fx.Node) -> list[tuple[Any, Any]]:
+    """The arguments of an operation as its schema has them, each with its value."""
+    target: Any = node.target
+    return [
+        (argument, node.args[position])
+        if position < len(node.args) and not argument.kwarg_only
+        else (argument, node.kwargs.get(argument.name, argument.default_value))
+        for position, argument in enumerate(target._schema.arguments)
+    ]
+
+
+def _entry(value: Any, index: int) -> Any:
+    """What an operation on lists takes for one entry: that of a list, or what it takes for all."""
+    items: Any = value
+    return items[index] if isinstance(value, (list, tuple)) else items
+
+
+def _fit_rules(args: dict[str, Any]) -> bool:
+    """Whether no host value is left where a rule expects none."""
+    return not any(_is_number(item) or _is_host_tensor(item) for value in args.values() for item in _flat(value))
 
 
 def _is_factory(node: fx.Node) -> bool:

@@ -49,6 +49,7 @@ class Emitter:
         graph: The graph that is edited.
         node: The operation that is being rewritten.
         device: The device it runs on.
+        spec: What the new nodes are to give.
         scalar: Called as ``scalar(number, dtype)``; returns a node of a 0-d device tensor of that number, which
             is a node or known now.
     """
@@ -58,13 +59,10 @@ class Emitter:
         graph: fx.Graph,
         node: fx.Node,
         device: torch.device,
+        spec: TensorSpec,
         scalar: Callable[[Any, torch.dtype], fx.Node],
     ) -> None:
-        self.graph, self.node, self.device, self._scalar = graph, node, device, scalar
-        spec = node.meta["spec"]
-        if not isinstance(spec, TensorSpec):
-            raise TypeError(f"{node.target} has spec {spec}; a rule needs one tensor result")
-        self.spec = spec
+        self.graph, self.node, self.device, self.spec, self._scalar = graph, node, device, spec, scalar
 
     @property
     def wide(self) -> torch.dtype:
@@ -349,6 +347,9 @@ def addcmul(emit: Emitter, args: Args) -> fx.Node | None:
 def addcdiv(emit: Emitter, args: Args) -> fx.Node | None:
     """``self + value * (tensor1 / tensor2)``, the order of CUDA's kernel; the CPU's multiplies first."""
     a, b, c, value = (emit.tensor(args[name], emit.wide) for name in ("self", "tensor1", "tensor2", "value"))
+    if not emit.cuda:
+        scaled = emit.call(aten.mul.Tensor, b, value)
+        return emit.finish(emit.call(aten.add.Tensor, a, emit.call(aten.div.Tensor, scaled, c)))
     return emit.finish(emit.call(aten.addcmul.default, a, emit.call(aten.div.Tensor, b, c), value))
 
 

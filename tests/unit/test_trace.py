@@ -143,6 +143,15 @@ def test_the_same_tensor_twice_is_written_once() -> None:
     assert x.tolist() == [2.0, 2.0, 2.0]
 
 
+def test_labels_for_the_profiler_are_no_operations() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function("outer"), torch.profiler.record_function("inner"):
+            x = x * 2
+        return x + 1
+
+    assert targets(pygraph.trace(fn)(X)) == [torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor]
+
+
 # ---- outputs ---------------------------------------------------------------------------------------------------
 
 

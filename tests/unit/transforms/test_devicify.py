@@ -63,7 +63,7 @@ def rewritten(
         new.meta = {"spec": spec, "source": None}
         return new
 
-    out = RULES[op](Emitter(graph, node, device, scalar), bound)
+    out = RULES[op](Emitter(graph, node, device, TensorSpec.of(want), scalar), bound)
     if out is None:
         return None
     graph.erase_node(node)

@@ -1,0 +1,109 @@
+"""What tests of whole steps share: a function is called many times, in eager and as one graph, and must agree."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+import pygraph
+from pygraph.runtime.devices import driver_for
+
+Next = Callable[[tuple[Any, ...], Any, int], tuple[Any, ...]]
+
+
+def same_arguments(args: tuple[Any, ...], result: Any, step: int) -> tuple[Any, ...]:
+    """The next call takes what this one took."""
+    del result, step
+    return args
+
+
+def copied(tree: Any) -> Any:
+    """A pytree with copies of its tensors."""
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
+
+
+def history(fn: Callable[..., Any], start: tuple[Any, ...], following: Next, steps: int) -> list[Any]:
+    """What each call returns, from the same seed, and the arguments that there would be for one more."""
+    torch.manual_seed(0)
+    args, found = copied(start), []
+    for step in range(steps):
+        result = fn(*args)
+        found.append(copied(result))
+        args = following(args, result, step)
+    return [*found, copied(args)]
+
+
+@contextlib.contextmanager
+def no_synchronization(device: torch.device) -> Iterator[None]:
+    """Fail where the host waits for the device."""
+    driver = driver_for(device)
+    assert driver is not None
+    before = driver.counters.synchronizations
+    debug = torch.cuda.get_sync_debug_mode() if device.type == "cuda" else 0
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode(debug)
+    assert driver.counters.synchronizations == before
+
+
+def assert_one_graph(fast: Any, calls: int) -> None:
+    """All calls but the first were replays of one graph, in which all work on the device is."""
+    info, report = fast.cache_info(), fast.explain().to_dict()
+    assert not report["fallbacks"], report["fallbacks"]
+    assert (info.misses, info.captures, info.hits) == (1, 1, calls - 1)
+    kinds = [region["kind"] for region in report["regions"]]
+    assert kinds.count("graph") == 1
+    assert set(kinds) <= {"graph", "host"}  # numbers that the host computes from numbers
+    assert report["kernels_in_graphs"] == report["kernels"] > 0
+
+
+def assert_same(mine: Any, theirs: Any, device: torch.device) -> None:
+    """Bit for bit where the kernels are the same for sure, which they are on the emulated device."""
+    tolerance = {} if device.type == "cuda" else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(mine, theirs, equal_nan=True, **tolerance)
+
+
+def check_steps(
+    fn: Callable[..., Any],
+    start: tuple[Any, ...],
+    device: torch.device,
+    following: Next = same_arguments,
+    steps: int = 50,
+    **options: Any,
+) -> Any:
+    """Call ``fn`` many times, eager and as a graph, and compare every step.
+
+    Args:
+        fn: The function.
+        start: The first call's arguments; every run gets copies.
+        device: Where it runs.
+        following: The next call's arguments, of a call's arguments, its result and its number.
+        steps: How many calls.
+        options: Options of `pygraph.jit`.
+    """
+    expected = history(fn, start, following, steps)
+    fast = pygraph.jit(fn, **options)
+    driver = driver_for(device)
+    assert driver is not None
+
+    def call(*args: Any) -> Any:
+        if not fast.cache_info().misses:
+            return fast(*args)
+        replays, captures = driver.counters.replays, driver.counters.captures
+        with no_synchronization(device):
+            result = fast(*args)
+        assert (driver.counters.replays, driver.counters.captures) == (replays + 1, captures)
+        return result
+
+    found = history(call, start, following, steps)
+    assert_same(found, expected, device)
+    assert_one_graph(fast, steps)
+    return fast

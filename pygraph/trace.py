@@ -14,10 +14,11 @@ repeated; the caller finds its leaf among `Traced.static_leaves`.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -110,7 +111,7 @@ def trace_call(
 ) -> Traced:
     """Trace one call; numbers at the leaves in ``static`` are baked in from the start."""
     name = str(name or getattr(fn, "__name__", type(fn).__name__))
-    with _LOCK, no_collection():
+    with _LOCK, no_collection(), _saved_tensors_unseen():
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs})
             asked: set[int] = set()
@@ -126,6 +127,16 @@ def trace_call(
                 return Traced(_functional(recording), static, now)
             static |= recording.specialize
     raise TraceError(describe(f"trace({name})", "its arguments' values decide its operations without end"))
+
+
+@contextlib.contextmanager
+def _saved_tensors_unseen() -> Generator[None, None, None]:
+    """Keep what autograd saves while tracing from hooks around the call, as a checkpoint's, which counts it."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield  # functions of torch.func refuse any hooks
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        yield
 
 
 def _objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

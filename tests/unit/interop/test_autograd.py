@@ -250,9 +250,8 @@ def test_multi_grad_hooks(device: torch.device, jitted: Any, mode: Any) -> None:
         x, y = leaves(device)
         a, b = f(x, y), f(y.expand(3, 4), y)
         torch.autograd.graph.register_multi_grad_hook(
-            (a, b), lambda grads, seen=seen: seen.append([g.clone() for g in grads] if mode == "all" else grads.clone()),
-            mode=mode,
-        )  # fmt: skip
+            (a, b), lambda grads, seen=seen: seen.append(torch.utils._pytree.tree_map(torch.clone, grads)), mode=mode
+        )
         (a * b).sum().backward()
         results.append((seen, x.grad, y.grad))
     check_same(*results)

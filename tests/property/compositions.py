@@ -251,7 +251,7 @@ _others = st.one_of(
 _vmaps = st.builds(
     Vmap,
     st.lists(st.sampled_from((0, 0, -1, None)), min_size=1, max_size=3).map(tuple),
-    st.sampled_from((0, 0, -1)),
+    st.sampled_from((0, 0, 1)),  # of what is not mapped, torch makes garbage for a negative one
     st.sampled_from(("different", "same", "error")),
     st.sampled_from((None, None, 1)),
 )

@@ -10,6 +10,6 @@ from tests.property.test_laws import examples
 
 
 @given(compositions())
-@examples(120)
+@examples(80)
 def test_ours_change_nothing(device: torch.device, composition: Composition) -> None:
     check_ours_change_nothing(composition, device)

@@ -25,7 +25,7 @@ def leaves(device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Ten
     return x.requires_grad_(), y.requires_grad_()
 
 
-@pytest.fixture(params=TRANSFORMS)
+@pytest.fixture(params=["indirect∘devicify", "jit"])
 def function(request: pytest.FixtureRequest, device: torch.device) -> Any:
     """`fn`, transformed, and called without gradients before."""
     transformed = TRANSFORMS[request.param](fn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 import pygraph
-import pygraph.trace
 from pygraph.runtime.devices import driver_for
 from tests.unit.interop.common import check_same
 from tests.unit.interop.test_stacks import STACKS, WRAPPERS, inputs, plain
+
+tracing = importlib.import_module("pygraph.trace")  # pygraph.trace is the function
 
 
 class Work:
@@ -26,7 +28,7 @@ class Work:
 @contextlib.contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[Work]:
     """Count the work that is done inside."""
-    driver, record = driver_for(device), pygraph.trace.record
+    driver, record = driver_for(device), tracing.record
     assert driver is not None
     work = Work()
     captures, replays = driver.counters.captures, driver.counters.replays
@@ -36,7 +38,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[W
         return record(*args, **kwargs)
 
     with monkeypatch.context() as patched:
-        patched.setattr(pygraph.trace, "record", recording)
+        patched.setattr(tracing, "record", recording)
         yield work
     work.captures = driver.counters.captures - captures
     work.replays = driver.counters.replays - replays

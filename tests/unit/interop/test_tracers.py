@@ -17,8 +17,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import pygraph
 from tests.unit.interop.common import EXAMPLES, Example, arguments, attempt, check_compiled, check_same
 
-pytestmark = pytest.mark.filterwarnings("ignore:A model attribute `lifted_tensor_0` requires gradient:UserWarning")
-
 
 class Wrapper(nn.Module):
     """A user's function as a module, as `torch.export` wants it."""
@@ -49,10 +47,8 @@ def _compile(backend: str) -> Callable[..., Any]:
 
 TRACERS: dict[str, Callable[..., Any]] = {
     "make_fx": _make_fx(),
-    "make_fx fake": _make_fx(tracing_mode="fake"),
     "make_fx symbolic": _make_fx(tracing_mode="symbolic"),
     "make_fx pre_dispatch": _make_fx(pre_dispatch=True),
-    "functionalize": lambda fn, *args: torch.func.functionalize(fn),
     "make_fx of functionalize": lambda fn, *args: make_fx(torch.func.functionalize(fn))(*args),
     "export": _export(strict=False),
     "export strict": _export(strict=True),
@@ -77,16 +73,23 @@ def check_traced(trace: Callable[..., Any], example: Example, device: torch.devi
     check_compiled(jitted, lambda: example.user(jitted)(*others), lambda: example.user(fn)(*others))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("tracer", TRACERS)
+# torch.export makes a constant of a derivative that is taken inside, of the fake value that it has then.
+PAIRS = [
+    (tracer, name)
+    for tracer in TRACERS
+    for name in EXAMPLES
+    if not (tracer.startswith("export") and name == "a transform inside")
+]
+
+
+@pytest.mark.parametrize(("tracer", "name"), PAIRS)
 def test_a_tracer_over_a_jitted_function(device: torch.device, tracer: str, name: str) -> None:
     check_traced(TRACERS[tracer], EXAMPLES[name], device)
 
 
-@pytest.mark.parametrize("name", ["tensors", "donated", "a module", "in place"])
 @pytest.mark.parametrize("tracer", TRACERS)
-def test_a_tracer_over_a_jitted_function_on_the_cpu(tracer: str, name: str) -> None:
-    check_traced(TRACERS[tracer], EXAMPLES[name], torch.device("cpu"))
+def test_a_tracer_over_a_jitted_module_on_the_cpu(tracer: str) -> None:
+    check_traced(TRACERS[tracer], EXAMPLES["a module"], torch.device("cpu"))
 
 
 @pytest.mark.parametrize("tracer", TRACERS)

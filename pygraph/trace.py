@@ -132,7 +132,8 @@ def trace_call(
 @contextlib.contextmanager
 def _saved_tensors_unseen() -> Generator[None, None, None]:
     """Keep what autograd saves while tracing from hooks around the call, as a checkpoint's, which counts it."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+    hooks = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]  # checked with torch 2.11 and 2.13
+    if hooks._top_saved_tensors_default_hooks(True) is None:
         yield  # functions of torch.func refuse any hooks
         return
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):

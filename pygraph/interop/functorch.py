@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.jit._trace import is_tracing
 from torch.overrides import _get_current_function_mode_stack  # checked with torch 2.11 and 2.13
 from torch.utils._device import DeviceContext
 
@@ -32,7 +33,7 @@ def inline_reason() -> str | None:
     """Why a call now becomes part of an outer transformation; None if it stands for itself."""
     if torch.compiler.is_compiling() or get_proxy_mode() is not None or is_fx_symbolic_tracing():
         return INSIDE_TRACE
-    if torch.jit.is_tracing():
+    if is_tracing():
         return INSIDE_TRACE
     interpreter: Any = peek_interpreter_stack()
     if interpreter is not None:  # pyright: ignore[reportUnnecessaryComparison]  # torch's stubs leave out the None

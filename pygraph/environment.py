@@ -29,6 +29,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torc
 
 from pygraph.contents import IMMUTABLE, MAX_BYTES_IN_ALL, Contents, contents_of, gradients_of, length_of, same, slots_of
 from pygraph.donated import DonatedTensor
+from pygraph.errors import TraceError, describe
 
 # Packages whose functions and objects are not user state.
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {
@@ -260,6 +261,11 @@ class Environment:
             self._visit(name, value.__func__, depth)
         elif isinstance(value, types.FunctionType):
             self._function(name, value, depth)
+        elif isinstance(value, torch.jit.ScriptModule):
+            raise TraceError(
+                describe(name, f"a {type(value).__name__}", expected="modules whose state lies in Python objects",
+                         remedy="Transform the module that it was made from.")
+            )  # fmt: skip
         elif isinstance(value, torch.nn.Module):
             self._module(name, value, depth)
         elif isinstance(value, types.MappingProxyType):
@@ -355,7 +361,16 @@ class Environment:
             self._visit(_join(name, f"__defaults__[{index}]"), default, depth)
         if fn.__kwdefaults__:
             self._container(_join(name, "__kwdefaults__"), fn.__kwdefaults__, depth)
-        self._own_dict(name, fn, depth)
+        wrapped = vars(fn).get("__wrapped__")
+        if wrapped is None or isinstance(wrapped, _CODE) or self._is_user_object(wrapped):
+            self._own_dict(name, fn, depth)
+            return
+        # functools.wraps has copied the attributes of a library's object, which are no state of the user's.
+        copied = _attributes(wrapped) or {}
+        for key, item in list(vars(fn).items()):
+            if key == "__wrapped__" or copied.get(key, _MISSING) is not item:
+                self._entries.append((vars(fn), key, item))
+                self._visit(_join(name, key), item, depth)
 
     def _variables(self, name: str, variables: dict[str, Any], names: set[str], depth: int) -> None:
         """Guard the variables of a module that code has names for, and walk their values."""

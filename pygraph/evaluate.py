@@ -200,6 +200,8 @@ def alias_view(alias: Alias, base: torch.Tensor) -> torch.Tensor:
         return base
     assert alias.spec is not None
     view = base.as_strided(alias.spec.shape, alias.spec.stride, base.storage_offset() + alias.spec.offset)
+    if base.requires_grad:  # a result that requires grad is not traced, so the function has detached this one
+        view = view.detach()
     return as_lazy(view, alias.conjugated, alias.negated)
 
 

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
 
 from pygraph.jit import transformed
 from pygraph.report.explain import Explanation
@@ -30,10 +31,18 @@ class TransformedModule(torch.nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, hooks included."""
+        if is_fx_symbolic_tracing():  # which finds a module by its place in the root, and may keep it as one node
+            return super().__call__(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return self._pygraph_module(*args, **kwargs)
         return self._pygraph_transformed(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward as a graph."""
+        if is_fx_symbolic_tracing():
+            return self._pygraph_module.forward(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return self._pygraph_module(*args, **kwargs)
         return self._pygraph_transformed(*args, **kwargs)
 
     def cache_info(self) -> CacheInfo:

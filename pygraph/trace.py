@@ -14,10 +14,11 @@ repeated; the caller finds its leaf among `Traced.static_leaves`.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -140,7 +141,7 @@ def record_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
 ) -> tuple[Recording, frozenset[int]]:
     """The first run of `trace_call`, and the leaves that were baked in for it."""
-    with _LOCK, no_collection():
+    with _LOCK, no_collection(), _saved_tensors_unseen():
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs})
             asked: set[int] = set()
@@ -155,6 +156,17 @@ def record_call(
                 return recording, static
             static |= recording.specialize
     raise TraceError(describe(f"trace({name})", "its arguments' values decide its operations without end"))
+
+
+@contextlib.contextmanager
+def _saved_tensors_unseen() -> Generator[None, None, None]:
+    """Keep what autograd saves while tracing from hooks around the call, as a checkpoint's, which counts it."""
+    hooks = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]  # checked with torch 2.11 and 2.13
+    if hooks._top_saved_tensors_default_hooks(True) is None:
+        yield  # functions of torch.func refuse any hooks
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        yield
 
 
 def objects_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

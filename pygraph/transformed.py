@@ -208,6 +208,8 @@ class Transformed(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function."""
+        if torch.compiler.is_dynamo_compiling():  # known to Dynamo, which sees the function and nothing else
+            return self.fn(*args, **kwargs)
         native = self._native
         if native.dispatch is not None and not torch.compiler.is_compiling():
             result = native.dispatch(args, kwargs)

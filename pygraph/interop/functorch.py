@@ -12,7 +12,9 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack  # checked with torch 2.11, 2.13
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.jit._trace import is_tracing
 from torch.overrides import _get_current_function_mode_stack  # checked with torch 2.11 and 2.13
 from torch.utils._device import DeviceContext
 
@@ -29,7 +31,9 @@ EXPECTED = frozenset({NOTHING_ON_DEVICE, INSIDE_TRACE, INSIDE_CAPTURE})
 
 def inline_reason() -> str | None:
     """Why a call now becomes part of an outer transformation; None if it stands for itself."""
-    if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+    if torch.compiler.is_compiling() or get_proxy_mode() is not None or is_fx_symbolic_tracing():
+        return INSIDE_TRACE
+    if is_tracing():
         return INSIDE_TRACE
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return INSIDE_CAPTURE

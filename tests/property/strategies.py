@@ -472,6 +472,73 @@ OPERATIONS: dict[str, Callable[[Pool, Step], Any]] = {
 }
 DATA_DEPENDENT: dict[str, Callable[[Pool, Step], Any]] = {"item": _item, "mask": _mask, "branch": _branch}
 
+
+class TripledExp(torch.autograd.Function):
+    """An exponential whose derivatives are three times what they should be, so that they are seen to be used."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * ctx.saved_tensors[0] * 3
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
+        return tangent * ctx.saved_tensors[0] * 3
+
+
+def _smooth(p: Pool, s: Step) -> Any:
+    x = p.pick(s.a, is_float)
+    if x is None:
+        return None
+    return (
+        lambda: x.sin(),
+        lambda: x.tanh() * x,
+        lambda: F.softplus(x),
+        lambda: x.square() + s.k,
+        lambda: x * x.detach(),
+        lambda: TripledExp.apply(x.clamp(-1, 1)),
+        lambda: _without_gradient(x) + x.cos(),
+        lambda: torch.func.grad(lambda t: (t.sin() * x).sum())(x),
+    )[s.c % 8]()
+
+
+def _without_gradient(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return x.square()
+
+
+def _temporary(p: Pool, s: Step) -> Any:
+    """In place on something that the function has made."""
+    x = p.pick(s.a, is_float)
+    if x is None:
+        return None
+    made = x * 2
+    match s.c % 5:
+        case 0:
+            made.mul_(x).add_(s.k)
+        case 1:
+            made.relu_()
+        case 2 if made.dim():
+            made[..., :1] = x[..., :1].cos()
+        case 3 if made.dim():
+            made.select(-1, 0).zero_() if made.shape[-1] else None
+        case _:
+            made.copy_(x.sin())
+    return made
+
+
+DIFFERENTIABLE: dict[str, Callable[[Pool, Step], Any]] = {"smooth": _smooth, "temporary": _temporary}
+
 # ---- whole cases -----------------------------------------------------------------------------------------------
 
 
@@ -528,7 +595,7 @@ class Case:
     def function(self, device: torch.device, spy: Callable[[str, Step, Pool], None] | None = None) -> Any:
         """A function of ``(*inputs)``; ``.state`` is what it closes over, made anew."""
         state = State(self, device)
-        operations = {**OPERATIONS, **DATA_DEPENDENT}
+        operations = {**OPERATIONS, **DATA_DEPENDENT, **DIFFERENTIABLE}
 
         def fn(*args: Any) -> Any:
             pool = Pool(device, state)

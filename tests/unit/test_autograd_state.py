@@ -150,3 +150,18 @@ def test_tensors_without_memory_of_their_own_run_as_they_are(device: torch.devic
     reasons = str(function.explain().to_dict()["fallbacks"])
     for reason in ("on the meta device", "a tensor of zeros", "a nested tensor"):
         assert reason in reasons
+
+
+@pytest.mark.parametrize("calls", [1, 4])
+def test_a_detached_argument_does_not_require_grad(device: torch.device, calls: int, native: bool) -> None:
+    weight = torch.ones(4, device=device, requires_grad=True)
+    fn = lambda x: (x.detach(), x.detach()[1:], weight.detach(), x + 1)  # noqa: E731
+    function = pygraph.jit(fn)
+    with torch.no_grad():
+        for _ in range(calls):
+            x = torch.ones(4, device=device, requires_grad=True)
+            got, expected = function(x), fn(x)
+    for mine, other in zip(got, expected, strict=True):
+        assert (mine.requires_grad, mine.is_leaf) == (other.requires_grad, other.is_leaf)
+    assert got[0].data_ptr() == x.data_ptr()
+    assert got[2].data_ptr() == weight.data_ptr()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import functools
 import importlib
 import logging
 import sys
@@ -633,3 +634,23 @@ def test_asserts_in_tests_do_not_lead_into_pytest(device: torch.device) -> None:
         function(torch.ones(2, device=device))
     assert function.cache_info()[:2] == (3, 1)
     assert not function.explain().to_dict()["fallbacks"]
+
+
+def test_attributes_that_a_wrapper_copied_from_a_transformed_function(device: torch.device) -> None:
+    """`functools.wraps` copies them, as torch.vmap does: the inner function's counters are not the user's state."""
+    inner = pygraph.jit(lambda x: x * 2)
+
+    @functools.wraps(inner)
+    def wrapper(x: torch.Tensor) -> torch.Tensor:
+        return inner(x) + wrapper.offset  # type: ignore[attr-defined]
+
+    wrapper.offset = 1.0  # type: ignore[attr-defined]
+    function, mapped = pygraph.jit(wrapper), pygraph.jit(torch.vmap(inner))
+    x = torch.ones(2, 3, device=device)
+    for _ in range(3):
+        assert function(x).tolist() == [[3] * 3] * 2
+        assert mapped(x).tolist() == [[2] * 3] * 2
+    assert (function.cache_info().misses, function.cache_info().captures) == (1, 1)
+    assert (mapped.cache_info().misses, mapped.cache_info().captures) == (1, 1)
+    wrapper.offset = 5.0  # type: ignore[attr-defined]
+    assert function(x).tolist() == [[7] * 3] * 2

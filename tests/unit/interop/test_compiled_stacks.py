@@ -1,0 +1,92 @@
+"""Stacks over a transformed function stay compiled: a second call neither traces nor captures anything."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.runtime.devices import driver_for
+from tests.unit.interop.common import check_same
+from tests.unit.interop.test_stacks import STACKS, WRAPPERS, inputs, plain
+
+tracing = importlib.import_module("pygraph.trace")  # pygraph.trace is the function
+
+
+class Work:
+    """What pygraph did in a stretch of a test: functions it ran to trace them, captures, and replays."""
+
+    def __init__(self) -> None:
+        self.traces = self.captures = self.replays = 0
+
+
+@contextlib.contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[Work]:
+    """Count the work that is done inside."""
+    driver, record = driver_for(device), tracing.record
+    assert driver is not None
+    work = Work()
+    captures, replays = driver.counters.captures, driver.counters.replays
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        work.traces += 1
+        return record(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tracing, "record", recording)
+        yield work
+    work.captures = driver.counters.captures - captures
+    work.replays = driver.counters.replays - replays
+
+
+def check_second_call_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+    call: Callable[[Any, int], Any],
+    function: Any,
+    reference: Any,
+) -> None:
+    """``call(function, seed)`` is right; the first time it may compile, the second time it only replays."""
+    with counted(monkeypatch, device) as first:
+        check_same(call(function, 0), call(reference, 0))
+    assert first.traces, "nothing was compiled"
+    with counted(monkeypatch, device) as second:
+        got = call(function, 1)
+    check_same(got, call(reference, 1))
+    assert (second.traces, second.captures) == (0, 0)
+    assert second.replays, "nothing was replayed"
+
+
+def test_the_counter_sees_traces_captures_and_replays(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    function = pygraph.jit(plain)
+    with counted(monkeypatch, device) as first:
+        function(*inputs(device, 0, 3))
+    assert first.traces >= 1
+    assert first.captures >= 1
+    with counted(monkeypatch, device) as second:
+        function(*inputs(device, 1, 3))
+    assert (second.traces, second.captures, second.replays) == (0, 0, 1)
+
+
+# torch's make_fx fails on fake tensors for a product's tangent inside vmap: these run as they are, and say so.
+NOT_TRACED = {("jacfwd", "vmap"), ("hessian", "vmap"), ("grad_and_value", "jacfwd", "vmap", "grad")}
+
+
+@pytest.mark.parametrize("stack", [stack for stack in STACKS if stack not in NOT_TRACED], ids="∘".join)
+def test_jit_of_a_stack(monkeypatch: pytest.MonkeyPatch, device: torch.device, stack: tuple[str, ...]) -> None:
+    """The stack is inside: one graph."""
+
+    def build(transform: Callable[[Any], Any]) -> Any:
+        fn: Any = plain
+        for name in stack:
+            fn = WRAPPERS[name](fn)
+        return transform(fn)
+
+    check_second_call_is_compiled(
+        monkeypatch, device, lambda fn, seed: fn(*inputs(device, seed, 1, 2)), build(pygraph.jit), build(lambda fn: fn)
+    )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import pygraph
 from pygraph.runtime.devices import driver_for
@@ -90,3 +91,67 @@ def test_jit_of_a_stack(monkeypatch: pytest.MonkeyPatch, device: torch.device, s
     check_second_call_is_compiled(
         monkeypatch, device, lambda fn, seed: fn(*inputs(device, seed, 1, 2)), build(pygraph.jit), build(lambda fn: fn)
     )
+
+
+# ---- SWITCH ON when calls inside transforms and under autograd run compiled functions (issue 4) --------------------
+# Today such calls are traced through: right, and not compiled, so these tests fail at "nothing was compiled".
+
+
+@pytest.mark.parametrize("stack", STACKS, ids="∘".join)
+def test_a_stack_over_a_jitted_function(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, stack: tuple[str, ...]
+) -> None:
+    def build(transform: Callable[[Any], Any]) -> Any:
+        fn: Any = transform(plain)
+        for name in stack:
+            fn = WRAPPERS[name](fn)
+        return fn
+
+    check_second_call_is_compiled(
+        monkeypatch, device, lambda fn, seed: fn(*inputs(device, seed, 1, 2)), build(pygraph.jit), build(lambda fn: fn)
+    )
+
+
+def _backward(fn: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+    x, y = x.requires_grad_(), y.requires_grad_()
+    out = fn(x, y)
+    out.square().sum().backward()
+    return out, x.grad, y.grad
+
+
+def _twice(fn: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+    x, y = x.requires_grad_(), y.requires_grad_()
+    first = torch.autograd.grad(fn(x, y).sum(), (x, y), create_graph=True)
+    return first, torch.autograd.grad(first[0].square().sum() + first[1].sum(), (x, y))
+
+
+def _forward(fn: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x.cos())
+        return tuple(torch.autograd.forward_ad.unpack_dual(fn(dual, y)))
+
+
+AMBIENT = {"backward": _backward, "two gradients": _twice, "forward mode": _forward}
+
+
+@pytest.mark.parametrize("how", AMBIENT)
+def test_ambient_autograd_over_a_jitted_function(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, how: str
+) -> None:
+    check_second_call_is_compiled(
+        monkeypatch, device, lambda fn, seed: AMBIENT[how](fn, *inputs(device, seed, 2)), pygraph.jit(plain), plain
+    )
+
+
+def test_training_a_jitted_module(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).to(device)
+
+    def step(model: Any, seed: int) -> Any:
+        model.zero_grad(set_to_none=False)
+        out = model(inputs(device, seed, 3)[0])
+        out.square().mean().backward()
+        return out, [p.grad.clone() for p in model.parameters()]
+
+    step(model, 0)  # the gradients are there
+    check_second_call_is_compiled(monkeypatch, device, step, pygraph.jit(model), model)

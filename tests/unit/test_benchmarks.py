@@ -84,10 +84,10 @@ def test_beside_results_that_do_not_repeat_themselves_the_others_count(device: t
     def call(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + y, torch.full_like(x, next(values))
 
-    check = conformance_cases._Check(values=True)
+    check = conformance_cases.Check(values=True)
     case = make_case(device, call)
-    eager = conformance_cases._eager(case, case.sets[0])
-    twice, arguments = conformance_cases._eager(case, case.sets[0])
+    eager = conformance_cases.eager_call(case, case.sets[0])
+    twice, arguments = conformance_cases.eager_call(case, case.sets[0])
     check("call", case, 0, eager, twice, arguments)
     assert "arbitrary" in check.note
     with pytest.raises(conformance_cases.Mismatch, match=r"result \[0\]"):

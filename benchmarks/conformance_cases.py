@@ -120,10 +120,12 @@ def supports(operator: Any, device_type: str, dtype: str) -> bool:
 # -- making cases -------------------------------------------------------------------------------------------------
 
 
-def samples(operator: Any, device: torch.device, dtype: torch.dtype, count: int, seed: int) -> Iterator[Any]:
-    """The first samples of an operator; other seeds give other values."""
-    found = iter(operator.sample_inputs(device, dtype, requires_grad=False, set_seed=False))
-    for index in range(count):
+def samples(
+    operator: Any, device: torch.device, dtype: torch.dtype, count: int | None, seed: int, *, requires_grad: bool = False
+) -> Iterator[Any]:
+    """The first samples of an operator, or all if ``count`` is None; other seeds give other values."""
+    found = iter(operator.sample_inputs(device, dtype, requires_grad=requires_grad, set_seed=False))
+    for index in itertools.count() if count is None else range(count):
         _seed_all(1000 * seed + index)
         try:
             yield next(found)
@@ -142,7 +144,7 @@ def cases(operator: Any, device: torch.device, dtype: torch.dtype, count: int) -
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         sets = [[leaves[place] for place in places]]
         for other in flat[1:]:
-            usable = other is not None and other[1] == structure and _same_layout(leaves, other[0])
+            usable = other is not None and other[1] == structure and same_layout(leaves, other[0])
             sets.append([other[0][place] for place in places] if usable else sets[0])
         yield Case(_as_function(operator.op, structure, leaves, places), tuple(sets))
 
@@ -161,7 +163,9 @@ def _as_function(operation: Any, structure: pytree.TreeSpec, leaves: Sequence[An
     return call
 
 
-def _same_layout(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
+def same_layout(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether the leaves of two samples have the same types, and tensors the same layout."""
+
     def layout(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
             return type(leaf)

@@ -134,7 +134,7 @@ def _check_types(
     """Refuse a result that cannot be cast to what is written, as a complex one to a float."""
     lowest = min((_category(target.dtype) for target in targets), default=3)
     highest = max((_category_of(value) for value in pytree.tree_leaves(read)), default=0)
-    if not exactly and highest <= lowest and not (lowest < 2 and func.overloadpacket in _ALWAYS_FLOAT):
+    if not exactly and highest <= lowest and lowest >= 2:  # what becomes of integers may be a float
         return
     functional = _functional(func)
     if functional is None:
@@ -151,9 +151,6 @@ def _check_types(
         fits = result.dtype == target.dtype if exactly else torch.can_cast(result.dtype, target.dtype)
         if not fits:
             raise TraceError(f"its result is {result.dtype}, which cannot be cast to the {target.dtype} written to")
-
-
-_ALWAYS_FLOAT = (aten.div_, aten._foreach_div_, aten.ldexp_)
 
 
 def _category(dtype: torch.dtype) -> int:

@@ -50,14 +50,12 @@ class Subject:
         self._in_place = pygraph.jit(entry.inplace_variant, max_graphs=_KINDS) if entry.inplace_variant else None
         self._differentiable = differentiable(entry, device.type, dtype)
 
-    def samples(self) -> Iterator[tuple[bool, Sample]]:
-        """All samples, and whether they are meant for gradients."""
-        for sample in load_samples(self._entry, self._device, self._dtype):
-            yield False, sample
-        if self._differentiable:
-            for sample in load_samples(self._entry, self._device, self._dtype, requires_grad=True):
-                if sample.wanted:
-                    yield True, sample
+    def samples(self, requires_grad: bool) -> list[Sample]:
+        """All samples; those for gradients, if there are any, with ``requires_grad``."""
+        if requires_grad and not self._differentiable:
+            return []
+        found = load_samples(self._entry, self._device, self._dtype, requires_grad=requires_grad)
+        return [sample for sample in found if sample.wanted or not requires_grad]
 
     def run(self, index: int, sample: Sample, for_gradients: bool) -> Iterator[Record]:
         """A sample in all variants that it is meant for."""
@@ -74,8 +72,9 @@ class Subject:
         if self._in_place is not None and sample.sets[0] and not sample.broadcasts:
             functions = call(sample, entry.inplace_variant), call(sample, self._in_place)
             yield self._compare("in place", index, sample.sets, *functions, self._in_place)
-        if entry.supports_out and record.outcome != "raises":
-            sets, structure = out_sets(sample, operator)
+        given = None if record.outcome == "raises" or not entry.supports_out else out_sets(sample, operator)
+        if given is not None:
+            sets, structure = given
             functions = call_out(sample, operator, structure), call_out(sample, fast, structure)
             yield self._compare("out=", index, sets, *functions, fast)
         if sample.sets[0]:

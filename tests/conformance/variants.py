@@ -40,10 +40,15 @@ def call_out(sample: Sample, operation: Operation, structure: pytree.TreeSpec) -
     return run
 
 
-def out_sets(sample: Sample, operation: Operation) -> tuple[tuple[list[torch.Tensor], ...], pytree.TreeSpec]:
-    """The sample's tensors with memory for results behind them, and what ``out=`` is made of these."""
+def out_sets(sample: Sample, operation: Operation) -> tuple[tuple[list[torch.Tensor], ...], pytree.TreeSpec] | None:
+    """The sample's tensors with memory for results behind them, and what ``out=`` is made of these.
+
+    None if not all results are tensors.
+    """
     result, _ = eager_call(Case(call(sample, operation), sample.sets), sample.sets[0])
     leaves, structure = pytree.tree_flatten(tuple(result) if isinstance(result, (tuple, list)) else result)
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return None
     # Filled, so that eager and we begin with the same.
     return tuple([*tensors, *(torch.ones_like(leaf) for leaf in leaves)] for tensors in sample.sets), structure
 

@@ -121,7 +121,13 @@ def supports(operator: Any, device_type: str, dtype: str) -> bool:
 
 
 def samples(
-    operator: Any, device: torch.device, dtype: torch.dtype, count: int | None, seed: int, *, requires_grad: bool = False
+    operator: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    count: int | None,
+    seed: int,
+    *,
+    requires_grad: bool = False,
 ) -> Iterator[Any]:
     """The first samples of an operator, or all if ``count`` is None; other seeds give other values."""
     found = iter(operator.sample_inputs(device, dtype, requires_grad=requires_grad, set_seed=False))

@@ -24,7 +24,7 @@ _INDEXING: frozenset[Any] = frozenset(
 )
 _COPIES: frozenset[Any] = frozenset({aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default})
 
-# Numbers in these dtypes are not a kernel's parameters; they are sent in another that has all their values, and cast there.
+# Numbers in these dtypes are no kernel's parameters: they are sent in another that has all their values, and cast.
 _SENT_AS = {
     torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.float32,
     torch.complex64: torch.float32, torch.complex128: torch.float64,

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
+from conformance_cases import InPlace, load_operators, same_layout, samples
 from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from conformance_cases import InPlace, load_operators, same_layout, samples  # noqa: E402
 
 # Each takes another way than float32: complex tensors are conjugated lazily, integers are promoted, and half precision
 # is computed in float32. An entry's second dtype is the first of these that it supports.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -33,6 +34,10 @@ _KINDS = 8
 """Kinds of calls that are kept, so that samples meet the graphs of others like them."""
 
 
+_AMONG = 64
+"""Where only some samples are run, they are chosen among so many, as making them takes time too."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Record:
     """How one sample ended in one variant."""
@@ -61,15 +66,16 @@ class Subject:
         self._in_place = pygraph.jit(entry.inplace_variant, max_graphs=_KINDS) if entry.inplace_variant else None
 
     def tasks(self, limit: int | None = None) -> list[Task]:
-        """All samples, or so many of each kind, from the first to the last.
+        """All samples, or so many of each kind, at even distances among the first `_AMONG`.
 
         Raises:
             Exception: As eager does, where a sample cannot be made on this device.
         """
-        found = [Task(i, s, False) for i, s in enumerate(load_samples(self._entry, self._device, self._dtype))]
-        chosen = spread(found, limit)
+        among = None if limit is None else _AMONG
+        found = itertools.islice(load_samples(self._entry, self._device, self._dtype), among)
+        chosen = spread([Task(i, s, False) for i, s in enumerate(found)], limit)
         if differentiable(self._entry, self._device.type, self._dtype):
-            found = load_samples(self._entry, self._device, self._dtype, requires_grad=True)
+            found = itertools.islice(load_samples(self._entry, self._device, self._dtype, requires_grad=True), among)
             chosen += spread([Task(i, s, True) for i, s in enumerate(found) if s.wanted], limit)
         return chosen
 

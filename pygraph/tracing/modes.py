@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,7 @@ class Sources(TorchDispatchMode):
 
     Args:
         seeded: Names a generator that the function has moved since it began, None if there is none.
+        arguments: The fakes of the arguments.
 
     Attributes:
         problem: What was refused first, also if the function catches the error; None if nothing was.
@@ -93,9 +94,11 @@ class Sources(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, seeded: Callable[[], str | None]) -> None:
+    def __init__(self, seeded: Callable[[], str | None], arguments: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._seeded = seeded
+        # Which keeps their memory from being that of others.
+        self._outside = {tensor.untyped_storage()._cdata: tensor for tensor in arguments}
         self.problem: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,7 +108,7 @@ class Sources(TorchDispatchMode):
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
-            args, kwargs = pytree.tree_map_only(torch.Tensor, _traceable, (args, kwargs or {}))
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._traceable, (args, kwargs or {}))
         device = (kwargs or {}).get("device")
         if isinstance(device, torch.device) and device == _CUDA:
             # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
@@ -125,6 +128,13 @@ class Sources(TorchDispatchMode):
             node.meta["source"] = source
         return out
 
+    def _traceable(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        alias = aten.alias.default(tensor)
+        self._outside[alias.untyped_storage()._cdata] = alias
+        return alias
+
     @contextlib.contextmanager
     def _noticing(self) -> Generator[None, None, None]:
         try:
@@ -135,9 +145,11 @@ class Sources(TorchDispatchMode):
 
     def _check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Size]]:
         """Refuse an operation that a replay would do otherwise than eager; returns what `check_sizes` wants to see."""
-        if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or kwargs.get("storage_offset")):
-            # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
-            raise TraceError("as_strided with a storage_offset")
+        if func is aten.as_strided.default:
+            offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+            if offset or (offset is not None and args[0].untyped_storage()._cdata in self._outside):
+                # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
+                raise TraceError("as_strided with a storage_offset")
         _check_draw(func, args, kwargs, self._seeded)
         _check_subtraction(func, args)
         if func in _MOVES_MEMORY:
@@ -173,10 +185,6 @@ def _check_subtraction(func: Any, args: Any) -> None:
         for value in args[:2]:
             if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
                 raise TraceError("it subtracts a mask")
-
-
-def _traceable(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if isinstance(tensor, FakeTensor) else aten.alias.default(tensor)
 
 
 class NumbersStayLive(TorchFunctionMode):

@@ -354,6 +354,8 @@ def _fill_parameter(x: torch.Tensor) -> torch.Tensor:
     return parameter * 1
 
 
+_TAIL = torch.arange(9.0)[3:]
+
 REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]] = [
     ("NumPy array", lambda x: torch.ones(2), lambda: (np.ones(2),), "is a NumPy array; expected a tensor"),
     ("container", _grow, lambda: ([torch.ones(2)],), "it changes a container among its arguments"),
@@ -496,7 +498,8 @@ def test_what_an_operation_is_composed_of_may_write(shape: tuple[int, ...]) -> N
     result = pygraph.evaluate(program, *args)
     assert result is args[2]
     torch.testing.assert_close(result, nn.functional.linear(args[0], args[1]))
-    assert all(node.meta["source"].startswith("test_trace.py") for node in program.nodes if node.op == "call_function")
+    product = next(node for node in program.nodes if "mm" in str(node.target))
+    assert product.meta["source"].startswith("test_trace.py")
 
 
 def test_setting_an_attribute_of_a_module_is_refused_and_undone() -> None:

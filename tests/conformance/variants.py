@@ -72,9 +72,9 @@ def gradient(sample: Sample, operation: Operation) -> Function:
 
 
 def _cotangent(result: torch.Tensor) -> torch.Tensor:
-    values = torch.linspace(0.5, 1.5, max(result.numel(), 1), dtype=torch.float64)[: result.numel()]
-    values = values * (1 + 0.5j) if result.is_complex() else values
-    return values.to(result.dtype).reshape(result.shape).to(result.device)
+    factor = 1 + 0.5j if result.is_complex() else 1.0
+    ends = 0.5 * factor, 1.5 * factor
+    return torch.linspace(*ends, result.numel(), dtype=result.dtype, device=result.device).reshape(result.shape)
 
 
 def batched(sample: Sample, operation: Operation) -> Function:

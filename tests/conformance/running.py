@@ -123,7 +123,7 @@ class Subject:
         except Exception as error:
             check_device(error)
             return Record(variant, task.index, *self._both_raise(variant, case, ours, error))
-        before = _inlined(fast)
+        inlined = fast.explain().inlined
         try:
             check_calls(case, expected, ours, Check(self._name.partition(".")[0] not in UNINITIALISED), _TURNS)
         except Mismatch as error:
@@ -131,7 +131,7 @@ class Subject:
         except Exception as error:
             check_device(error)
             return Record(variant, task.index, "error", f"{type(error).__name__}: {first_line(error)}")
-        return Record(variant, task.index, *_way(fast, before))
+        return Record(variant, task.index, *_way(fast, inlined))
 
     def _both_raise(self, variant: str, case: Case, ours: Callable[..., Any], error: Exception) -> tuple[str, str]:
         kind = type(error).__name__
@@ -179,18 +179,17 @@ def unmade(error: Exception) -> Record:
     return Record("forward", 0, "no eager", f"sample: {type(error).__name__}: {first_line(error)}")
 
 
-def _inlined(fast: Any) -> int:
-    return sum(fast.explain().inlined.values())
-
-
-def _way(fast: Any, inlined_before: int) -> tuple[str, str]:
-    """How the last calls of a jitted function ran, and why not as one graph."""
+def _way(fast: Any, inlined: dict[Any, int]) -> tuple[str, str]:
+    """How the last calls of a jitted function ran, and why not as one graph; ``inlined`` is what was inlined before."""
     explanation = fast.explain()
-    if sum(explanation.inlined.values()) > inlined_before:
-        return "launches", next(reversed(explanation.inlined)).reason
+    for fallback, count in explanation.inlined.items():
+        if count > inlined.get(fallback, 0):
+            return "launches", fallback.reason
+    if not explanation.calls:
+        return "launches", "explain() knows of no call"
     latest = explanation.calls[-1]
     reason = latest.fallbacks[0].reason if latest.fallbacks else ""
-    kernels, in_graphs = latest.counts["kernels"], latest.counts["kernels_in_graphs"]
+    in_graphs = latest.counts["kernels_in_graphs"]
     if not in_graphs:
-        return ("launches" if kernels or reason else "no work"), reason
-    return ("partly" if in_graphs < kernels else "graph"), reason
+        return ("launches" if reason else "no work"), reason
+    return ("partly" if in_graphs < latest.counts["kernels"] else "graph"), reason

@@ -53,6 +53,7 @@ def test_what_is_listed_must_fail_and_what_fails_must_be_listed() -> None:
     assert complaints("add", [error], {}) == ["add float32 vmap, sample 3: error: r"]
     assert complaints("add", [wrong], listed) == ["add float32 vmap, sample 3: wrong: r"]
     assert complaints("add", [right], listed) == ["add float32 vmap: passes; strike it off the list"]
+    assert not complaints("add", [right], listed, complete=False)
 
 
 # -- the suite itself ---------------------------------------------------------------------------------------------

@@ -68,7 +68,11 @@ def functionalize(recording: Recording) -> Program:
         if _writes(graph_module):
             # What an operation was composed of below functionalization, as linear for linear.out.
             composed, fresh = graph_module, [_fresh(value) for value in values]
-            graph_module = _without_writes(lambda *again: _Replay(composed, {}, list(again)).run(), fresh)
+
+            def again(*placeholders: Any) -> list[Any]:
+                return _Replay(composed, {}, list(placeholders)).run()
+
+            graph_module = _without_writes(again, fresh)
 
     graph = graph_module.graph
     for node in graph.nodes:

@@ -151,6 +151,22 @@ def test_a_float_that_integers_hold_loses_its_fraction(
     assert jitted.explain().to_dict()["fallbacks"] == []
 
 
+@pytest.mark.parametrize(
+    ("fn", "sizes"),
+    [
+        (torch.constant_pad_nd, ([1, 2], [2, 1])), (torch.expand_copy, ([2, 3, 8], [4, 3, 8])), (torch.fft.fft, (6, 5)),
+        (lambda x, n: torch.arange(n, device=x.device), (6, 5)),
+    ],
+    ids=["pad", "expand", "fft", "arange"],
+)  # fmt: skip
+def test_sizes_that_torch_takes_as_plain_integers_are_baked_in(device: torch.device, fn: Any, sizes: Any) -> None:
+    jitted = pygraph.jit(fn, strict=True)
+    x = torch.arange(24.0).view(3, 8).to(device)
+    for size in (*sizes, *sizes):
+        torch.testing.assert_close(jitted(x, size).cpu(), fn(x, size).cpu())
+    assert jitted.cache_info()[:2] == (2, 2)
+
+
 UNSENT = [torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64]
 
 

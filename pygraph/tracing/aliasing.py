@@ -229,7 +229,8 @@ def _input_alias(
 def _place(recording: Recording, value: torch.Tensor, path: str) -> TensorSpec:
     """Where a result that is a view lies, which must be the same at every call."""
     spec = TensorSpec.of(value)
-    if not all(isinstance(n, int) for n in (*spec.shape, *spec.stride, spec.offset)):
+    place: tuple[Any, ...] = (*spec.shape, *spec.stride, spec.offset)
+    if not all(isinstance(n, int) for n in place):
         raise TraceError(describe(f"trace({recording.name})(…)", f"{path} is a view at a place that depends on data"))
     return spec
 

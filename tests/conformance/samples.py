@@ -12,8 +12,11 @@ from conformance_cases import InPlace, load_operators, same_layout, samples
 from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
 
 # Each takes another way than float32: complex tensors are conjugated lazily, integers are promoted, and half precision
-# is computed in float32. An entry's second dtype is the first of these that it supports.
-_SECOND = ("complex64", "int64", "bfloat16", "float16", "float64", "bool")
+# is computed in float32.
+_ORDER = {
+    name: place
+    for place, name in enumerate(("float32", "complex64", "int64", "bfloat16", "float16", "float64", "bool"))
+}
 
 
 def load_entries() -> dict[str, Any]:
@@ -22,10 +25,10 @@ def load_entries() -> dict[str, Any]:
 
 
 def dtypes(entry: Any, device_type: str) -> list[str]:
-    """The dtypes that an entry is run in: float32 and another one, or two others."""
+    """The dtypes that an entry is run in: the first two of `_ORDER` that it supports, else any."""
     supported = entry.supported_dtypes("cuda" if device_type == "cuda" else "cpu")
-    others = [name for name in _SECOND if getattr(torch, name) in supported]
-    return ["float32", *others[:1]] if torch.float32 in supported else others[:2]
+    names = sorted(str(dtype).removeprefix("torch.") for dtype in supported)
+    return sorted(names, key=lambda name: _ORDER.get(name, len(_ORDER)))[:2]
 
 
 def differentiable(entry: Any, device_type: str, dtype: str) -> bool:

@@ -72,9 +72,11 @@ def gradient(sample: Sample, operation: Operation) -> Function:
 
 
 def _cotangent(result: torch.Tensor) -> torch.Tensor:
-    factor = 1 + 0.5j if result.is_complex() else 1.0
-    ends = 0.5 * factor, 1.5 * factor
-    return torch.linspace(*ends, result.numel(), dtype=result.dtype, device=result.device).reshape(result.shape)
+    ends, dtype = (0.5, 1.5), torch.float32
+    if result.is_complex():
+        ends, dtype = (0.5 + 0.25j, 1.5 + 0.75j), torch.complex64
+    values = torch.linspace(*ends, result.numel(), dtype=dtype, device=result.device)
+    return values.to(result.dtype).reshape(result.shape)
 
 
 def batched(sample: Sample, operation: Operation) -> Function:

@@ -33,7 +33,7 @@ CLASSES = (
 DTYPES = ("float32", "bfloat16", "int64")
 
 # Their results are memory as it was found, of which only the layout is defined.
-_UNINITIALISED = frozenset(
+UNINITIALISED = frozenset(
     {
         "empty",
         "empty_like",
@@ -120,10 +120,18 @@ def supports(operator: Any, device_type: str, dtype: str) -> bool:
 # -- making cases -------------------------------------------------------------------------------------------------
 
 
-def samples(operator: Any, device: torch.device, dtype: torch.dtype, count: int, seed: int) -> Iterator[Any]:
-    """The first samples of an operator; other seeds give other values."""
-    found = iter(operator.sample_inputs(device, dtype, requires_grad=False, set_seed=False))
-    for index in range(count):
+def samples(
+    operator: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    count: int | None,
+    seed: int,
+    *,
+    requires_grad: bool = False,
+) -> Iterator[Any]:
+    """The first samples of an operator, or all if ``count`` is None; other seeds give other values."""
+    found = iter(operator.sample_inputs(device, dtype, requires_grad=requires_grad, set_seed=False))
+    for index in itertools.count() if count is None else range(count):
         _seed_all(1000 * seed + index)
         try:
             yield next(found)
@@ -142,7 +150,7 @@ def cases(operator: Any, device: torch.device, dtype: torch.dtype, count: int) -
         places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         sets = [[leaves[place] for place in places]]
         for other in flat[1:]:
-            usable = other is not None and other[1] == structure and _same_layout(leaves, other[0])
+            usable = other is not None and other[1] == structure and same_layout(leaves, other[0])
             sets.append([other[0][place] for place in places] if usable else sets[0])
         yield Case(_as_function(operator.op, structure, leaves, places), tuple(sets))
 
@@ -161,7 +169,9 @@ def _as_function(operation: Any, structure: pytree.TreeSpec, leaves: Sequence[An
     return call
 
 
-def _same_layout(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
+def same_layout(leaves: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether the leaves of two samples have the same types, and tensors the same layout."""
+
     def layout(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
             return type(leaf)
@@ -353,14 +363,14 @@ def run_case(name: str, case: Case, mechanism: Any = "auto") -> dict[str, Any]:
         DeviceLostError: This process cannot use the device any more.
     """
     try:
-        eager = [_eager(case, tensors) for tensors in case.sets]
+        eager = [eager_call(case, tensors) for tensors in case.sets]
     except Exception as error:  # the sample is at fault, or the device does not implement the operator
-        _check_device(error)
-        return {"class": "skipped", "reasons": [f"eager: {_line(error)}"]}
+        check_device(error)
+        return {"class": "skipped", "reasons": [f"eager: {first_line(error)}"]}
     return _run(name, case, eager, mechanism)
 
 
-def _eager(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+def eager_call(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
     """Result and arguments after an eager call on copies."""
     arguments = clones(tensors)
     _seed_all(7)
@@ -369,34 +379,18 @@ def _eager(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch
 
 def _run(name: str, case: Case, eager: list[tuple[Any, list[torch.Tensor]]], mechanism: Any) -> dict[str, Any]:
     fast = pygraph.graphify(pygraph.indirect(pygraph.devicify(case.call), mechanism=mechanism))
-    check = _Check(name.partition(".")[0] not in _UNINITIALISED)
-    held: list[tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]] = []
+    check = Check(name.partition(".")[0] not in UNINITIALISED)
     report: dict[str, Any] = {}
     try:
-        for turn in range(1 + _ROUNDS):
-            which = turn % len(case.sets)
-            arguments = clones(case.sets[which])
-            _seed_all(7)
-            result = fast(*arguments)
-            check(f"call {turn}", case, which, eager[which], result, arguments)
-            taken = aliases(result, arguments)
-            own = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            held.append((arguments, [(t, plain(t)) for t, alias in zip(own, taken, strict=True) if alias is None]))
-            if turn == 0:
-                poison(arguments)
+        check_calls(case, eager, fast, check, 1 + _ROUNDS)
         report = _report(fast)
-        if check.values:
-            for turn, (_, results) in enumerate(held):
-                if not all(same_bits(plain(tensor), before) for tensor, before in results):
-                    raise Mismatch(f"the result of call {turn} changed after it was returned")
         ended, reasons = classify(report)
-        _synchronise(case)
     except Mismatch as error:
         ended, reasons = "wrong", [str(error)]
         report = report or _report(fast)
     except Exception as error:
-        _check_device(error)
-        ended, reasons = "error", [f"{type(error).__name__}: {_line(error)}"]
+        check_device(error)
+        ended, reasons = "error", [f"{type(error).__name__}: {first_line(error)}"]
     finally:
         fast.cache_clear()
     counts = {key: report[key] for key in ("kernels", "kernels_in_graphs", "nodes", "patched_nodes") if key in report}
@@ -405,11 +399,38 @@ def _run(name: str, case: Case, eager: list[tuple[Any, list[torch.Tensor]]], mec
     return {"class": ended, "reasons": reasons, "exact": check.exact, "bytes": bytes_copied, **counts, **notes}
 
 
+def check_calls(
+    case: Case, eager: list[tuple[Any, list[torch.Tensor]]], fast: Callable[..., Any], check: Check, turns: int
+) -> None:
+    """Call a transformed function with each set of tensors in turn, the first being poisoned; compare with eager.
+
+    Raises:
+        Mismatch: A result, argument or alias differs from eager, or a result has changed after it was returned.
+    """
+    held: list[tuple[Any, list[tuple[torch.Tensor, torch.Tensor]]]] = []
+    for turn in range(turns):
+        which = turn % len(case.sets)
+        arguments = clones(case.sets[which])
+        _seed_all(7)
+        result = fast(*arguments)
+        check(f"call {turn}", case, which, eager[which], result, arguments)
+        taken = aliases(result, arguments)
+        own = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        held.append((arguments, [(t, plain(t)) for t, alias in zip(own, taken, strict=True) if alias is None]))
+        if turn == 0:
+            poison(arguments)
+    if check.values:
+        for turn, (_, results) in enumerate(held):
+            if not all(same_bits(plain(tensor), before) for tensor, before in results):
+                raise Mismatch(f"the result of call {turn} changed after it was returned")
+    _synchronise(case)
+
+
 SPREADS = ("none", "rounding", "arbitrary")
 """How much eager may differ from itself, least first."""
 
 
-class _Check:
+class Check:
     """Compare calls with eager; a difference counts unless eager does not repeat itself either."""
 
     def __init__(self, values: bool) -> None:
@@ -448,7 +469,7 @@ class _Check:
         spread = ["none"] * len(wanted)
         for turn in range(4):
             with filled_memory() if turn == 0 else contextlib.nullcontext():
-                again = pytree.tree_leaves(_eager(case, case.sets[which]))
+                again = pytree.tree_leaves(eager_call(case, case.sets[which]))
             for index, (a, b) in enumerate(zip(again, wanted, strict=True)):
                 spread[index] = max(spread[index], _difference(a, b), key=SPREADS.index)
         return spread
@@ -486,7 +507,7 @@ def _report(fast: Any) -> dict[str, Any]:
     return {**fast.explain().to_dict(), "replays": fast.cache_info().hits}
 
 
-def _line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:200]
 
@@ -496,7 +517,7 @@ def _synchronise(case: Case) -> None:
         torch.cuda.synchronize()
 
 
-def _check_device(error: BaseException) -> None:
+def check_device(error: BaseException) -> None:
     """Raise DeviceLostError if the device does not answer any more after ``error``."""
     if not torch.cuda.is_initialized():
         return
@@ -504,7 +525,7 @@ def _check_device(error: BaseException) -> None:
         torch.cuda.synchronize()
         torch.zeros(1, device="cuda").item()
     except RuntimeError as lost:
-        raise DeviceLostError(f"{_line(error)} (then: {_line(lost)})") from lost
+        raise DeviceLostError(f"{first_line(error)} (then: {first_line(lost)})") from lost
 
 
 def classify(report: dict[str, Any]) -> tuple[str, list[str]]:

@@ -31,7 +31,7 @@ from pygraph.program import (
 )
 from pygraph.runtime.collection import no_collection
 from pygraph.tracing.functionalize import functionalize
-from pygraph.tracing.leaves import static_leaves
+from pygraph.tracing.leaves import is_live_number, static_leaves
 from pygraph.tracing.modes import first_line, user_line
 from pygraph.tracing.recording import Recording, record
 
@@ -147,7 +147,9 @@ def record_call(
             asked: set[int] = set()
             try:
                 recording = record(fn, args, kwargs, static, name, environment, asked)
-            except TraceError:
+            except TraceError as error:
+                if any(text in str(error) for text in _WANTS_INTEGERS):
+                    asked |= {index for index, leaf in enumerate(pytree.tree_leaves((args, kwargs))) if _is_int(leaf)}
                 if asked <= static:
                     raise
                 static |= asked  # it may have failed because the answer was not a number's
@@ -167,6 +169,14 @@ def _saved_tensors_unseen() -> Generator[None, None, None]:
         return
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         yield
+
+
+# What torch says where an operation takes sizes as plain integers only (torch 2.11 to 2.13).
+_WANTS_INTEGERS = ("SymIntArrayRef expected to contain", "dispatch_on_subclass called with NO overloaded args")
+
+
+def _is_int(leaf: object) -> bool:
+    return isinstance(leaf, int) and is_live_number(leaf)
 
 
 def objects_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from pygraph.native import build
+from tests import steady
 
 try:
     import hypothesis
@@ -35,6 +35,16 @@ if importlib.util.find_spec("triton") is None:
 torch.set_num_threads(1)  # the workers of pytest-xdist share the cores
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How much of `tests/conformance` to run."""
+    parser.addoption(
+        "--conformance-samples",
+        type=int,
+        metavar="N",
+        help="run N samples of each operator, dtype and kind; default: all",
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the GPU tests to runs that ask for them: one process never uses both devices."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
@@ -53,12 +63,7 @@ def steady_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     from pygraph.runtime.cuda import CudaDriver
 
-    def measure(driver: CudaDriver, run: Callable[[], object]) -> float:
-        replays, copies = driver.counters.replays, driver.counters.copies
-        run()
-        return 1.0 + driver.counters.copies - copies if driver.counters.replays > replays else 100.0
-
-    monkeypatch.setattr(CudaDriver, "measure", measure)
+    monkeypatch.setattr(CudaDriver, "measure", steady.measure)
 
 
 @pytest.fixture(params=["emu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="session")

@@ -20,7 +20,7 @@ from pygraph.printing import target_text
 from pygraph.program import Fallback, TensorSpec
 from pygraph.runtime.body import RegionBody, stand_in
 from pygraph.runtime.driver import Driver, Pool, RecordedGraph, patiently
-from pygraph.runtime.pointers import Extent, ValueWord, Word, pointer_words, same_structure, value_words
+from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, pointer_words, same_structure, value_words
 from pygraph.runtime.proof import Undisturbed
 
 _PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
@@ -237,10 +237,10 @@ class Discovery:
     def _find_numbers(self, nodes: Any, nodes_again: Any, sentinels: list[list[Any]]) -> list[ValueWord]:
         found: list[ValueWord] = []
         for op, position, dtype in self.body.scalar_nodes():
-            if str(dtype).removeprefix("torch.") in ("float16", "bfloat16"):
-                raise RefusedError(op, "a live number of 16 bits cannot be told apart in a kernel's parameters")
-            encoded = [torch.tensor(values[position], dtype=dtype).numpy().tobytes() for values in sentinels]
             name = str(dtype).removeprefix("torch.")
+            if name not in LIVE_DTYPES:
+                raise RefusedError(op, f"a live number of {name} cannot be told apart in a kernel's parameters")
+            encoded = [torch.tensor(values[position], dtype=dtype).numpy().tobytes() for values in sentinels]
             words = value_words(nodes, nodes_again, op, position, encoded[0], encoded[1], name)
             if len(words) != 1:
                 raise RefusedError(op, f"its number was found {len(words)} times in the kernel's parameters")

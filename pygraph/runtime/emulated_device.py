@@ -414,7 +414,8 @@ def register() -> None:
     everything, some = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     everything.fallback(_fallback, "PrivateUse1")
     # A Python fallback is not found where dispatch modes are set but excluded, as in torch.tensor(..., device=...)
-    # under a FakeTensorMode: what that calls gets kernels. Convolutions have kernels for all devices, which only raise.
+    # under a FakeTensorMode: what that calls gets kernels. Convolutions have kernels for all devices, which only raise,
+    # and so do the last two for devices that torch does not know.
     for op in (
         *_SPECIAL,
         *(
@@ -425,6 +426,7 @@ def register() -> None:
             aten.zero_.default,
         ),
         *(aten.convolution_overrideable.default, aten.convolution_backward_overrideable.default),
+        *(aten.conj_physical_.default, aten.mode.values),
     ):
         some.impl(op, functools.partial(_fallback, op), "PrivateUse1")
     # Resolving a lazy conjugation or negation is a copy; without these, that copy would resolve it first, for ever.

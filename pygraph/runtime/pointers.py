@@ -134,6 +134,9 @@ _CTYPES: dict[str, Any] = {
     "bool": ctypes.c_bool,
 }
 
+LIVE_DTYPES = frozenset(_CTYPES)
+"""Names of the dtypes in which a number can be a kernel's parameter that changes."""
+
 
 _REALS = (ctypes.c_float, ctypes.c_double, ctypes.c_bool)
 

@@ -184,7 +184,7 @@ def classify_outputs(
         if any(recording.out_leaves[leaf].dtype != first.dtype for _, leaf in group):
             raise TraceError(describe(f"trace({recording.name})(…)", "results of different dtypes share memory"))
         for _, leaf in group:
-            spec = TensorSpec.of(recording.out_leaves[leaf])
+            spec = _place(recording, recording.out_leaves[leaf], recording.out_paths[leaf])
             lazy = recording.out_leaves[leaf].is_conj(), recording.out_leaves[leaf].is_neg()
             aliases.append(Alias(recording.out_paths[leaf], leaf, "output", len(hidden), spec, False, *lazy))
         hidden.append((group[0][0], first.untyped_storage().nbytes() // itemsize))
@@ -208,7 +208,7 @@ def _input_alias(
     path: str,
     leaf: int,
 ) -> Alias:
-    spec = TensorSpec.of(value)
+    spec = _place(recording, value, path)
     if owner < 0:
         captured = inputs[-1 - owner]
         assert isinstance(captured, Captured)
@@ -224,6 +224,15 @@ def _input_alias(
     start = source.storage_offset() - (view.offset if view is not None else 0)
     spec = dataclasses.replace(spec, offset=spec.offset - start)
     return Alias(path, leaf, "input", index, spec, False, *_differences(value, source))
+
+
+def _place(recording: Recording, value: torch.Tensor, path: str) -> TensorSpec:
+    """Where a result that is a view lies, which must be the same at every call."""
+    spec = TensorSpec.of(value)
+    place: tuple[Any, ...] = (*spec.shape, *spec.stride, spec.offset)
+    if not all(isinstance(n, int) for n in place):
+        raise TraceError(describe(f"trace({recording.name})(…)", f"{path} is a view at a place that depends on data"))
+    return spec
 
 
 def _differences(view: torch.Tensor, base: torch.Tensor) -> tuple[bool, bool]:

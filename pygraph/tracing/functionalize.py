@@ -65,8 +65,15 @@ def functionalize(recording: Recording) -> Program:
 
     with fake_tracing(recording.mode), torch.inference_mode(False), torch.no_grad():
         fresh = [_fresh(value) for value in values]
-        functional = torch.func.functionalize(flat, remove="mutations")
-        graph_module = proxy_tensor.make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(*fresh)
+        graph_module = _without_writes(flat, fresh)
+        if _writes(graph_module):
+            # What an operation was composed of below functionalization, as linear for linear.out.
+            composed, fresh = graph_module, [_fresh(value) for value in values]
+
+            def again(*placeholders: Any) -> list[Any]:
+                return _Replay(composed, {}, list(placeholders)).run()
+
+            graph_module = _without_writes(again, fresh)
 
     graph = graph_module.graph
     for node in graph.nodes:
@@ -116,6 +123,21 @@ def functionalize(recording: Recording) -> Program:
         stage="aten",
         history=("trace",),
         baked=recording.baked,
+    )
+
+
+def _without_writes(function: Any, values: list[Any]) -> fx.GraphModule:
+    functional = torch.func.functionalize(function, remove="mutations")
+    return proxy_tensor.make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
+
+
+def _writes(module: fx.GraphModule) -> bool:
+    """Whether a graph writes in place, other than to its inputs at the end."""
+    return any(
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target._schema.is_mutable
+        and not (node.target is aten.copy_.default and node.args[0].op == "placeholder")  # pyright: ignore
+        for node in module.graph.nodes
     )
 
 

@@ -87,7 +87,7 @@ class Sources(TorchDispatchMode):
     Args:
         seeded: Called at every draw; names a generator that the function has moved since it began, None if there is
             none.
-        devices: Those of the function's arguments.
+        arguments: The fakes of the arguments.
 
     Attributes:
         problem: What was refused first, also if the function catches the error; None if nothing was.
@@ -95,10 +95,12 @@ class Sources(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, seeded: Callable[[], str | None], devices: Iterable[torch.device] = ()) -> None:
+    def __init__(self, seeded: Callable[[], str | None], arguments: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._seeded = seeded
-        self._devices = [device for device in devices if device.type != "cpu"]
+        # Which keeps their memory from being that of others.
+        self._outside = {tensor.untyped_storage()._cdata: tensor for tensor in arguments}
+        self._devices = [tensor.device for tensor in self._outside.values() if tensor.device.type != "cpu"]
         self.problem: str | None = None
 
     @classmethod
@@ -117,7 +119,7 @@ class Sources(TorchDispatchMode):
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
-            args, kwargs = pytree.tree_map_only(torch.Tensor, _traceable, (args, kwargs or {}))
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._traceable, (args, kwargs or {}))
         device = (kwargs or {}).get("device")
         if isinstance(device, torch.device) and device == _CUDA:
             # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
@@ -140,6 +142,13 @@ class Sources(TorchDispatchMode):
             node.meta["source"] = source
         return out
 
+    def _traceable(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        alias = aten.alias.default(tensor)
+        self._outside[alias.untyped_storage()._cdata] = alias
+        return alias
+
     @contextlib.contextmanager
     def _noticing(self) -> Generator[None, None, None]:
         try:
@@ -150,9 +159,11 @@ class Sources(TorchDispatchMode):
 
     def _check(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Size]]:
         """Refuse an operation that a replay would do otherwise than eager; returns what `check_sizes` wants to see."""
-        if func is aten.as_strided.default and ((len(args) > 3 and args[3]) or kwargs.get("storage_offset")):
-            # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
-            raise TraceError("as_strided with a storage_offset")
+        if func is aten.as_strided.default:
+            offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+            if offset or (offset is not None and args[0].untyped_storage()._cdata in self._outside):
+                # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
+                raise TraceError("as_strided with a storage_offset")
         _check_draw(func, args, kwargs, self._seeded)
         _check_subtraction(func, args)
         if func in _MOVES_MEMORY:
@@ -188,10 +199,6 @@ def _check_subtraction(func: Any, args: Any) -> None:
         for value in args[:2]:
             if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
                 raise TraceError("it subtracts a mask")
-
-
-def _traceable(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if isinstance(tensor, FakeTensor) else aten.alias.default(tensor)
 
 
 # Private; checked with torch 2.13.

@@ -139,7 +139,7 @@ def record(
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     inference = torch.is_inference_mode_enabled()
     generators = Generators()
-    sources = Sources(generators.drawing, {fake.device for fake in fakes.values()})
+    sources = Sources(generators.drawing, fakes.values())
     refusals = Refusals(fakes.values())
     settings = SettingsWatch(fake.device.type for fake in fakes.values())
     attributes = _attributes(fakes)

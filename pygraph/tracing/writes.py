@@ -35,6 +35,9 @@ def check_write(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     """
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten" or not func._schema.is_mutable:
         return []
+    if _has_out(func) and any(_is_written(argument) and not _is_out(argument) for argument in func._schema.arguments):
+        # Functionalization gives each the other's results: they come in another order than what is written.
+        raise TraceError("it writes to arguments besides those given as out=")
     written = written_values(func, args, kwargs)
     read = _read_values(func, args, kwargs)
     targets = [value for value in pytree.tree_leaves(written) if isinstance(value, torch.Tensor)]
@@ -76,14 +79,18 @@ def _has_out(func: torch._ops.OpOverload) -> bool:
 
 
 def _is_out(argument: Any) -> bool:
-    return argument.kwarg_only and argument.alias_info is not None and argument.alias_info.is_write
+    return argument.kwarg_only and _is_written(argument)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _read_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Everything else that the operation is given, one entry per argument."""
     found: list[Any] = []
     for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if _is_written(argument):
             continue
         if position < len(args) and not argument.kwarg_only:
             found.append(args[position])
@@ -134,7 +141,7 @@ def _check_types(
     """Refuse a result that cannot be cast to what is written, as a complex one to a float."""
     lowest = min((_category(target.dtype) for target in targets), default=3)
     highest = max((_category_of(value) for value in pytree.tree_leaves(read)), default=0)
-    if not exactly and highest <= lowest and not (lowest < 2 and func.overloadpacket in _ALWAYS_FLOAT):
+    if not exactly and highest <= lowest and lowest >= 2:  # what becomes of integers may be a float
         return
     functional = _functional(func)
     if functional is None:
@@ -151,9 +158,6 @@ def _check_types(
         fits = result.dtype == target.dtype if exactly else torch.can_cast(result.dtype, target.dtype)
         if not fits:
             raise TraceError(f"its result is {result.dtype}, which cannot be cast to the {target.dtype} written to")
-
-
-_ALWAYS_FLOAT = (aten.div_, aten._foreach_div_, aten.ldexp_)
 
 
 def _category(dtype: torch.dtype) -> int:

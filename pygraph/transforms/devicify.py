@@ -25,6 +25,13 @@ _INDEXING: frozenset[Any] = frozenset(
 )
 _COPIES: frozenset[Any] = frozenset({aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default})
 
+# Numbers in these dtypes are no kernel's parameters: they are sent in another that has all their values, and cast.
+_SENT_AS = {
+    torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.float32,
+    torch.complex64: torch.float32, torch.complex128: torch.float64,
+    torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64,
+}  # fmt: skip
+
 # Operations that want some of their tensors on the host.
 _TAKE_HOST_TENSORS = ("attention", "rnn", "lstm", "gru", "padded_sequence")
 
@@ -285,8 +292,13 @@ class _Edit:
         key = (number if isinstance(number, fx.Node) else repr(number), dtype)
         if key not in self._scalars:
             if isinstance(number, fx.Node):
-                spec, kwargs = TensorSpec((), (), dtype, self.device), {"dtype": dtype, "device": self.device}
-                self._scalars[key] = self._call(SCALAR, (number,), kwargs, spec, self._after(number), number)
+                before, sent = self._after(number), _SENT_AS.get(dtype, dtype)
+                spec, kwargs = TensorSpec((), (), sent, self.device), {"dtype": sent, "device": self.device}
+                new = self._call(SCALAR, (number,), kwargs, spec, before, number)
+                if sent != dtype:
+                    spec = dataclasses.replace(spec, dtype=dtype)
+                    new = self._call(_TO_COPY, (new,), {"dtype": dtype}, spec, before, number)
+                self._scalars[key] = new
             else:
                 host = SCALAR(number, dtype=dtype, device=torch.device("cpu"))
                 self._scalars[key] = self.capture(host, repr(number), None)

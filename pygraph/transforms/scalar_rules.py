@@ -353,17 +353,14 @@ def addcdiv(emit: Emitter, args: Args) -> fx.Node | None:
     return emit.finish(emit.call(aten.addcmul.default, a, emit.call(aten.div.Tensor, b, c), value))
 
 
-def matmul(op: Any, left: str, right: str, batch_sum: bool = False) -> Rule:
+def matmul(op: Any, left: str, right: str) -> Rule:
     """``beta * self + alpha * op(left, right)``; with ``beta`` 0, ``self`` is not looked at, NaN or not.
 
     Half types: the product and the sum are float32, rounded at the end, as cuBLAS does.
     """
 
     def rule(emit: Emitter, args: Args) -> fx.Node | None:
-        product = _product(emit, op, args[left], args[right])
-        if batch_sum:
-            product = emit.call(aten.sum.dim_IntList, product, [0])
-        return _accumulate(emit, args, product)
+        return _accumulate(emit, args, _product(emit, op, args[left], args[right]))
 
     return rule
 
@@ -465,7 +462,6 @@ RULES: dict[Any, Rule] = {
     # matrices
     aten.addmm.default: matmul(aten.mm.default, "mat1", "mat2"),
     aten.baddbmm.default: matmul(aten.bmm.default, "batch1", "batch2"),
-    aten.addbmm.default: matmul(aten.bmm.default, "batch1", "batch2", batch_sum=True),
     aten.addmv.default: matmul(aten.mv.default, "mat", "vec"),
     aten.addr.default: outer,
     # comparison and choice

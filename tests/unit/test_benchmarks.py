@@ -20,6 +20,7 @@ import conformance_cases
 import conformance_report
 import pointers
 import reporting
+import workers
 
 
 @pytest.mark.parametrize("module", [conformance, conformance_cases, conformance_report, pointers, reporting])
@@ -84,10 +85,10 @@ def test_beside_results_that_do_not_repeat_themselves_the_others_count(device: t
     def call(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + y, torch.full_like(x, next(values))
 
-    check = conformance_cases._Check(values=True)
+    check = conformance_cases.Check(values=True)
     case = make_case(device, call)
-    eager = conformance_cases._eager(case, case.sets[0])
-    twice, arguments = conformance_cases._eager(case, case.sets[0])
+    eager = conformance_cases.eager_call(case, case.sets[0])
+    twice, arguments = conformance_cases.eager_call(case, case.sets[0])
     check("call", case, 0, eager, twice, arguments)
     assert "arbitrary" in check.note
     with pytest.raises(conformance_cases.Mismatch, match=r"result \[0\]"):
@@ -215,6 +216,46 @@ def test_samples_come_with_values_of_other_seeds() -> None:
     first, second, _ = found[1].sets
     assert [x.shape for x in first] == [x.shape for x in second]
     assert not torch.equal(first[0], second[0])
+
+
+# -- workers ------------------------------------------------------------------------------------------------------
+
+WORKER = """
+import json, os, sys, time
+say = lambda answer: print(json.dumps(answer), flush=True)
+say({"ready": True})
+for line in sys.stdin:
+    request = json.loads(line)
+    for case in range(request["start"], 4):
+        say({"begin": case})
+        if case == 1 and request["unit"] == "dies":
+            os._exit(3)
+        if case == 2 and request["unit"] == "hangs":
+            time.sleep(60)
+        if case == 3 and request["unit"] == "loses the device":
+            say({"lost": "an illegal access"})
+        say({"case": case, "record": {"unit": request["unit"]}})
+    say({"end": True})
+"""
+
+
+def test_a_worker_that_dies_is_replaced_and_its_case_recorded() -> None:
+    found: dict[str, list[Any]] = {}
+
+    def keep(unit: str, record: Any, case: int, reason: str) -> None:
+        assert record is None or record["unit"] == unit
+        found.setdefault(unit, []).append((case, reason))
+
+    units = ["works", "dies", "hangs", "loses the device"]
+    run = workers.Run(units, [sys.executable, "-c", WORKER], {}, keep, str)
+    assert run(jobs=2, timeout=1.0, minutes=1.0) == 0
+    assert found["works"] == [(case, "") for case in range(4)]
+    assert found["dies"] == [(0, ""), (1, "the process died with code 3: no message"), (2, ""), (3, "")]
+    assert found["hangs"] == [(0, ""), (1, ""), (2, "no answer within 1 s"), (3, "")]
+    assert found["loses the device"] == [
+        *((case, "") for case in range(3)),
+        (3, "the device was lost: an illegal access"),
+    ]
 
 
 # -- conformance: all cases ---------------------------------------------------------------------------------------

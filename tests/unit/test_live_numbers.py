@@ -151,6 +151,63 @@ def test_a_float_that_integers_hold_loses_its_fraction(
     assert jitted.explain().to_dict()["fallbacks"] == []
 
 
+@pytest.mark.parametrize(
+    ("fn", "sizes"),
+    [
+        (torch.constant_pad_nd, ([1, 2], [2, 1])), (torch.expand_copy, ([2, 3, 8], [4, 3, 8])), (torch.fft.fft, (6, 5)),
+        (lambda x, n: torch.arange(n, device=x.device), (6, 5)),
+    ],
+    ids=["pad", "expand", "fft", "arange"],
+)  # fmt: skip
+def test_sizes_that_torch_takes_as_plain_integers_are_baked_in(device: torch.device, fn: Any, sizes: Any) -> None:
+    jitted = pygraph.jit(fn, strict=True)
+    x = torch.arange(24.0).view(3, 8).to(device)
+    for size in (*sizes, *sizes):
+        torch.testing.assert_close(jitted(x, size).cpu(), fn(x, size).cpu())
+    assert jitted.cache_info()[:2] == (2, 2)
+
+
+UNSENT = [torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64]
+
+
+@pytest.mark.parametrize("dtype", UNSENT)
+@pytest.mark.parametrize("number", [0.7, 3], ids=["float", "int"])
+def test_numbers_in_dtypes_that_no_kernel_takes_by_value(device: torch.device, dtype: torch.dtype, number: Any) -> None:
+    jitted = pygraph.jit(torch.full_like)
+    x = torch.ones(3, dtype=dtype).to(device)
+    for k in (number, number + 1, number):
+        assert torch.equal(jitted(x, k).cpu(), torch.full_like(x, k).cpu())
+    assert jitted.cache_info()[:2] == (2, 1)
+    assert jitted.explain().to_dict()["fallbacks"] == []
+
+
+def test_a_sum_over_a_batch_adds_in_the_order_of_eager(device: torch.device) -> None:
+    jitted = pygraph.jit(torch.addbmm)
+    generator = torch.Generator().manual_seed(0)
+    x, y = (10 * torch.randn(5, 5, 9, generator=generator).to(device) for _ in range(2))
+    for beta in (1.0, 2.0):
+        expected = torch.addbmm(x[0, :, :5], x, y.mT, beta=beta)
+        assert torch.equal(jitted(x[0, :, :5], x, y.mT, beta=beta), expected)
+
+
+def test_live_factors_of_complex_tensors(device: torch.device) -> None:
+    jitted = pygraph.jit(torch.add)
+    x = torch.randn(3, 3, dtype=torch.complex64).to(device)
+    for alpha in (0.5, 1.5, -0.25):
+        torch.testing.assert_close(jitted(x, x, alpha=alpha).cpu(), torch.add(x, x, alpha=alpha).cpu())
+    assert jitted.cache_info().misses == 1
+
+
+def test_numbers_of_16_bits_are_not_patched_where_nothing_widens_them(device: torch.device) -> None:
+    def fill(x: torch.Tensor, k: float) -> torch.Tensor:
+        return x + torch.ops.pygraph.scalar(k, dtype=torch.float16, device=device)
+
+    jitted = pygraph.graphify(pygraph.indirect(fill))
+    x = torch.ones(3, device=device)
+    for k in (0.5, 1.5):
+        assert torch.equal(jitted(x, k), x + k)
+
+
 def test_only_the_number_that_is_asked_is_baked_in(device: torch.device) -> None:
     fn = lambda x, scale, shift: x * float(str(scale)) + shift  # noqa: E731
     jitted = pygraph.jit(fn)

@@ -8,6 +8,7 @@ import queue
 import random
 import re
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -362,6 +363,8 @@ def _fill_parameter(x: torch.Tensor) -> torch.Tensor:
     return parameter * 1
 
 
+_TAIL = torch.arange(9.0)[3:]
+
 REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]] = [
     ("NumPy array", lambda x: torch.ones(2), lambda: (np.ones(2),), "is a NumPy array; expected a tensor"),
     ("container", _grow, lambda: ([torch.ones(2)],), "it changes a container among its arguments"),
@@ -409,6 +412,36 @@ REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]
     ("view", lambda x: x if x._is_view() else x + 1, lambda: (torch.ones(3),), r"_is_view\(\) of an argument"),
     ("overlap", lambda x: x[1:].add_(x[:-1]), lambda: (torch.ones(3),), "that it also reads"),
     ("overlap of out", lambda x: torch.mul(x[1:], 2, out=x[:-1]), lambda: (torch.ones(3),), "that it also reads"),
+    (
+        "as_strided",
+        lambda x: x.as_strided((2,), (1,), 0) + 1,
+        lambda: (torch.arange(9.0)[3:],),
+        "with a storage_offset",
+    ),
+    (
+        "as_strided of a closed-over tensor",
+        lambda x: x + _TAIL.as_strided((3,), (1,), 0),
+        lambda: (torch.ones(3),),
+        "with a storage_offset",
+    ),
+    (
+        "gradient of as_strided",
+        lambda x: torch.func.grad(lambda x: x.as_strided((2,), (1,), 0).sum())(x),
+        lambda: (torch.arange(9.0)[3:],),
+        "with a storage_offset",
+    ),
+    (
+        "view at a place on the device",
+        lambda x, k: (torch.narrow(x, 0, k, 2), x + 1),
+        lambda: (torch.ones(4), torch.tensor(1)),
+        "is a view at a place that depends on data",
+    ),
+    (
+        "views of one result at a place on the device",
+        lambda x, k: (lambda y: (y, torch.narrow(y, 0, k, 2)))(x + 1),
+        lambda: (torch.ones(4), torch.tensor(1)),
+        "is a view at a place that depends on data",
+    ),
     ("expanded", lambda x: x.expand(3, 4).add_(1), lambda: (torch.ones(4),), "whose elements share memory"),
     (
         "fill of an expanded",
@@ -434,6 +467,15 @@ REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]
         "cannot be cast",
     ),
     ("powers of two", lambda x: x.ldexp_(x + 1), lambda: (torch.ones(3, dtype=torch.int64),), "cannot be cast"),
+    ("logits of integers", lambda x: x.logit_(), lambda: (torch.ones(3, dtype=torch.int64),), "cannot be cast"),
+    (
+        "out beside running statistics",
+        lambda x, mean, out: torch.ops.aten._native_batch_norm_legit.out(
+            x, None, None, mean, mean + 1, True, 0.1, 1e-5, out=out, save_mean=out[0, 0], save_invstd=out[0, 1]
+        ),
+        lambda: (torch.rand(3, 3, 3), torch.zeros(3), torch.zeros(3, 3, 3)),
+        "besides those given as out=",
+    ),
     ("out to an empty part", lambda x: torch.arange(3, out=x[:0]), lambda: (torch.ones(3),), "it resizes"),
     ("foreach", lambda x: torch._foreach_mul_([x], 2j), lambda: (torch.ones(3),), "cannot be cast"),
     ("grad", _set_grad, lambda: (torch.ones(2),), r"it sets args\[0\]\.grad"),
@@ -462,6 +504,23 @@ def test_refused(fn: Callable[..., Any], make: Callable[[], tuple[Any, ...]], te
         assert a.stride() == b.stride()
         assert a.grad is None
     assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 8)])
+def test_what_an_operation_is_composed_of_may_write(shape: tuple[int, ...]) -> None:
+    def fn(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, weight, out=out)  # pyright: ignore
+
+    args = torch.rand(shape), torch.rand(4, 8), torch.zeros(*shape[:-1], 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own linear resizes what it is given for a vector
+        program = pygraph.trace(fn)(*args)
+    assert not any(node.target._schema.is_mutable for node in program.nodes if hasattr(node.target, "_schema"))
+    result = pygraph.evaluate(program, *args)
+    assert result is args[2]
+    torch.testing.assert_close(result, nn.functional.linear(args[0], args[1]))
+    product = next(node for node in program.nodes if "mm" in str(node.target))
+    assert product.meta["source"].startswith("test_trace.py")
 
 
 def test_setting_an_attribute_of_a_module_is_refused_and_undone() -> None:

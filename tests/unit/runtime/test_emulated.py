@@ -153,6 +153,10 @@ COMPUTATIONS: dict[str, Callable[[str], Any]] = {
         torch.sort(values(4).to(d), out=(torch.empty(0, device=d), torch.empty(0, device=d, dtype=torch.long))),
         values(3).to(d).resize_(2, 1),
     ],
+    "without kernels of their own": lambda d: [
+        torch.fft.fft(values(4).to(d)).conj_physical_().real.clone(),
+        torch.mode(values(4).to(d), out=(torch.empty(0, device=d), torch.empty(0, device=d, dtype=torch.long))),
+    ],
     "host scalars": lambda d: [
         values(3).to(d) * torch.tensor(2.0, dtype=torch.float64),
         values(3).to(d).masked_fill(values(3).to(d) > 0, torch.tensor(2.0)),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
 from torch._functorch import eager_transforms
+from torch._functorch.vmap import restore_vmap
 from torch.utils import _pytree as pytree
 
 from pygraph.composition.levels import is_dual_level
@@ -33,10 +34,15 @@ Place: TypeAlias = "Callable[[], torch.Tensor]"
 
 @dataclasses.dataclass(frozen=True)
 class Rest:
-    """What a result is besides its tensors: the structure, and the other leaves."""
+    """What a result is besides its tensors: the structure, and the other leaves.
+
+    ``dims`` says for each ``vmap`` that the result has been through where the batch is in each tensor, the innermost
+    first.
+    """
 
     tree: pytree.TreeSpec
     leaves: tuple[Any, ...]
+    dims: tuple[tuple[int | None, ...], ...] = ()
 
     @property
     def tensor_leaves(self) -> list[int]:
@@ -101,7 +107,7 @@ class Flat(HasEngines):
     def example(self, *leaves: Any) -> Any:
         """The same as a function of everything in one row, as engines call and trace it."""
         tensors, rest = self.run(leaves[: self.arity], leaves[self.arity :])
-        return rest.join(tensors)
+        return rest.join(tensors), rest.dims
 
     def has_gradient(self, index: int) -> bool:
         """Whether result number ``index`` has a gradient."""
@@ -123,7 +129,9 @@ class Flat(HasEngines):
 
     def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
         """The tensors that a call by the engine returns, the rest, and how it is differentiated, if not as usual."""
-        return *take_apart(result), None
+        returned, dims = result
+        tensors, rest = take_apart(returned)
+        return tensors, dataclasses.replace(rest, dims=dims), None
 
     def engine(self, bound: frozenset[int]) -> Transformed[..., Any]:
         """The compiled function of the tensors that are not ``bound``; the user's function finds those itself."""
@@ -132,10 +140,11 @@ class Flat(HasEngines):
         return self._engines[bound]
 
     def batched(
-        self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], randomness: str
+        self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], size: int, randomness: str
     ) -> tuple[Flat, list[torch.Tensor]]:
         """What ``torch.vmap`` makes of it, and the tensors that this takes."""
-        return self.derive(("vmap", dims, randomness), lambda: Vmapped(self, dims, randomness)), list(tensors)
+        key = ("vmap", dims, size, randomness)
+        return self.derive(key, lambda: Vmapped(self, dims, size, randomness)), list(tensors)
 
     def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What `pull_back` and `push_forward` need of a call's tensors and results."""
@@ -271,15 +280,16 @@ class Primal(Flat):
 
 
 class Vmapped(Flat):
-    """``torch.vmap`` of another; all results are batched in front."""
+    """``torch.vmap`` of another."""
 
-    def __init__(self, inner: Flat, dims: tuple[int | None, ...], randomness: str) -> None:
+    def __init__(self, inner: Flat, dims: tuple[int | None, ...], size: int, randomness: str) -> None:
         super().__init__(inner.function, f"vmap({inner.name})", inner.arity, inner.lifted)
         self.differentiable = inner.differentiable
         self.repeatable = inner.repeatable
         self.may_save = inner.may_save
         self._inner = inner
         self._dims = dims
+        self._size = size
         self._randomness = randomness
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
@@ -291,8 +301,9 @@ class Vmapped(Flat):
             rests.append(rest)
             return tuple(found)
 
-        batched = torch.vmap(one, in_dims=self._dims, out_dims=0, randomness=self._randomness)(*tensors)
-        return list(batched), rests[0]
+        # Unlike vmap itself, it tells which results are not batched. Private; checked with torch 2.11 and 2.13.
+        found, dims = restore_vmap(one, self._dims, self._size, self._randomness)(*tensors)
+        return list(found), dataclasses.replace(rests[0], dims=(*rests[0].dims, tuple(dims)))
 
 
 class Vjp(Flat):

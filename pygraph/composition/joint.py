@@ -52,11 +52,11 @@ class Forward(Flat):
     def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
         """The function's results and what was saved, and the `Pullback`."""
         returned, saved, pullback = result
-        tensors, rest, _ = super().unpack(returned)
+        tensors, rest, _ = super().unpack((returned, pullback.dims))
         return [*tensors, *saved], rest, pullback
 
     def batched(
-        self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], randomness: str
+        self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], size: int, randomness: str
     ) -> tuple[Flat, list[torch.Tensor]]:
         """Never asked for: it is made below all batches."""
         raise NotImplementedError
@@ -81,12 +81,14 @@ class _Joint(Rebinding):
     Attributes:
         differentiated: The results that have a gradient, once it has run.
         tensor_leaves: Which leaves of the function's result are tensors.
+        dims: Where batches are in its results.
     """
 
     def __init__(self, forward: _BoundForward) -> None:
         self._forward = forward
         self.differentiated: tuple[int, ...] = ()
         self.tensor_leaves: list[int] = []
+        self.dims: tuple[tuple[int | None, ...], ...] = ()
         self.__name__ = forward.flat.inner.name
         self.__wrapped__ = forward.__wrapped__
 
@@ -101,7 +103,7 @@ class _Joint(Rebinding):
         _set_requires_grad(wanted, True)
         with torch.enable_grad():
             results, rest = flat.inner.run(tensors, numbers)
-            self.tensor_leaves = rest.tensor_leaves
+            self.tensor_leaves, self.dims = rest.tensor_leaves, rest.dims
             gradients = self._gradients(results, tensors, wanted)
         _set_requires_grad(wanted, False)
         passed = {id(tensor) for tensor in tensors}
@@ -128,17 +130,16 @@ def _set_requires_grad(tensors: Sequence[torch.Tensor], value: bool) -> None:
             tensor.requires_grad_(value)
 
 
-def _apart(gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-    """Gradients in memory of their own; autograd may return the same tensor twice, or a cotangent."""
+def _apart(
+    gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients that are no memory of what the forward has; as in eager, they may be that of one another."""
     taken = {other.untyped_storage()._cdata for other in others}
     found: list[torch.Tensor | None] = []
     for gradient in gradients:
         if gradient is not None:
             gradient = gradient.resolve_conj().resolve_neg().detach()
-            spec = TensorSpec.of(gradient)
-            if gradient.untyped_storage()._cdata in taken or spec.overlaps_itself:
-                gradient = gradient.clone()
-            taken.add(gradient.untyped_storage()._cdata)
+            gradient = gradient.clone() if gradient.untyped_storage()._cdata in taken else gradient
         found.append(gradient)
     return tuple(found)
 
@@ -154,12 +155,14 @@ class Pullback(HasEngines):
         results: Those of them whose cotangents the backward takes.
         passed: The function's tensors that the forward's Program takes; the others are captured.
         count: How many tensors the function returns.
+        dims: Where batches are in them.
     """
 
     def __init__(self, forward: Forward, bound: frozenset[int], joint: _Joint, program: Program) -> None:
         self.inner = forward.inner
         self.mask = forward.mask
         self.differentiated = joint.differentiated
+        self.dims = joint.dims
         self.parts = partition_program(program, self)
         of_results = [source for source in self.parts.sources if source.of == "cotangent"]
         self.results = tuple(joint.differentiated[source.index] for source in of_results)
@@ -288,16 +291,16 @@ class Backward(Flat):
     def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
         """The gradients that are wanted; those that do not depend on a tensor are None."""
         chosen = tuple(gradient for gradient, asked in zip(result, self._wanted, strict=True) if asked)
-        return super().unpack(chosen)
+        return super().unpack((chosen, ()))
 
     def batched(
-        self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], randomness: str
+        self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], size: int, randomness: str
     ) -> tuple[Flat, list[torch.Tensor]]:
         """Several gradients at once, by running the function again if it may be."""
         if not self.repeatable:
-            return super().batched(tensors, dims, randomness)
+            return super().batched(tensors, dims, size, randomness)
         first = self._first_extra
-        return self.again().batched(tensors[:first], dims[:first], randomness)
+        return self.again().batched(tensors[:first], dims[:first], size, randomness)
 
     def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the function takes to run again, with cotangents."""

@@ -109,15 +109,17 @@ class GradientBatch:
         found = any(tensor is not None and functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
         return GradientBatch() if found else None
 
-    def split(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int | None, ...]]:
-        """Plain tensors, and the dimension of the batch in each."""
+    def split(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
+        """Plain tensors, the dimension of the batch in each, and its size."""
         batched = [functorch.is_legacy_batchedtensor(tensor) for tensor in tensors]
         pairs = zip(tensors, batched, strict=True)
         plain = [_remove_batch_dim(t, _FIRST_BATCH, 1, 0) if inside else t for t, inside in pairs]
         if any(map(functorch.is_legacy_batchedtensor, plain)):
             raise NotImplementedError("pygraph: a batch of gradients inside another one; torch.func.vmap can do that")
-        return plain, tuple(0 if inside else None for inside in batched)
+        size = next(tensor.shape[0] for tensor, inside in zip(plain, batched, strict=True) if inside)
+        return plain, tuple(0 if inside else None for inside in batched), size
 
-    def join(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors whose first dimension is the batch, as its examples."""
-        return [_add_batch_dim(tensor, 0, _FIRST_BATCH) for tensor in tensors]
+    def join(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> list[torch.Tensor]:
+        """Tensors with the batch at these dimensions, as its examples."""
+        pairs = zip(tensors, dims, strict=True)
+        return [tensor if dim is None else _add_batch_dim(tensor, dim, _FIRST_BATCH) for tensor, dim in pairs]

@@ -64,6 +64,8 @@ def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict
     except NotCompiledError:
         raise InlineError("its forward does not run as a graph") from None
     assert outcome.rest is not None
+    for index, first in outcome.twins.items():
+        results[index] = results[first]
     for index, operand in outcome.same.items():
         results[index] = tensors[operand]
     if not stack:
@@ -93,6 +95,7 @@ class Outcome:
         pullback: How the call is differentiated, if not as its function usually is.
         same: Results that are tensors which were passed, by number.
         views: Results that are parts of tensors which were passed.
+        twins: Results that are the same tensor as an earlier one.
     """
 
     def __init__(self) -> None:
@@ -100,6 +103,14 @@ class Outcome:
         self.pullback: Pullback | None = None
         self.same: dict[int, int] = {}
         self.views: dict[int, tuple[int, View]] = {}
+        self.twins: dict[int, int] = {}
+
+    def take_dims(self) -> tuple[int | None, ...]:
+        """Where the batch of the outermost ``vmap`` is in the results, which no outer level needs to know."""
+        assert self.rest is not None
+        *others, dims = self.rest.dims
+        self.rest = dataclasses.replace(self.rest, dims=tuple(others))
+        return dims
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,11 +132,16 @@ class Call:
             result = self.flat.compiled(tensors, self.numbers)
             found, self.outcome.rest, self.outcome.pullback = self.flat.unpack(result)
         self._note_shared(tensors, found)
-        same = self.outcome.same  # what is passed and returned as it is cannot be kept for a derivative
-        return tuple(r.detach() if r.requires_grad or index in same else r for index, r in enumerate(found))
+        # What is passed and returned as it is cannot be kept for a derivative, nor be returned twice.
+        taken = {*self.outcome.same, *self.outcome.twins}
+        return tuple(r.detach() if r.requires_grad or index in taken else r for index, r in enumerate(found))
 
     def _note_shared(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """Note which results are memory of what was passed."""
+        first: dict[int, int] = {}
+        for index, result in enumerate(results):
+            if first.setdefault(id(result), index) != index:
+                self.outcome.twins[index] = first[id(result)]
         owner = {tensor.untyped_storage()._cdata: index for index, tensor in reversed(list(enumerate(tensors)))}
         for index, result in enumerate(results):
             operand = owner.get(result.untyped_storage()._cdata)
@@ -154,7 +170,7 @@ def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     results = list(Operation.apply(Call(forward, call.numbers, outcome), *tensors))
     assert outcome.pullback is not None
     count = outcome.pullback.count
-    call.outcome.rest, call.outcome.same = outcome.rest, outcome.same
+    call.outcome.rest, call.outcome.same, call.outcome.twins = outcome.rest, outcome.same, outcome.twins
     call.outcome.views = {index: view for index, view in outcome.views.items() if index < count}
     return results[:count]
 
@@ -225,7 +241,8 @@ class Operation(torch.autograd.Function):
             gradients = apply(Call(flat, ctx.call.numbers, outcome), tensors)
         else:
             flat, plain = flat.batched(*batch.split(tensors), "error")
-            gradients = batch.join(apply(Call(flat, ctx.call.numbers, outcome), plain))
+            found = apply(Call(flat, ctx.call.numbers, outcome), plain)
+            gradients = batch.join(found, outcome.take_dims())
         assert outcome.rest is not None
         found = iter(outcome.rest.join(gradients))
         return None, *(next(found) if wanted else None for wanted in mask)
@@ -235,6 +252,8 @@ class Operation(torch.autograd.Function):
         """Tangents of the results, by the function's push-forward."""
         call = ctx.call
         chosen = tuple(index for index in range(ctx.results) if call.rule.has_gradient(index))
+        if not chosen:
+            return (None,) * ctx.results
         flat, tensors = call.rule.push_forward(ctx.kept.restore(ctx.saved_tensors), tangents[1:], chosen)
         moved = apply(Call(flat, call.numbers, Outcome()), tensors)
         found = dict(zip(chosen, moved, strict=True))
@@ -243,6 +262,6 @@ class Operation(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: torch.Tensor) -> Any:  # pyright: ignore
         """The function of a batch, one level below."""
-        flat, given = call.flat.batched(tensors, tuple(in_dims[1:]), info.randomness)
+        flat, given = call.flat.batched(tensors, tuple(in_dims[1:]), info.batch_size, info.randomness)
         results = tuple(apply(dataclasses.replace(call, flat=flat), given))
-        return results, (0,) * len(results)
+        return results, call.outcome.take_dims()

@@ -124,9 +124,8 @@ class Sources(TorchDispatchMode):
         if isinstance(device, torch.device) and device == _CUDA:
             # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
             kwargs = {**(kwargs or {}), "device": torch.device("cuda", torch.cuda.current_device())}
-        if func is aten._efficientzerotensor.default and isinstance(device, torch.device) and device.type == "meta":
-            # The tangent zero of an operation on fakes, which torch takes to be where their elements are.
-            kwargs = {**(kwargs or {}), "device": next(iter(self._devices), torch.device("cpu"))}
+        if func is aten._efficientzerotensor.default:
+            kwargs = {**(kwargs or {}), "device": self._device_of_zeros(device)}
         with self._noticing():
             outs = self._check(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph
@@ -145,9 +144,17 @@ class Sources(TorchDispatchMode):
     def _traceable(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
             return tensor
+        if tensor._is_zerotensor():
+            device = self._device_of_zeros(tensor.device)
+            return aten._efficientzerotensor.default(list(tensor.shape), dtype=tensor.dtype, device=device)
         alias = aten.alias.default(tensor)
         self._outside[alias.untyped_storage()._cdata] = alias
         return alias
+
+    def _device_of_zeros(self, device: torch.device | None) -> torch.device | None:
+        """Where the tangent zero of an operation on fakes is, which torch takes to be where their elements are."""
+        meta = device is not None and device.type == "meta"
+        return next(iter(self._devices), torch.device("cpu")) if meta else device
 
     @contextlib.contextmanager
     def _noticing(self) -> Generator[None, None, None]:

@@ -107,7 +107,8 @@ class _Joint(Rebinding):
             gradients = self._gradients(results, tensors, wanted)
         _set_requires_grad(wanted, False)
         passed = {id(tensor) for tensor in tensors}
-        results = [result if id(result) in passed else result.detach() for result in results]
+        detached = {id(result): result if id(result) in passed else result.detach() for result in results}
+        results = [detached[id(result)] for result in results]
         return rest.join(results), _apart(gradients, [*tensors, *results])
 
     def _gradients(
@@ -130,9 +131,7 @@ def _set_requires_grad(tensors: Sequence[torch.Tensor], value: bool) -> None:
             tensor.requires_grad_(value)
 
 
-def _apart(
-    gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor | None, ...]:
+def _apart(gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
     """Gradients that are no memory of what the forward has; as in eager, they may be that of one another."""
     taken = {other.untyped_storage()._cdata for other in others}
     found: list[torch.Tensor | None] = []

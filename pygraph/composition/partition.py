@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pygraph.check import check_program
-from pygraph.effects import is_host_number, is_random, is_view
+from pygraph.effects import is_host_number, is_random, is_view, root
 from pygraph.errors import TraceError, describe
 from pygraph.program import (
     Alias,
@@ -167,7 +167,8 @@ class _Partition:
             if node in needed and node not in computed:
                 mapping[node] = graph.node_copy(node, lambda source: mapping[source])
                 mapping[node].meta = dict(node.meta)
-        graph.output(tuple(mapping[value] for value in wanted))
+        given = {node for _, node in inputs}
+        graph.output(tuple(self._own(value, given, graph, mapping) for value in wanted))
         in_tree = pytree.tree_structure((tuple(0 for _ in self._sources), {}))
         out_tree = pytree.tree_structure(self._gradients)
         return Program(
@@ -176,6 +177,26 @@ class _Partition:
             aliases=tuple(aliases), statics=tuple(statics), in_tree=in_tree, out_tree=out_tree,
             stage="aten", history=(*joint.history, "partition"),
         )  # fmt: skip
+
+    def _own(
+        self, value: fx.Node, given: Container[fx.Node], graph: fx.Graph, mapping: Mapping[fx.Node, fx.Node]
+    ) -> fx.Node:
+        """A gradient in memory of its own: of what the backward is given it copies the memory, not a view of it."""
+        if root(value) not in given:
+            return mapping[value]
+        views: list[fx.Node] = []
+        while is_view(value):
+            views.append(value)
+            value = value.args[0]  # pyright: ignore[reportAssignmentType]
+        copied = graph.call_function(torch.ops.aten.clone.default, (mapping[value],))
+        copied.meta = {"spec": dataclasses.replace(value.meta["spec"], offset=0), "source": value.meta["source"]}
+        for view in reversed(views):
+            inner, source = copied, view.args[0]
+            copied = graph.node_copy(
+                view, lambda node, inner=inner, source=source: inner if node is source else mapping[node]
+            )
+            copied.meta = dict(view.meta)
+        return copied
 
     def _gradient_outputs(self) -> tuple[list[tuple[int, Result]], list[Alias], list[Static]]:
         """The joint Program's outputs that gradients need, by number, and the rest of the gradients' leaves."""

@@ -70,7 +70,8 @@ def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict
         results[index] = tensors[operand]
     if not stack:
         for index, (operand, view) in outcome.views.items():
-            results[index] = view.of(tensors[operand])
+            tensor = tensors[operand]
+            results[index] = view.of(tensor if results[index].requires_grad else tensor.detach())
     return outcome.rest.join(results)
 
 
@@ -132,9 +133,9 @@ class Call:
             result = self.flat.compiled(tensors, self.numbers)
             found, self.outcome.rest, self.outcome.pullback = self.flat.unpack(result)
         self._note_shared(tensors, found)
-        # What is passed and returned as it is cannot be kept for a derivative, nor be returned twice.
-        taken = {*self.outcome.same, *self.outcome.twins}
-        return tuple(r.detach() if r.requires_grad or index in taken else r for index, r in enumerate(found))
+        twins, same = self.outcome.twins, self.outcome.same  # what is passed and returned cannot be kept
+        found = [r.new_empty(()).expand(r.shape) if index in twins else r for index, r in enumerate(found)]
+        return tuple(r.detach() if r.requires_grad or index in same else r for index, r in enumerate(found))
 
     def _note_shared(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """Note which results are memory of what was passed."""

@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor, peek_interpreter_stack  # checked with torch 2.11, 2.13
+from torch._C._functorch import (  # checked with torch 2.11 and 2.13
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+    peek_interpreter_stack,
+)
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
@@ -25,6 +29,8 @@ INSIDE_TRACE = "it is inside a trace, which includes it"
 INSIDE_CAPTURE = "a CUDA graph is being captured, which includes it"
 UNDER_MODE = "a mode is active that sees every operation, which a replay would not show it"
 
+INSIDE_BATCH = "it is inside a batch of torch.autograd.functional, which is no vmap of torch.func"
+
 EXPECTED = frozenset({NOTHING_ON_DEVICE, INSIDE_TRACE, INSIDE_CAPTURE})
 """Reasons that are no loss: the work becomes part of something larger."""
 
@@ -37,9 +43,18 @@ def inline_reason() -> str | None:
         return INSIDE_TRACE
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return INSIDE_CAPTURE
+    if forward_ad._current_level >= 0 and _is_inside_batch():  # pyright: ignore[reportUnknownMemberType]
+        return INSIDE_BATCH
     if torch._C._len_torch_dispatch_stack() or (torch._C._len_torch_function_stack() and _is_watched()):
         return UNDER_MODE
     return None
+
+
+def _is_inside_batch() -> bool:
+    """Whether this thread is inside the older kind of ``vmap`` that autograd has for itself."""
+    level = torch._C._vmapmode_increment_nesting()
+    torch._C._vmapmode_decrement_nesting()
+    return level > 1
 
 
 def is_transformed(leaves: Sequence[Any]) -> bool:
@@ -68,6 +83,8 @@ def special_tensor(leaves: Sequence[Any]) -> str | None:
                 raise donated_error(leaf)
             return f"an argument is a {type(leaf).__name__}, not a plain tensor"
         if isinstance(leaf, torch.Tensor):
+            if is_legacy_batchedtensor(leaf):
+                return INSIDE_BATCH
             if leaf.layout != torch.strided or leaf.is_nested or leaf._is_zerotensor() or leaf.is_meta:
                 return f"an argument is {_kind(leaf)}"
             if leaf.is_conj() or leaf.is_neg():

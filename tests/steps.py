@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,15 +44,20 @@ def no_synchronization(device: torch.device) -> Iterator[None]:
     driver = driver_for(device)
     assert driver is not None
     before = driver.counters.synchronizations
-    debug = torch.cuda.get_sync_debug_mode() if device.type == "cuda" else 0
     if device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
+        _set_sync_debug_mode("error")
     try:
         yield
     finally:
         if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode(debug)
+            _set_sync_debug_mode("default")
     assert driver.counters.synchronizations == before
+
+
+def _set_sync_debug_mode(mode: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it does not find everything
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def assert_one_graph(fast: Any, calls: int) -> None:

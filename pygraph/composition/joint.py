@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraph.composition.flat import Bound, Flat, HasEngines, Rest, Vjp
-from pygraph.composition.partition import evaluate_batched, partition_program, without_results
+from pygraph.composition.partition import evaluate_batched, partition_program, with_numbers, without_results
 from pygraph.environment import Environment
 from pygraph.errors import PygraphError, describe
 from pygraph.evaluate import evaluate
@@ -38,12 +38,14 @@ class Forward(Flat):
     Args:
         inner: The function.
         mask: Which of its tensors gradients are wanted for.
+        differentiable_again: Whether to use formulas that can be differentiated, as torch.func does; they round otherwise.
     """
 
-    def __init__(self, inner: Flat, mask: tuple[bool, ...]) -> None:
+    def __init__(self, inner: Flat, mask: tuple[bool, ...], differentiable_again: bool) -> None:
         super().__init__(inner.function, f"forward({inner.name})", inner.arity, inner.lifted)
         self.inner = inner
         self.mask = mask
+        self.differentiable_again = differentiable_again
 
     def example_without(self, bound: frozenset[int]) -> Any:
         """The forward of the tensors that are not ``bound``."""
@@ -121,7 +123,8 @@ class _Joint(Rebinding):
             return [None] * len(wanted)
         chosen = [results[index] for index in found]
         cotangents = [cotangent(result.detach(), number) for number, result in enumerate(chosen)]
-        return list(torch.autograd.grad(chosen, wanted, cotangents, allow_unused=True))
+        again = self._forward.flat.differentiable_again
+        return list(torch.autograd.grad(chosen, wanted, cotangents, create_graph=again, allow_unused=True))
 
 
 def _set_requires_grad(tensors: Sequence[torch.Tensor], value: bool) -> None:
@@ -215,6 +218,12 @@ class Pullback(HasEngines):
     def kept(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The forward's tensors, what it saved, and its results that the backward reads."""
         return [*tensors, *results[self.count :], *(results[index] for index in self._returned)]
+
+    def push_forward(
+        self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None], results: tuple[int, ...]
+    ) -> tuple[Flat, list[torch.Tensor]]:
+        """The tangents of the function that was differentiated."""
+        return self.inner.push_forward(kept[: self.inner.arity], tangents, results)
 
     def pull_back(
         self, kept: Sequence[torch.Tensor], mask: tuple[bool, ...], cotangents: Sequence[torch.Tensor | None]
@@ -329,7 +338,8 @@ class _Prepared(SelfTracing):
         return evaluate(self._program, *args)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
-        return Traced(self._program, frozenset(), Environment(None))
+        numbers = {leaf: args[leaf] for leaf in static}
+        return Traced(with_numbers(self._program, numbers), static, Environment(None))
 
 
 def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._C import _functorch as functorch  # pyright: ignore
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 
@@ -53,7 +54,10 @@ def wrappers(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def has_tangent(tensor: torch.Tensor) -> bool:
     """Whether forward-mode differentiation differentiates a tensor that is of no transform."""
-    return is_dual_level() and forward_ad.unpack_dual(tensor).tangent is not None
+    if not is_dual_level():
+        return False
+    with temporarily_clear_interpreter_stack():
+        return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def is_special(tensor: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ from pygraph.errors import TraceError, describe
 from pygraph.program import (
     Alias,
     Argument,
+    Baked,
     Captured,
     Input,
     Mutation,
@@ -424,3 +425,31 @@ def evaluate_batched(program: Program, leaves: Sequence[Any]) -> Any:
         assert isinstance(descriptor, Result)
         out[descriptor.leaf] = value
     return pytree.tree_unflatten(out, program.out_tree)
+
+
+def with_numbers(program: Program, values: Mapping[int, Any]) -> Program:
+    """A Program in which numbers are baked in.
+
+    Args:
+        program: A Program.
+        values: Values by leaf of the arguments; those of leaves that are no live numbers do not matter.
+    """
+    baked = [d for d in program.inputs if isinstance(d, ScalarArgument) and d.leaf in values]
+    if not baked:
+        return program
+    module = program.copy_graph()
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for node, descriptor in zip(placeholders, program.inputs, strict=True):
+        if descriptor in baked:
+            value = values[descriptor.leaf]  # pyright: ignore
+            for user in list(node.users):
+                user.args, user.kwargs = map_arg(
+                    (user.args, user.kwargs), lambda used, node=node, value=value: value if used is node else used
+                )
+            module.graph.erase_node(node)
+    module.recompile()
+    return program.replace(
+        module=module,
+        inputs=tuple(descriptor for descriptor in program.inputs if descriptor not in baked),
+        baked=(*program.baked, *(Baked(d.path, d.leaf, values[d.leaf]) for d in baked)),
+    )

@@ -166,7 +166,8 @@ def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     if not call.flat.may_save or forwards or stack != ([] if backwards else [Level.GRAD]):
         return list(Operation.apply(call, *tensors))
     mask = tuple(tensor.requires_grad for tensor in tensors)
-    forward = call.flat.derive(("forward", mask), lambda: Forward(call.flat, mask))
+    again = bool(stack)
+    forward = call.flat.derive(("forward", mask, again), lambda: Forward(call.flat, mask, again))
     outcome = Outcome()
     results = list(Operation.apply(Call(forward, call.numbers, outcome), *tensors))
     assert outcome.pullback is not None

@@ -239,7 +239,9 @@ def poison(tensors: Sequence[torch.Tensor]) -> None:
 # -- comparing ----------------------------------------------------------------------------------------------------
 
 
-def compare(got: Any, expected: Any, where: str, *, values: bool = True, spread: Sequence[str] = ()) -> bool:
+def compare(
+    got: Any, expected: Any, where: str, *, values: bool = True, strides: bool = True, spread: Sequence[str] = ()
+) -> bool:
     """Whether two results are equal to the last bit; they must at least be close.
 
     Args:
@@ -247,6 +249,7 @@ def compare(got: Any, expected: Any, where: str, *, values: bool = True, spread:
         expected: What eager returned.
         where: What the results are, for the message.
         values: Compare values too, not only types and layouts.
+        strides: Compare strides too.
         spread: Per leaf, how much eager differs from itself: ``rounding`` allows for sums in another order (tolerance
             relative to the largest value), ``arbitrary`` for any value.
 
@@ -263,7 +266,7 @@ def compare(got: Any, expected: Any, where: str, *, values: bool = True, spread:
         kind = spread[index] if spread else "none"
         told = values and kind != "arbitrary"
         if isinstance(b, torch.Tensor):
-            exact &= _compare_tensors(a, b, place, told, loose=kind == "rounding")
+            exact &= _compare_tensors(a, b, place, told, strides, loose=kind == "rounding")
         elif type(a) is not type(b) or (told and a != b and not (_is_nan(a) and _is_nan(b))):
             raise Mismatch(f"{place}: {a!r} instead of {b!r}")
     return exact
@@ -273,13 +276,13 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _compare_tensors(a: Any, b: torch.Tensor, place: str, values: bool, loose: bool) -> bool:
+def _compare_tensors(a: Any, b: torch.Tensor, place: str, values: bool, strides: bool, loose: bool) -> bool:
     if not isinstance(a, torch.Tensor):
         raise Mismatch(f"{place}: a {type(a).__name__} instead of a tensor")
     for name in ("shape", "dtype", "device", "layout", "requires_grad"):
         if getattr(a, name) != getattr(b, name):
             raise Mismatch(f"{place}: {name} {getattr(a, name)} instead of {getattr(b, name)}")
-    if b.layout == torch.strided and b.numel() and a.stride() != b.stride():
+    if strides and b.layout == torch.strided and b.numel() and a.stride() != b.stride():
         raise Mismatch(f"{place}: strides {a.stride()} instead of {b.stride()}")
     if not values or not b.numel():
         return True
@@ -433,8 +436,9 @@ SPREADS = ("none", "rounding", "arbitrary")
 class Check:
     """Compare calls with eager; a difference counts unless eager does not repeat itself either."""
 
-    def __init__(self, values: bool) -> None:
+    def __init__(self, values: bool, strides: bool = True) -> None:
         self.values = values
+        self.strides = strides
         self.exact = True
         self.note = "" if values else "uninitialised memory: layout only"
 
@@ -460,8 +464,9 @@ class Check:
         expected, expected_arguments = eager
         count = len(pytree.tree_leaves(expected))
         results, others = spread[:count], spread[count:]
-        self.exact &= compare(result, expected, f"{what}, result", values=self.values, spread=results)
-        self.exact &= compare(arguments, expected_arguments, f"{what}, arguments", values=self.values, spread=others)
+        told: dict[str, Any] = {"values": self.values, "strides": self.strides}
+        self.exact &= compare(result, expected, f"{what}, result", **told, spread=results)
+        self.exact &= compare(arguments, expected_arguments, f"{what}, arguments", **told, spread=others)
 
     def _spread(self, case: Case, which: int, eager: Any) -> list[str]:
         """How much eager differs from itself over a few calls, per leaf of result and arguments."""

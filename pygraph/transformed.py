@@ -271,6 +271,8 @@ class Transformed(Generic[P, R]):
         if here.inside:
             leaves = pytree.tree_leaves((args, kwargs))
             return self._run_inline(Fallback("the call", reason_inside(self.function_name, leaves)), args, kwargs)
+        if torch.is_inference_mode_enabled():
+            return self._run_inline(Fallback("the call", functorch.INFERENCE), args, kwargs)
         try:
             return compose(self, args, kwargs)
         except InlineError as error:

@@ -38,7 +38,7 @@ class Forward(Flat):
     Args:
         inner: The function.
         mask: Which of its tensors gradients are wanted for.
-        differentiable_again: Whether to use formulas that can be differentiated, as torch.func does; they round otherwise.
+        differentiable_again: Whether to use formulas that can be differentiated, as torch.func does.
     """
 
     def __init__(self, inner: Flat, mask: tuple[bool, ...], differentiable_again: bool) -> None:

@@ -29,6 +29,7 @@ INSIDE_TRACE = "it is inside a trace, which includes it"
 INSIDE_CAPTURE = "a CUDA graph is being captured, which includes it"
 UNDER_MODE = "a mode is active that sees every operation, which a replay would not show it"
 
+INFERENCE = "it is differentiated or batched in inference mode"
 INSIDE_BATCH = "it is inside a batch of torch.autograd.functional, which is no vmap of torch.func"
 
 EXPECTED = frozenset({NOTHING_ON_DEVICE, INSIDE_TRACE, INSIDE_CAPTURE})

@@ -63,12 +63,17 @@ def gradient(sample: Sample, operation: Operation) -> Function:
                 filled[place] = tensor
             args, kwargs = sample.arguments(filled)
             leaves = pytree.tree_leaves(sample.process(operation(*args, **kwargs)))
-            return [x for x in leaves if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())]
+            return [x for x in leaves if isinstance(x, torch.Tensor) and _is_differentiable(x)]
 
         found, pull = torch.func.vjp(outputs, *(tensors[place] for place in sample.wanted))
-        return found, pull([_cotangent(tensor) for tensor in found])
+        # On a GPU some gradients are torch's own zeros, which have no memory to look at.
+        return found, [g.new_zeros(g.shape) if g._is_zerotensor() else g for g in pull([*map(_cotangent, found)])]
 
     return run
+
+
+def _is_differentiable(tensor: torch.Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.layout == torch.strided
 
 
 def _cotangent(result: torch.Tensor) -> torch.Tensor:

@@ -192,6 +192,12 @@ class Composition:
     layers: tuple[Layer, ...]
     ambient: str
 
+    @property
+    def is_differentiated(self) -> bool:
+        """Whether there are gradients, which may have other strides than in eager."""
+        layers = any(isinstance(layer, Derivative) for layer in self.layers)
+        return layers or self.ambient in ("backward", "two gradients", "forward mode")
+
     def build(self, device: torch.device, *, ours: bool) -> tuple[Callable[..., Any], State]:
         """The expression, and the state that its function closes over."""
         fn: Any = self.case.function(device)
@@ -290,13 +296,15 @@ def check_ours_change_nothing(composition: Composition, device: torch.device) ->
     """The expression with our transforms does what it does without them, at every call, for other layouts too."""
     reference, state = composition.build(device, ours=False)
     mine, my_state = composition.build(device, ours=True)
+    if composition.ambient == "inference_mode" and composition.is_differentiated and torch.__version__ < "2.13":
+        return  # torch 2.11 does not differentiate there: gradients are zero, or an error
     for call, layout in enumerate(("contiguous", "contiguous", "transposed")):
         mode, seeds = AMBIENT[composition.ambient], (call, layout)
         expected = Outcome(
             _told(reference, mode, state), composition.arguments(device, *seeds), state.all_tensors(), call
         )
         got = Outcome(_told(mine, mode, my_state), composition.arguments(device, *seeds), my_state.all_tensors(), call)
-        got.check_same(expected)
+        got.check_same(expected, strides=not composition.is_differentiated)
 
 
 def _told(call: Callable[..., Any], around: Callable[..., Any], state: State) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.composition.flat import Flat, Rest
 from pygraph.composition.joint import Forward, NotCompiledError, Pullback
-from pygraph.composition.levels import GradientBatch, Level, ambient, levels
+from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_level, levels
 from pygraph.composition.sites import SiteError, find_site
 
 if TYPE_CHECKING:
@@ -224,7 +224,14 @@ class Operation(torch.autograd.Function):
         rule = call.rule
         ctx.call, ctx.results = call, len(output)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(out for index, out in enumerate(output) if not rule.has_gradient(index)))
+        floating = [out.is_floating_point() or out.is_complex() for out in output]
+        # Tangents flow where gradients do not, as through a block under no_grad.
+        moves = is_dual_level()
+        known = [real and (moves or rule.has_gradient(index)) for index, real in enumerate(floating)]
+        ctx.mark_non_differentiable(
+            *(out for out, differentiable in zip(output, known, strict=True) if not differentiable)
+        )
+        ctx.floating = tuple(index for index, real in enumerate(floating) if real)
         ctx.kept = Kept(rule, tensors, output)
         ctx.save_for_backward(*ctx.kept.saved)
         ctx.save_for_forward(*ctx.kept.saved)
@@ -253,7 +260,7 @@ class Operation(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Any:
         """Tangents of the results, by the function's push-forward."""
         call = ctx.call
-        chosen = tuple(index for index in range(ctx.results) if call.rule.has_gradient(index))
+        chosen = ctx.floating
         if not chosen:
             return (None,) * ctx.results
         flat, tensors = call.rule.push_forward(ctx.kept.restore(ctx.saved_tensors), tangents[1:], chosen)

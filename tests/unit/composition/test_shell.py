@@ -257,6 +257,13 @@ CASES: dict[str, Make] = {
     "checkpoint inside": of(lambda x: checkpoint(wave, x, use_reentrant=False), backward),
     "hooks": of(wave, hooks),
     "dual numbers": of(wave, dual),
+    "tangents without grad mode": of(
+        wave, lambda f, t: torch.no_grad()(lambda: (jvp(f, (t.x,), (t.w,)), dual(f, t), jacfwd(f)(t.x)))()
+    ),
+    "tangents of a block without history": of(without_history, lambda f, t: (jvp(f, (t.x,), (t.w,)), dual(f, t))),
+    "tangents of integers beside": of(
+        lambda x: (x.sin(), x.argmax()), lambda f, t: torch.no_grad()(lambda: jvp(f, (t.x,), (t.w,)))()
+    ),
     "a batch of gradients": of(wave, lambda f, t: torch.autograd.functional.jacobian(f, t.x, vectorize=True)),
     "autograd's hessian": of(power, lambda f, t: torch.autograd.functional.hessian(f, t.x)),
     "aliases": of(lambda x, y: (x, y * 2 + x, x[1:]), aliases),

@@ -4,14 +4,14 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
-SAMPLES ?= 2
+SAMPLES ?= 1
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --timeout 600 --doctest-modules pygraph tests --conformance-samples $(SAMPLES)
 
 .PHONY: help demo test check format clean
 
 help:
 	@echo "make demo    embed real sentences eagerly and as a graph, and compare"
-	@echo "make test    run the tests and the examples in docstrings, README and docs; SAMPLES=2 of each operator"
+	@echo "make test    run the tests and the examples in docstrings, README and docs; SAMPLES=1 of each operator"
 	@echo "make check   format, lint, types and tests: what CI runs"
 	@echo "make format  format the sources and fix what ruff can fix"
 	@echo "make clean   remove the virtual environment and caches"

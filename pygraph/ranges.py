@@ -20,8 +20,8 @@ Range: TypeAlias = tuple[int, int]
 
 def memory_range(tensor: torch.Tensor) -> Range:
     """Where the storage of a tensor lies; ``(0, 0)`` for one that has no memory to share."""
-    if not tensor.numel() or tensor._is_zerotensor():  # pyright: ignore  # torch's zero tangents have none
-        return 0, 0
+    if tensor.layout != torch.strided or not tensor.numel() or tensor._is_zerotensor():  # pyright: ignore
+        return 0, 0  # as torch's zero tangents
     storage = tensor.untyped_storage()
     start, size = storage.data_ptr(), storage.nbytes()
     return (start, start + size) if start and size else (0, 0)

@@ -134,7 +134,8 @@ class Call:
             found, self.outcome.rest, self.outcome.pullback = self.flat.unpack(result)
         self._note_shared(tensors, found)
         twins, same = self.outcome.twins, self.outcome.same  # what is passed and returned cannot be kept
-        found = [r.new_empty(()).expand(r.shape) if index in twins else r for index, r in enumerate(found)]
+        stand_in = torch.clone if is_dual_level() else _without_memory  # a tangent is written to what is returned
+        found = [stand_in(result) if index in twins else result for index, result in enumerate(found)]
         return tuple(r.detach() if r.requires_grad or index in same else r for index, r in enumerate(found))
 
     def _note_shared(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
@@ -154,6 +155,10 @@ class Call:
             else:
                 offset = int(result.storage_offset() - tensor.storage_offset())
                 self.outcome.views[index] = operand, View(tuple(result.shape), result.stride(), offset)
+
+
+def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty(()).expand(tensor.shape)
 
 
 def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -160,7 +160,7 @@ def _backward(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def _or_zeros(gradient: torch.Tensor | None, leaf: torch.Tensor) -> torch.Tensor:
-    """No gradient is a zero one: a derivative of a derivative may not know that it does not depend on an argument."""
+    """No gradient is a zero one: a second derivative, or a tangent, may not know that it depends on nothing."""
     return torch.zeros_like(leaf) if gradient is None else gradient
 
 
@@ -175,7 +175,12 @@ def _twice(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 def _forward(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(arg, arg.cos()) if _floats(arg) else arg for arg in args]
-        return pytree.tree_map_only(torch.Tensor, lambda t: tuple(forward_ad.unpack_dual(t)), call(*duals))
+        return pytree.tree_map_only(torch.Tensor, _dual, call(*duals))
+
+
+def _dual(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    primal, tangent = forward_ad.unpack_dual(tensor)
+    return primal, _or_zeros(tangent, primal)
 
 
 AMBIENT: dict[str, Callable[[Callable[..., Any], tuple[Any, ...]], Any]] = {

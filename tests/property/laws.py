@@ -94,7 +94,7 @@ class Outcome:
         return sharing(pytree.tree_leaves(self.args), [*self.state, *pytree.tree_leaves(self.result)])
 
     def check_same(self, other: Outcome, memory: bool = True) -> None:
-        """Check that the outcome is that of ``other``, the reference, in ``memory`` that is laid out and shared alike."""
+        """Check that the outcome is that of ``other``, the reference, and its ``memory`` laid out and shared alike."""
         assert type(self.error) is type(other.error), (self.error, other.error)
         if other.error is not None:
             assert _first_line(self.error) == _first_line(other.error), (self.error, other.error)

@@ -261,6 +261,9 @@ CASES: dict[str, Make] = {
         wave, lambda f, t: torch.no_grad()(lambda: (jvp(f, (t.x,), (t.w,)), dual(f, t), jacfwd(f)(t.x)))()
     ),
     "tangents of a block without history": of(without_history, lambda f, t: (jvp(f, (t.x,), (t.w,)), dual(f, t))),
+    "tangents of the same result twice": of(
+        lambda x: (lambda y: (y, y))(x.sin()), lambda f, t: (jvp(f, (t.x,), (t.w,)), jacfwd(f)(t.x), jacrev(f)(t.x))
+    ),
     "tangents of integers beside": of(
         lambda x: (x.sin(), x.argmax()), lambda f, t: torch.no_grad()(lambda: jvp(f, (t.x,), (t.w,)))()
     ),

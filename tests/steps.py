@@ -63,7 +63,7 @@ def _set_sync_debug_mode(mode: str) -> None:
 def assert_one_graph(fast: Any, calls: int) -> None:
     """All calls but the first were replays of one graph, in which all work on the device is."""
     info, report = fast.cache_info(), fast.explain().to_dict()
-    # Some backwards on CUDA take a pointer that their kernels do not read; what cannot be proven is copied in the graph.
+    # Some backwards on CUDA take a tensor that their kernels do not read; what cannot be proven is copied in the graph.
     told = [f for f in report["fallbacks"] if "no pointer to it was found" not in f["reason"]]
     assert not told, told
     assert (info.misses, info.captures, info.hits) == (1, 1, calls - 1)

@@ -34,6 +34,8 @@ _LEVELS = {
 
 def levels() -> list[Level]:
     """The transforms that are active, the outermost first."""
+    if functorch.peek_interpreter_stack() is None:
+        return []
     stack: Any = functorch.get_interpreter_stack()
     return [_LEVELS.get(interpreter.key(), Level.OTHER) for interpreter in stack or ()]
 

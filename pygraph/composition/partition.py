@@ -1,8 +1,12 @@
 """Cut a Program that computes results and gradients into one that computes the results and one for the gradients."""
 
+# torch has no public names for operator overloads and their schemas. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -166,7 +170,7 @@ class _Partition:
             mapping[node].meta = dict(node.meta)
         for node in joint.nodes:
             if node in needed and node not in computed:
-                mapping[node] = graph.node_copy(node, lambda source: mapping[source])
+                mapping[node] = _made_up(node, graph) or graph.node_copy(node, lambda source: mapping[source])
                 mapping[node].meta = dict(node.meta)
         given = {node for _, node in inputs}
         graph.output(tuple(self._own(value, given, graph, mapping) for value in wanted))
@@ -238,7 +242,9 @@ class _Partition:
             if node in needed:
                 continue
             needed.add(node)
-            if node.target is not _COTANGENT and (node in self._late or self._is_recomputed(node)):
+            if node.target is _COTANGENT or _is_unread(node):
+                continue
+            if node in self._late or self._is_recomputed(node):
                 queue += node.all_input_nodes
         return needed
 
@@ -248,7 +254,7 @@ class _Partition:
             return True
         if node.op != "call_function" or node in self._late:
             return False
-        if is_view(node):
+        if is_view(node) or _is_unread(node):
             return True
         takes_tensors = any(True for source in node.all_input_nodes for _ in tensor_specs(source.meta.get("spec")))
         return not takes_tensors and not is_random(node)
@@ -369,6 +375,30 @@ class _Partition:
                 used.add(node)
                 queue += node.all_input_nodes
         return used
+
+
+# What attention returns for its backward if it drops: the state of the generator. Checked with torch 2.11 and 2.13.
+_GENERATOR_STATES = frozenset({"philox_seed", "philox_offset", "rng_state", "unused"})
+
+
+def _is_unread(node: fx.Node) -> bool:
+    """Whether a node is a generator's state that an operation returns without having drawn: memory as it was found."""
+    if node.target is not operator.getitem:
+        return False
+    source: Any = node.args[0]
+    if not isinstance(source.target, torch._ops.OpOverload) or is_random(source):
+        return False
+    returns: Any = source.target._schema.returns
+    return returns[node.args[1]].name in _GENERATOR_STATES
+
+
+def _made_up(node: fx.Node, graph: fx.Graph) -> fx.Node | None:
+    """Zeros for what nobody reads; None for any other node."""
+    spec = node.meta.get("spec")
+    if not _is_unread(node) or not isinstance(spec, TensorSpec):
+        return None
+    settings: Any = {"dtype": spec.dtype, "device": spec.device}
+    return graph.call_function(torch.ops.aten.zeros.default, (list(spec.shape),), settings)
 
 
 def without_results(program: Program, unwanted: Iterable[int]) -> Program:

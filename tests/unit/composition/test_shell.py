@@ -352,6 +352,11 @@ def noisy() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
 
 
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Linear(3, 6), nn.Unflatten(0, (1, 5)), nn.TransformerEncoder(layer, 2))
+
+
 def train(model: Any, tensors: Tensors) -> Any:
     model.zero_grad()
     out = model(tensors.rows)
@@ -388,6 +393,7 @@ CLOSURES: dict[str, Make] = {
     "a parameter": parameter,
     "a module": module(network, train),
     "a module with statistics and draws": module(noisy, train),
+    "a transformer": module(transformer, train),
     "functional_call": module(network, functional_gradient),
     "per-sample gradients": module(network, per_sample),
     "ensemble": module(network, ensemble),
@@ -399,6 +405,7 @@ def test_closed_over_tensors(device: torch.device, name: str, monkeypatch: pytes
     traces, made = run(CLOSURES[name], device, monkeypatch)
     assert traces[1:] == [0, 0]
     assert sum(function.cache_info().captures for function in made) > 0
+    assert not [f for function in made for f in function.explain().to_dict()["fallbacks"] if f["what"] == "the call"]
 
 
 def test_a_function_made_anew_in_every_call(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ class Parts:
 def partition_program(joint: Program, mark: object) -> Parts:
     """Cut a joint Program where gradients begin to be needed.
 
-    The forward computes all that does not depend on a cotangent, as autograd does, and saves what the backward needs;
-    views of what is there anyway, constants and numbers are computed again instead.
+    As in autograd, the forward computes what the results need, and saves what the backward reads of it; views of what
+    is there anyway, constants and numbers are computed again instead.
 
     IR before::
 
@@ -112,7 +112,7 @@ class _Partition:
         self._mark = mark
         self._result, self._gradients = pytree.tree_unflatten(range(joint.out_tree.num_leaves), joint.out_tree)
         self._result_leaves = len(pytree.tree_leaves(self._result))
-        self._late = self._dependent_on_cotangents()
+        self._late = self._late_nodes()
         self._written = {d.input for d in joint.outputs if isinstance(d, Mutation)}
         self._of_placeholder = dict(zip(joint.placeholders, joint.inputs, strict=True))
         self._input_number = {node: number for number, node in enumerate(joint.placeholders)}
@@ -129,17 +129,23 @@ class _Partition:
         captured = tuple(d.value for d in backward.inputs if isinstance(d, Captured))
         return Parts(check_program(self._forward()), check_program(backward), tuple(self._sources), captured)
 
-    def _dependent_on_cotangents(self) -> set[fx.Node]:
-        late: set[fx.Node] = set()
-        for node in self._joint.nodes:
-            if node.target is _COTANGENT or any(source in late for source in node.all_input_nodes):
-                late.add(node)
-        late.discard(self._joint.module.graph.output_node())
-        for descriptor, value in zip(self._joint.outputs, self._joint.results, strict=True):
+    def _late_nodes(self) -> set[fx.Node]:
+        """What autograd computes in the backward: all after the first cotangent that no result needs."""
+        nodes = self._joint.nodes[:-1]
+        first = next((place for place, node in enumerate(nodes) if node.target is _COTANGENT), len(nodes))
+        dependent: set[fx.Node] = set()
+        for node in nodes:
+            if node.target is _COTANGENT or any(source in dependent for source in node.all_input_nodes):
+                dependent.add(node)
+        shared = {a.index for a in self._joint.aliases if a.of == "output" and not self._is_gradient(a.leaf)}
+        early: set[fx.Node] = set()
+        for number, (descriptor, value) in enumerate(zip(self._joint.outputs, self._joint.results, strict=True)):
             is_result = isinstance(descriptor, Result) and 0 <= descriptor.leaf < self._result_leaves
-            if value in late and (isinstance(descriptor, Mutation) or is_result):
-                raise self._error("a tensor that it updates or returns depends on a gradient")
-        return late
+            if isinstance(descriptor, Mutation) or is_result or number in shared:
+                early |= _closure([value])
+        if early & dependent:
+            raise self._error("a tensor that it updates or returns depends on a gradient")
+        return set(nodes[first:]) - early
 
     def _error(self, problem: str) -> TraceError:
         return TraceError(describe(f"partition({self._joint.name})", problem))
@@ -366,15 +372,20 @@ class _Partition:
 
     def _used_by(self, values: Iterable[Any]) -> set[fx.Node]:
         """Nodes that these values need, and those with effects."""
-        used: set[fx.Node] = set()
         effects = [n for n in self._joint.nodes if n.op == "call_function" and (is_random(n) or n.is_impure())]
-        queue = [*values, *(node for node in effects if node not in self._late)]
-        while queue:
-            node = queue.pop()
-            if isinstance(node, fx.Node) and node not in used:
-                used.add(node)
-                queue += node.all_input_nodes
-        return used
+        return _closure([*values, *(node for node in effects if node not in self._late)])
+
+
+def _closure(values: Iterable[Any]) -> set[fx.Node]:
+    """All nodes that values need."""
+    found: set[fx.Node] = set()
+    queue = list(values)
+    while queue:
+        node = queue.pop()
+        if isinstance(node, fx.Node) and node not in found:
+            found.add(node)
+            queue += node.all_input_nodes
+    return found
 
 
 # What attention returns for its backward if it drops: the state of the generator. Checked with torch 2.11 and 2.13.
@@ -386,9 +397,10 @@ def _is_unread(node: fx.Node) -> bool:
     if node.target is not operator.getitem:
         return False
     source: Any = node.args[0]
-    if not isinstance(source.target, torch._ops.OpOverload) or is_random(source):
+    target: Any = source.target
+    if not isinstance(target, torch._ops.OpOverload) or is_random(source):
         return False
-    returns: Any = source.target._schema.returns
+    returns: Any = target._schema.returns
     return returns[node.args[1]].name in _GENERATOR_STATES
 
 

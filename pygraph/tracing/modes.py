@@ -133,6 +133,7 @@ class Sources(TorchDispatchMode):
         out = without_undescribed(func, args, func(*args, **(kwargs or {})))
         with self._noticing():
             check_sizes(outs)
+            _check_layout(out)
         source: str | None = None
         for node in reversed(graph.nodes):
             if node is last or "source" in node.meta:
@@ -183,6 +184,13 @@ class Sources(TorchDispatchMode):
 _CUDA = torch.device("cuda")
 
 _MOVES_MEMORY = tuple(getattr(aten.set_, overload) for overload in aten.set_.overloads())
+
+
+def _check_layout(out: Any) -> None:
+    """Refuse results that are no strided memory, whose parts a graph does not know."""
+    for tensor in pytree.tree_leaves(out):
+        if isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided:
+            raise TraceError(f"it makes a tensor of layout {tensor.layout}")
 
 
 def _check_draw(func: Any, args: Any, kwargs: dict[str, Any], seeded: Callable[[], str | None]) -> None:

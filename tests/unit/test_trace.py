@@ -961,3 +961,8 @@ def test_generators_stay_as_they_are_while_a_function_is_traced() -> None:
     assert torch.equal(before[0], meanwhile[0])
     assert before[1:] == meanwhile[1:]
     assert isinstance(torch.random.default_generator, torch.Generator)
+
+
+def test_tensors_that_are_no_strided_memory_are_refused() -> None:
+    with pytest.raises(TraceError, match=r"layout torch\.sparse_coo"):
+        pygraph.trace(lambda x: x.to_sparse().to_dense() * 2)(torch.eye(2))

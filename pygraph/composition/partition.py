@@ -400,8 +400,10 @@ def _is_unread(node: fx.Node) -> bool:
     target: Any = source.target
     if not isinstance(target, torch._ops.OpOverload) or is_random(source):
         return False
-    returns: Any = target._schema.returns
-    return returns[node.args[1]].name in _GENERATOR_STATES
+    returns: list[Any] = target._schema.returns
+    if len(returns) == 1:  # a list of tensors
+        return False
+    return returns[node.args[1]].name in _GENERATOR_STATES  # pyright: ignore
 
 
 def _made_up(node: fx.Node, graph: fx.Graph) -> fx.Node | None:

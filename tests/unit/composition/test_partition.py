@@ -58,6 +58,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[Any, ...], int]] = {
     "the same gradient twice": (lambda x, y: x + y, (X, Y), 2),
     "an expanded gradient": (lambda x: x.sum(), (X,), 1),
     "views": (lambda x: x.view(3, 1).expand(3, 2).t().contiguous(), (X,), 1),
+    "one of several results": (lambda x: x.unbind(0)[2].exp() * x.split(1)[1].sin(), (X,), 1),
     "a live number": (lambda x, k: (x * k).sin() * k, (X, 1.5), 1),
     "constants": (lambda x: x * torch.arange(3.0) + torch.ones(3), (X,), 1),
 }

@@ -152,17 +152,6 @@ class _Counts:
         self.hits = self.misses = self.captures = self.evictions = 0
 
 
-class Inlined:
-    """Calls that had no cache entry, by reason.
-
-    An object of its own, because ``functools.wraps`` copies a function's attributes: a wrapper's containers are watched
-    while it is traced, and these counts change then.
-    """
-
-    def __init__(self) -> None:
-        self.counts: collections.Counter[Fallback] = collections.Counter()
-
-
 class Transformed(Generic[P, R]):
     """A function with a stack of transforms; call it as the function itself.
 
@@ -197,7 +186,7 @@ class Transformed(Generic[P, R]):
         self._streak = 0
         self._counts: _Counts = _Counts() if parent is None else parent._counts
         self._pools: dict[torch.device, Pool] = {} if parent is None else parent._pools
-        self._inlined = Inlined()
+        self._inlined: collections.Counter[Fallback] = collections.Counter()
         self._clear_first = False
         self._native = CallPath(self._lock)
         register(self)
@@ -266,7 +255,8 @@ class Transformed(Generic[P, R]):
 
     def _compose(self, args: Any, kwargs: Any) -> Any:
         """A call that is differentiated or batched from outside."""
-        from pygraph.composition.shell import InlineError, compose
+        from pygraph.composition.shell import compose
+        from pygraph.composition.sites import InlineError
 
         if here.inside:
             leaves = pytree.tree_leaves((args, kwargs))
@@ -337,7 +327,7 @@ class Transformed(Generic[P, R]):
                 self._entries.move_to_end(key)
 
     def _run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:
-        self._inlined.counts[fallback] += 1
+        self._inlined[fallback] += 1
         if self.options.strict and fallback.reason not in _EXPECTED:
             raise self._strict_error([fallback])
         return self.fn(*args, **kwargs)
@@ -514,7 +504,7 @@ class Transformed(Generic[P, R]):
         self._needed.clear()
         self._retraces.clear()
         self._seen.clear()
-        self._inlined.counts.clear()
+        self._inlined.clear()
         self.sites.clear()
         if self._is_root:
             self._pools.clear()
@@ -554,7 +544,7 @@ class Transformed(Generic[P, R]):
         """What runs how, for every kind of call so far, with the reason for everything that is not a graph."""
         with self._lock if not here.inside else contextlib.nullcontext():
             self._settle()
-            inline = self._inlined.counts
+            inline = self._inlined
             if self._reused is not None:
                 inline = inline + self._reused.notes
             report = explain(self.function_name, list(self._entries.values()), dict(inline))

@@ -24,6 +24,7 @@ from pygraph.composition.levels import is_dual_level
 from pygraph.composition.substitution import substituted
 from pygraph.program import TensorSpec
 from pygraph.trace import Rebinding
+from pygraph.tracing.recording import is_known_size
 
 if TYPE_CHECKING:
     from pygraph.transformed import Transformed
@@ -60,7 +61,7 @@ _TENSOR = object()
 
 def take_apart(result: Any) -> tuple[list[torch.Tensor], Rest]:
     """A result's tensors, and the rest."""
-    leaves, tree = pytree.tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
+    leaves, tree = pytree.tree_flatten(result, is_leaf=is_known_size)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return tensors, Rest(tree, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves))
 
@@ -69,7 +70,7 @@ class HasEngines:
     """Something that has compiled functions."""
 
     def engines(self) -> Iterator[Transformed[..., Any]]:
-        """They."""
+        """Its compiled functions."""
         raise NotImplementedError
 
 

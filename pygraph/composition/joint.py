@@ -238,7 +238,9 @@ class Pullback(HasEngines):
             filled.append(zeros)
         if mask not in self._backwards:
             self._backwards.setdefault(mask, Backward(self, mask, len(kept) - arity))
-        return self._backwards[mask], [*kept[:arity], *filled, *kept[arity:]]
+        # Results that the backward reads are known here, and not differentiated: it runs the function again for that.
+        extras = (tensor.detach() if tensor.requires_grad else tensor for tensor in kept[arity:])
+        return self._backwards[mask], [*kept[:arity], *filled, *extras]
 
 
 class Backward(Flat):
@@ -265,10 +267,16 @@ class Backward(Flat):
         program = pullback.parts.backward
         unwanted = [leaf for leaf, asked in enumerate(self._wanted) if not asked]
         self._program = without_results(program, unwanted) if unwanted else program
+        absent = {static.leaf for static in program.statics}
+        present = [leaf not in absent for leaf, asked in enumerate(self._wanted) if asked]
+        self._present = [number for number, is_there in enumerate(present) if is_there]
         self.own_engine = inner.function.derived(_Prepared(self.name, self._program))
 
     def again(self) -> Vjp:
-        """The same gradients by running the user's function once more; this one can be differentiated."""
+        """The same gradients by running the user's function once more, with zeros for those that are None here.
+
+        This one can be differentiated.
+        """
         inner, results = self._pullback.inner, self._pullback.results
         if not inner.repeatable:
             raise RuntimeError(
@@ -318,13 +326,16 @@ class Backward(Flat):
         self, kept: Sequence[torch.Tensor], mask: tuple[bool, ...], cotangents: Sequence[torch.Tensor | None]
     ) -> tuple[Flat, list[torch.Tensor]]:
         """The gradient of the gradient."""
-        return self.again().pull_back(kept, mask[: self._first_extra], cotangents)
+        given = dict(zip(self._present, cotangents, strict=True))
+        filled = [given.get(number) for number in range(sum(self._wanted))]
+        return self.again().pull_back(kept, mask[: self._first_extra], filled)
 
     def push_forward(
         self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None], results: tuple[int, ...]
     ) -> tuple[Flat, list[torch.Tensor]]:
         """The tangent of the gradient."""
-        return self.again().push_forward(kept, tangents[: self._first_extra], results)
+        chosen = tuple(self._present[index] for index in results)
+        return self.again().push_forward(kept, tangents[: self._first_extra], chosen)
 
 
 class _Prepared(SelfTracing):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._C import _functorch as functorch  # pyright: ignore
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad  # its _current_level
 
 
 class Level(enum.Enum):
@@ -54,6 +54,12 @@ def wrappers(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     yield tensor
 
 
+def plain_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as it is below all levels."""
+    *_, plain = wrappers(tensor)
+    return plain
+
+
 def has_tangent(tensor: torch.Tensor) -> bool:
     """Whether forward-mode differentiation differentiates a tensor that is of no transform."""
     if not is_dual_level():
@@ -92,7 +98,7 @@ def batching_levels() -> list[int]:
 
 def ambient(tensors: Sequence[torch.Tensor]) -> tuple[bool, bool]:
     """Whether autograd, and whether forward mode, differentiates any of the tensors below all transforms."""
-    plain = [list(wrappers(tensor))[-1] for tensor in tensors]
+    plain = [plain_of(tensor) for tensor in tensors]
     backwards = any(tensor.requires_grad for tensor in plain) and (torch.is_grad_enabled() or bool(levels()))
     return backwards, any(map(has_tangent, plain))
 

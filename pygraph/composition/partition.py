@@ -112,6 +112,7 @@ class _Partition:
         self._mark = mark
         self._result, self._gradients = pytree.tree_unflatten(range(joint.out_tree.num_leaves), joint.out_tree)
         self._result_leaves = len(pytree.tree_leaves(self._result))
+        self._shared = {a.index for a in joint.aliases if a.of == "output" and not self._is_gradient(a.leaf)}
         self._late = self._late_nodes()
         self._written = {d.input for d in joint.outputs if isinstance(d, Mutation)}
         self._of_placeholder = dict(zip(joint.placeholders, joint.inputs, strict=True))
@@ -122,7 +123,6 @@ class _Partition:
                 self._returned.setdefault(value, descriptor.leaf)
         self._saved: list[fx.Node] = []
         self._sources: list[Source] = []
-        self._inputs: list[Input] = []
 
     def parts(self) -> Parts:
         backward = self._backward()
@@ -137,12 +137,8 @@ class _Partition:
         for node in nodes:
             if node.target is _COTANGENT or any(source in dependent for source in node.all_input_nodes):
                 dependent.add(node)
-        shared = {a.index for a in self._joint.aliases if a.of == "output" and not self._is_gradient(a.leaf)}
-        early: set[fx.Node] = set()
-        for number, (descriptor, value) in enumerate(zip(self._joint.outputs, self._joint.results, strict=True)):
-            is_result = isinstance(descriptor, Result) and 0 <= descriptor.leaf < self._result_leaves
-            if isinstance(descriptor, Mutation) or is_result or number in shared:
-                early |= _closure([value])
+        outputs = enumerate(zip(self._joint.outputs, self._joint.results, strict=True))
+        early = _closure(value for number, (descriptor, value) in outputs if self._is_early(number, descriptor))
         if early & dependent:
             raise self._error("a tensor that it updates or returns depends on a gradient")
         return set(nodes[first:]) - early
@@ -152,6 +148,12 @@ class _Partition:
 
     def _is_gradient(self, leaf: int) -> bool:
         return leaf >= self._result_leaves
+
+    def _is_early(self, number: int, descriptor: Output) -> bool:
+        """Whether an output is the forward's: an update, a result, or memory that results share."""
+        if isinstance(descriptor, Result):
+            return number in self._shared or 0 <= descriptor.leaf < self._result_leaves
+        return isinstance(descriptor, Mutation)
 
     # -- the backward -------------------------------------------------------------------------------------------------
 
@@ -302,15 +304,11 @@ class _Partition:
         outputs: list[Output] = []
         values: list[fx.Node] = []
         number_of: dict[int, int] = {}
-        hidden = {a.index for a in joint.aliases if a.of == "output" and not self._is_gradient(a.leaf)}
         for number, (descriptor, value) in enumerate(zip(joint.outputs, joint.results, strict=True)):
-            if isinstance(descriptor, Result) and (
-                self._is_gradient(descriptor.leaf) or (descriptor.leaf < 0 and number not in hidden)
-            ):
-                continue
-            number_of[number] = len(outputs)
-            outputs.append(descriptor)
-            values.append(value)
+            if self._is_early(number, descriptor):
+                number_of[number] = len(outputs)
+                outputs.append(descriptor)
+                values.append(value)
         aliases = [
             dataclasses.replace(alias, index=number_of[alias.index]) if alias.of == "output" else alias
             for alias in joint.aliases

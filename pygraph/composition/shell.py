@@ -24,14 +24,10 @@ from torch.utils import _pytree as pytree
 from pygraph.composition.flat import Flat, Rest
 from pygraph.composition.joint import Forward, NotCompiledError, Pullback
 from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_level, levels
-from pygraph.composition.sites import SiteError, find_site
+from pygraph.composition.sites import InlineError, find_site
 
 if TYPE_CHECKING:
     from pygraph.transformed import Transformed
-
-
-class InlineError(Exception):
-    """A call runs as it is, for the reason that the message gives."""
 
 
 def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -48,11 +44,8 @@ def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict
     Raises:
         InlineError: The call must run as it is; nothing has been changed.
     """
-    try:
-        leaves, tree = pytree.tree_flatten((args, kwargs))
-        site = find_site(function, leaves, tree, function.static_leaves(args, kwargs))
-    except SiteError as error:
-        raise InlineError(str(error)) from None
+    leaves, tree = pytree.tree_flatten((args, kwargs))
+    site = find_site(function, leaves, tree, function.static_leaves(args, kwargs))
     tensors = site.tensors(leaves)
     stack = levels()
     reason = site.refusal(stack, tensors)

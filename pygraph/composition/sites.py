@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pygraph.composition.flat import Place, Primal, Settings, take_apart
-from pygraph.composition.levels import Level, ambient, batching_levels, is_batched, is_special, is_tracked, wrappers
+from pygraph.composition.levels import Level, ambient, batching_levels, is_batched, is_special, is_tracked, plain_of
 from pygraph.composition.substitution import Substitution, substituting
 from pygraph.effects import is_random, root, written_arguments
 from pygraph.environment import Environment
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _MAX_ROUNDS = 100
 
 
-class SiteError(Exception):
-    """A call cannot be part of something larger other than by running as it is."""
+class InlineError(Exception):
+    """A call runs as it is, for the reason that the message gives."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -107,24 +107,24 @@ def find_site(
     """What is known of a call, found out if need be.
 
     Raises:
-        SiteError: It cannot be traced.
+        InlineError: It cannot be traced.
     """
     kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
     settings = Settings.now(kinds)
     try:
         key = (tree, static, settings, _leaf_keys(leaves, static))
     except UnhashableError:
-        raise SiteError("an argument cannot be part of a cache key") from None
+        raise InlineError("an argument cannot be part of a cache key") from None
     known = function.sites.get(key)
     if isinstance(known, str):
-        raise SiteError(known)
+        raise InlineError(known)
     if known is None or not known.is_current():
         try:
             with function.turn():
                 known = _discover(function, leaves, tree, static, settings)
         except TraceError as error:
             function.sites.put(key, str(error))
-            raise SiteError(str(error)) from error
+            raise InlineError(str(error)) from error
         function.sites.put(key, known)
     return known
 
@@ -157,7 +157,7 @@ def _discover(
     environment = Environment(function.fn, objects_among(args, kwargs))
     lifted = [tensor for tensor in environment.tensors if is_special(tensor)]
     for _ in range(_MAX_ROUNDS):
-        probe = _Probe(function, tree, lifted, settings)
+        probe = _Probe(function, lifted, settings)
         count = len(leaves)
         row = _stand_ins([*leaves, *lifted])
         given = (*pytree.tree_unflatten(row[:count], tree), row[count:])
@@ -220,7 +220,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_made_inside(tensor: torch.Tensor) -> bool:
     """Whether a tensor is of the run on fakes, whatever transforms inside the function have made of it."""
-    return isinstance(list(wrappers(tensor))[-1], FakeTensor)
+    return isinstance(plain_of(tensor), FakeTensor)
 
 
 class _Finding(Substitution):
@@ -251,13 +251,7 @@ class _Probe(Rebinding):
         returned: The ids of tensors that it closes over and returns.
     """
 
-    def __init__(
-        self,
-        function: Transformed[..., Any],
-        tree: pytree.TreeSpec,
-        lifted: Sequence[torch.Tensor],
-        settings: Settings,
-    ) -> None:
+    def __init__(self, function: Transformed[..., Any], lifted: Sequence[torch.Tensor], settings: Settings) -> None:
         self.__name__ = function.function_name
         self.__wrapped__ = function.fn
         self.found: list[torch.Tensor] = []

@@ -15,13 +15,13 @@ from torch._C._functorch import (  # checked with torch 2.11 and 2.13
     peek_interpreter_stack,
 )
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.jit._trace import is_tracing
 from torch.overrides import _get_current_function_mode_stack  # checked with torch 2.11 and 2.13
 from torch.utils._device import DeviceContext
 
+from pygraph.composition.levels import is_dual_level
 from pygraph.donated import DonatedTensor, donated_error
 
 NOTHING_ON_DEVICE = "nothing of it runs on a device"
@@ -44,7 +44,7 @@ def inline_reason() -> str | None:
         return INSIDE_TRACE
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return INSIDE_CAPTURE
-    if forward_ad._current_level >= 0 and _is_inside_batch():  # pyright: ignore[reportUnknownMemberType]
+    if is_dual_level() and _is_inside_batch():
         return INSIDE_BATCH
     if torch._C._len_torch_dispatch_stack() or (torch._C._len_torch_function_stack() and _is_watched()):
         return UNDER_MODE
@@ -61,10 +61,9 @@ def _is_inside_batch() -> bool:
 def is_transformed(leaves: Sequence[Any]) -> bool:
     """Whether a call is inside a transform of torch.func, or one of forward-mode differentiation."""
     interpreter: Any = peek_interpreter_stack()
-    dual = bool(forward_ad._current_level >= 0)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     return (
         interpreter is not None
-        or dual
+        or is_dual_level()
         or any(isinstance(leaf, torch.Tensor) and is_functorch_wrapped_tensor(leaf) for leaf in leaves)
     )
 

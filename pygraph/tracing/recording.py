@@ -130,7 +130,7 @@ def record(
         del placeholders  # the same objects as in fake_args, which keep their Python containers
         with sources, NumbersStayLive(), gradients, refusals, settings.watch():
             box["out"] = fn(*fake_args, **fake_kwargs)
-        keyed_out, box["tree"] = pytree.tree_flatten_with_path(box["out"], is_leaf=_is_known_size)
+        keyed_out, box["tree"] = pytree.tree_flatten_with_path(box["out"], is_leaf=is_known_size)
         box["paths"] = [_output_path(path) for path, _ in keyed_out]
         # A comparison of numbers is a bool: its value is needed.
         box["leaves"] = [bool(leaf) if isinstance(leaf, torch.SymBool) else leaf for _, leaf in keyed_out]
@@ -353,7 +353,7 @@ def _input_path(path: Any) -> str:
     return ("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:])
 
 
-def _is_known_size(value: Any) -> bool:
+def is_known_size(value: Any) -> bool:
     """Whether a value is a torch.Size of numbers, which torch would put together again as a tuple."""
     return isinstance(value, torch.Size) and not any(isinstance(size, torch.SymInt) for size in value)
 

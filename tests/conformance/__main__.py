@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+import conformance
 import torch
 import workers
 
-import conformance
 import pygraph
 from tests.conformance.expected import EXPECTED, complaints
 from tests.conformance.report import markdown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import pygraph
+from tests.unit.interop.common import counted
 
 Function = Callable[..., Any]
 Transform = Callable[[Function], Any]
@@ -60,21 +60,6 @@ def assert_same(got: Any, wanted: Any) -> None:
             assert a == b
 
 
-class Count:
-    """Traces and captures since it was made."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.traces = 0
-        module = sys.modules["pygraph.trace"]
-        record = module.record
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.traces += 1
-            return record(*args, **kwargs)
-
-        monkeypatch.setattr(module, "record", counted)
-
-
 def run(make: Make, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[Any]]:
     """Compare three calls with eager; the number of traces in each, and the functions that were transformed."""
     made: list[Any] = []
@@ -84,13 +69,12 @@ def run(make: Make, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> tu
         return made[-1]
 
     fast, eager = make(jit, device), make(lambda fn: fn, device)
-    count = Count(monkeypatch)
     traces: list[int] = []
     for call in range(3):
-        before = count.traces
         torch.manual_seed(call)
-        got = fast()
-        traces.append(count.traces - before)
+        with counted(monkeypatch, device) as work:
+            got = fast()
+        traces.append(work.traces)
         torch.manual_seed(call)
         assert_same(got, eager())
     return traces, made
@@ -459,6 +443,44 @@ def test_gradcheck(device: torch.device) -> None:
     inputs = (tensors.leaf(), tensors.w.clone().requires_grad_())
     assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "relu", "softmax", "sqrt", "relu_"])
+def test_second_derivatives_where_the_backward_reads_the_result(device: torch.device, name: str) -> None:
+    functions: dict[str, Function] = {
+        "softmax": lambda x: torch.softmax(x, 0),
+        "relu_": lambda x: (x * 2).relu_(),
+    }
+    function = functions.get(name) or getattr(torch, name)
+    found = []
+    for f in (pygraph.jit(function), function):
+        x = torch.tensor([0.5, 1.5, 0.25], dtype=torch.float64, device=device, requires_grad=True)
+        result = f(x)
+        (first,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        (third,) = torch.autograd.grad((second * result).sum(), x)
+        found.append((result, first, second, third))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_derivatives_of_gradients_beside_arguments_that_have_none(device: torch.device) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return y.sin() * z.exp()
+
+    found = []
+    for f in (pygraph.jit(function), function):
+        x, y, z = (torch.tensor([i, 0.5], device=device).requires_grad_() for i in (1.0, 2.0, 3.0))
+        first = torch.autograd.grad(f(x, y, z).sum(), (x, y, z), create_graph=True, allow_unused=True)
+        assert first[0] is None
+        second = torch.autograd.grad(first[1].sum() + first[2].square().sum(), (y, z))
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(y, y.detach().cos())
+            gradients = torch.autograd.grad(f(x, dual, z).sum(), (x, y, z), allow_unused=True)
+            moved = [forward_ad.unpack_dual(gradient).tangent for gradient in gradients[1:]]
+        found.append((*first[1:], *second, *moved))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_what_the_backward_does_not_read_may_be_updated(device: torch.device) -> None:

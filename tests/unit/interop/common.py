@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import pygraph
+from pygraph.runtime.devices import driver_for
 from tests.property.laws import assert_same_value
 
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
@@ -175,3 +179,32 @@ EXAMPLES: dict[str, Example] = {
     "a transform inside": Example(lambda device: _gradients),
     "a jitted function inside": Example(lambda device: pygraph.jit(_tensors), options={"max_graphs": 3}),
 }
+
+
+_tracing = importlib.import_module("pygraph.trace")  # pygraph.trace is the function
+
+
+class Work:
+    """What pygraph did in a stretch of a test: functions it ran to trace them, captures, and replays."""
+
+    def __init__(self) -> None:
+        self.traces = self.captures = self.replays = 0
+
+
+@contextlib.contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[Work]:
+    """Count the work that is done inside."""
+    driver, record = driver_for(device), _tracing.record
+    assert driver is not None
+    work = Work()
+    captures, replays = driver.counters.captures, driver.counters.replays
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        work.traces += 1
+        return record(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_tracing, "record", recording)
+        yield work
+    work.captures = driver.counters.captures - captures
+    work.replays = driver.counters.replays - replays

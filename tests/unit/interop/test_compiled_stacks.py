@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,37 +10,8 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.runtime.devices import driver_for
-from tests.unit.interop.common import check_same
+from tests.unit.interop.common import check_same, counted
 from tests.unit.interop.test_stacks import STACKS, WRAPPERS, inputs, plain
-
-tracing = importlib.import_module("pygraph.trace")  # pygraph.trace is the function
-
-
-class Work:
-    """What pygraph did in a stretch of a test: functions it ran to trace them, captures, and replays."""
-
-    def __init__(self) -> None:
-        self.traces = self.captures = self.replays = 0
-
-
-@contextlib.contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Iterator[Work]:
-    """Count the work that is done inside."""
-    driver, record = driver_for(device), tracing.record
-    assert driver is not None
-    work = Work()
-    captures, replays = driver.counters.captures, driver.counters.replays
-
-    def recording(*args: Any, **kwargs: Any) -> Any:
-        work.traces += 1
-        return record(*args, **kwargs)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(tracing, "record", recording)
-        yield work
-    work.captures = driver.counters.captures - captures
-    work.replays = driver.counters.replays - replays
 
 
 def check_second_call_is_compiled(

@@ -24,6 +24,7 @@ from torch.func import (
 from torch.utils import _pytree as pytree
 
 import pygraph
+from tests.property.strategies import TripledExp
 from tests.unit.interop.common import TRANSFORMS, arguments, check_compiled, check_same
 
 # torch.func.linearize: what it folds are its own attributes.
@@ -152,29 +153,6 @@ def _aux(x: torch.Tensor, y: torch.Tensor) -> Any:
     return (x * y).sum(), {"product": x * y, "norm": x.norm()}
 
 
-class Exp(torch.autograd.Function):
-    """A custom Function that vmap knows how to batch."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x.exp()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * ctx.saved_tensors[0] * 3  # not the derivative, so that it is seen to be used
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
-        return tangent * ctx.saved_tensors[0] * 3
-
-
 def _mixed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         frozen = x.square()
@@ -242,7 +220,7 @@ CALLS: dict[str, Callable[[Wrapper, torch.device], Any]] = {
         *linearize(T(plain), *inputs(d, 0, 3))
     ),
     "a custom Function": lambda T, d: [
-        wrapper(T(lambda x, y: Exp.apply(x * y)))(*inputs(d, 0, 2, 3))
+        wrapper(T(lambda x, y: TripledExp.apply(x * y)))(*inputs(d, 0, 2, 3))
         for wrapper in (WRAPPERS["vmap"], WRAPPERS["grad"], WRAPPERS["jvp"], WRAPPERS["hessian"])
     ],
     "no_grad and detach inside": lambda T, d: [

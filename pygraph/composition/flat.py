@@ -120,13 +120,13 @@ class Flat(HasEngines):
             self._derived.setdefault(key, make())
         return self._derived[key]
 
-    def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
-        """Run it by its engine; the tensors are plain ones."""
+    def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest, Any]:
+        """Run it by its engine on plain tensors; the results' tensors, and what else `unpack` finds."""
         bound = frozenset(i for i, place in self.lifted.items() if _is_same_memory(tensors[i], place()))
         passed = {index: tensor.detach() for index, tensor in enumerate(tensors) if index not in bound}
-        result = self.engine(bound)(*passed.values(), *numbers)
+        found, rest, pullback = self.unpack(self.engine(bound)(*passed.values(), *numbers))
         given = {id(stand_in): tensors[index] for index, stand_in in passed.items()}
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: given.get(id(tensor), tensor), result)
+        return [given.get(id(tensor), tensor) for tensor in found], rest, pullback
 
     def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
         """The tensors that a call by the engine returns, the rest, and how it is differentiated, if not as usual."""

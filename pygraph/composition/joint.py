@@ -294,11 +294,12 @@ class Backward(Flat):
         found, rest, _ = self.unpack(evaluate_batched(self._program, self._arguments(tensors, numbers)))
         return found, rest
 
-    def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
+    def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest, Any]:
         """Run the backward's Program by its engine, on tensors with the strides that it was traced for."""
         given = self._arguments(tensors, numbers)
         sources = zip(given, self._pullback.parts.sources, strict=True)
-        return self.own_engine(*(value if s.spec is None else _with_strides(value, s.spec) for value, s in sources))
+        result = self.own_engine(*(value if s.spec is None else _with_strides(value, s.spec) for value, s in sources))
+        return self.unpack(result)
 
     def _arguments(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
         leaves = [*tensors, *numbers]

@@ -1,10 +1,11 @@
 """Calls of transformed functions inside ``vmap``, ``grad`` and ``jvp``, and under autograd.
 
 One call goes this way. `compose` looks up, or finds out, what is known of such calls (`Site`): which tensors the
-function closes over that carry gradients or batches. These are passed like arguments from there on. `apply` puts an
-``autograd.Function`` around the call, which torch takes apart level by level: ``vmap`` replaces the function by its
-batched one, the last derivative by its `Forward`. What arrives at the bottom are plain tensors, on which the function
-that was derived on the way runs by its own engine. A backward goes the same way with the function that computes it.
+function closes over that carry gradients or batches. These are passed like arguments from there on. `apply` goes
+down level by level: a derivative gets an ``autograd.Function`` around the call, ``vmap`` replaces the function by its
+batched one, and the last derivative by its `Forward`. What arrives at the bottom are plain tensors, on which the
+function that was derived on the way runs by its own engine. A backward goes the same way with the function that
+computes it.
 """
 
 # Tensors of torch.func and its stack of transforms have no public names; arguments and results are of any type.
@@ -22,6 +23,7 @@ from torch._C._functorch import unwrap_if_dead  # checked with torch 2.11 and 2.
 from torch.utils import _pytree as pytree
 
 from pygraph.composition.flat import Flat, Rest
+from pygraph.composition.interpreters import Batching, Differentiating, LevelFunction, current_transform
 from pygraph.composition.joint import Forward, NotCompiledError, Pullback
 from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_level, levels
 from pygraph.composition.sites import InlineError, find_site
@@ -123,8 +125,7 @@ class Call:
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Run it on plain tensors."""
         with torch.no_grad():
-            result = self.flat.compiled(tensors, self.numbers)
-            found, self.outcome.rest, self.outcome.pullback = self.flat.unpack(result)
+            found, self.outcome.rest, self.outcome.pullback = self.flat.compiled(tensors, self.numbers)
         self._note_shared(tensors, found)
         twins, same = self.outcome.twins, self.outcome.same  # what is passed and returned cannot be kept
         stand_in = torch.clone if is_dual_level() else _without_memory  # a tangent is written to what is returned
@@ -157,22 +158,36 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
 def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a call on tensors of the current level, as one operation to all that differentiates or batches them."""
     tensors = [unwrap_if_dead(tensor) for tensor in tensors]  # a pull-back may outlive its level
+    transform = current_transform()
+    if isinstance(transform, Batching):
+        return _apply_to_batch(call, tensors, transform)
     stack = levels()
     backwards, forwards = ambient(tensors)
     if not stack and not backwards and not forwards:
         return list(call.run(tensors))
     if not call.flat.may_save or forwards or stack != ([] if backwards else [Level.GRAD]):
-        return list(Operation.apply(call, *tensors))
+        return Operation.at(transform, call, tensors)
     mask = tuple(tensor.requires_grad for tensor in tensors)
     again = bool(stack)
     forward = call.flat.derive(("forward", mask, again), lambda: Forward(call.flat, mask, again))
     outcome = Outcome()
-    results = list(Operation.apply(Call(forward, call.numbers, outcome), *tensors))
+    results = Operation.at(transform, Call(forward, call.numbers, outcome), tensors)
     assert outcome.pullback is not None
     count = outcome.pullback.count
     call.outcome.rest, call.outcome.same, call.outcome.twins = outcome.rest, outcome.same, outcome.twins
     call.outcome.views = {index: view for index, view in outcome.views.items() if index < count}
     return results[:count]
+
+
+def _apply_to_batch(call: Call, tensors: Sequence[torch.Tensor], transform: Batching) -> list[torch.Tensor]:
+    """One call for all of a batch, one level below."""
+    with transform.lower():
+        plain, dims = transform.split(tensors)
+        if all(dim is None for dim in dims):
+            return apply(call, plain)
+        flat, given = call.flat.batched(plain, dims, transform.size, transform.randomness)
+        results = apply(dataclasses.replace(call, flat=flat), given)
+    return transform.join(results, call.outcome.take_dims())
 
 
 class Kept:
@@ -207,18 +222,22 @@ class Kept:
         return [self._unread[i][0] if i in self._unread else next(given) for i in range(self._count)]
 
 
-class Operation(torch.autograd.Function):
-    """A call as one operation."""
+class Operation(LevelFunction):
+    """A call as one operation of one level."""
 
     @staticmethod
-    def forward(call: Call, *tensors: torch.Tensor) -> Any:
-        """Run it, below all levels."""
-        return call.run(tensors)
+    def forward(call: Call, transform: Differentiating | None, *tensors: torch.Tensor) -> Any:
+        """Make it one level below, or run it."""
+        if transform is None:
+            return call.run(tensors)
+        with transform.lower():
+            results = apply(call, transform.unwrap(tensors))
+        return tuple(transform.wrap(results))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         """Keep what derivatives need."""
-        call, *tensors = inputs
+        call, _, *tensors = inputs
         rule = call.rule
         ctx.call, ctx.results = call, len(output)
         ctx.set_materialize_grads(False)
@@ -238,9 +257,9 @@ class Operation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
         """Gradients of the tensors, by the function's pull-back."""
-        mask = tuple(ctx.needs_input_grad[1:])
+        mask = tuple(ctx.needs_input_grad[2:])
         if all(cotangent is None for cotangent in cotangents):
-            return (None,) * (1 + len(mask))
+            return (None,) * (2 + len(mask))
         flat, tensors = ctx.call.rule.pull_back(ctx.kept.restore(ctx.saved_tensors), mask, cotangents)
         outcome = Outcome()
         batch = GradientBatch.among(cotangents)
@@ -252,7 +271,7 @@ class Operation(torch.autograd.Function):
             gradients = batch.join(found, outcome.take_dims())
         assert outcome.rest is not None
         found = iter(outcome.rest.join(gradients))
-        return None, *(next(found) if wanted else None for wanted in mask)
+        return None, None, *(next(found) if wanted else None for wanted in mask)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -261,14 +280,7 @@ class Operation(torch.autograd.Function):
         chosen = ctx.floating
         if not chosen:
             return (None,) * ctx.results
-        flat, tensors = call.rule.push_forward(ctx.kept.restore(ctx.saved_tensors), tangents[1:], chosen)
+        flat, tensors = call.rule.push_forward(ctx.kept.restore(ctx.saved_tensors), tangents[2:], chosen)
         moved = apply(Call(flat, call.numbers, Outcome()), tensors)
         found = dict(zip(chosen, moved, strict=True))
         return tuple(found.get(index) for index in range(ctx.results))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: torch.Tensor) -> Any:  # pyright: ignore
-        """The function of a batch, one level below."""
-        flat, given = call.flat.batched(tensors, tuple(in_dims[1:]), info.batch_size, info.randomness)
-        results = tuple(apply(dataclasses.replace(call, flat=flat), given))
-        return results, call.outcome.take_dims()

@@ -20,7 +20,8 @@ from torch._functorch import eager_transforms
 from torch._functorch.vmap import restore_vmap
 from torch.utils import _pytree as pytree
 
-from pygraph.composition.levels import is_dual_level
+from pygraph.composition.levels import Level, is_dual_level, levels
+from pygraph.composition.repeating import Effects
 from pygraph.composition.substitution import substituted
 from pygraph.program import TensorSpec
 from pygraph.trace import Rebinding
@@ -85,11 +86,13 @@ class Flat(HasEngines):
 
     Attributes:
         differentiable: By result, whether it has a gradient; None if all have.
-        repeatable: Whether it gives the same results again, and changes nothing.
+        effects: What it does besides computing results, if anything.
+        repeats: Whether it runs the user's function once more, so that it must find what that has found.
         may_save: Whether a `Forward` of it is worth its while.
     """
 
-    repeatable = True
+    effects: Effects | None = None
+    repeats = False
     may_save = False
 
     def __init__(self, function: Transformed[..., Any], name: str, arity: int, lifted: dict[int, Place]) -> None:
@@ -269,11 +272,16 @@ class Primal(Flat):
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
         """Run the user's function, on these tensors instead of those that it closes over."""
+        given = {id(place()): tensors[index] for index, place in self.lifted.items()}
+        if self.effects is not None and set(levels()) & {Level.GRAD, Level.JVP}:
+            # It runs once more, for a derivative: what it updates are copies, which torch.func demands.
+            copies = {index: tensors[index].clone() for index in self.effects.arguments}
+            tensors = [copies.get(index, tensor) for index, tensor in enumerate(tensors)]
+            given |= {id(tensor): tensor.clone() for tensor in self.effects.captured}
         leaves = list(self.leaves)
         for index, value in zip((*self.tensors, *self.numbers), (*tensors[: len(self.tensors)], *numbers), strict=True):
             leaves[index] = value
         args, kwargs = pytree.tree_unflatten(leaves, self.tree)
-        given = {id(place()): tensors[index] for index, place in self.lifted.items()}
         with self.settings.restored(), substituted(given):
             result = self.function.fn(*args, **kwargs)
         found, rest = take_apart(result)
@@ -286,7 +294,7 @@ class Vmapped(Flat):
     def __init__(self, inner: Flat, dims: tuple[int | None, ...], size: int, randomness: str) -> None:
         super().__init__(inner.function, f"vmap({inner.name})", inner.arity, inner.lifted)
         self.differentiable = inner.differentiable
-        self.repeatable = inner.repeatable
+        self.effects, self.repeats = inner.effects, inner.repeats
         self.may_save = inner.may_save
         self._inner = inner
         self._dims = dims
@@ -318,6 +326,7 @@ class Vjp(Flat):
 
     def __init__(self, inner: Flat, mask: tuple[bool, ...], results: tuple[int, ...]) -> None:
         super().__init__(inner.function, f"vjp({inner.name})", inner.arity + len(results), inner.lifted)
+        self.repeats = inner.repeats or inner.effects is not None
         self._inner = inner
         self._mask = mask
         self._results = results
@@ -339,6 +348,7 @@ class Jvp(Flat):
 
     def __init__(self, inner: Flat, mask: tuple[bool, ...], results: tuple[int, ...]) -> None:
         super().__init__(inner.function, f"jvp({inner.name})", inner.arity + sum(mask), inner.lifted)
+        self.repeats = inner.repeats or inner.effects is not None
         self._inner = inner
         self._mask = mask
         self._results = results

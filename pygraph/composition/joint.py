@@ -18,7 +18,7 @@ import torch
 from pygraph.composition.flat import Bound, Flat, HasEngines, Rest, Vjp
 from pygraph.composition.partition import evaluate_batched, partition_program, with_numbers, without_results
 from pygraph.environment import Environment
-from pygraph.errors import PygraphError, describe
+from pygraph.errors import PygraphError
 from pygraph.evaluate import evaluate
 from pygraph.ops import cotangent
 from pygraph.program import Program, TensorSpec
@@ -259,7 +259,7 @@ class Backward(Flat):
         inner = pullback.inner
         self._first_extra = inner.arity + len(pullback.results)
         super().__init__(inner.function, f"backward({inner.name})", self._first_extra + extras, {})
-        self.repeatable = inner.repeatable
+        self.effects = inner.effects
         self._pullback = pullback
         self._mask = mask
         wanted = zip(pullback.mask, mask, strict=True)
@@ -278,15 +278,6 @@ class Backward(Flat):
         This one can be differentiated.
         """
         inner, results = self._pullback.inner, self._pullback.results
-        if not inner.repeatable:
-            raise RuntimeError(
-                describe(
-                    f"{self.function.function_name}(…)",
-                    "a gradient of its gradient is asked for, and it draws random numbers or updates tensors in place,"
-                    " which would happen again",
-                    remedy="Take both derivatives inside the transformed function.",
-                )
-            )  # fmt: skip
         return inner.derive(("vjp", self._mask, results), lambda: Vjp(inner, self._mask, results))
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
@@ -314,7 +305,7 @@ class Backward(Flat):
         self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], size: int, randomness: str
     ) -> tuple[Flat, list[torch.Tensor]]:
         """Several gradients at once, by running the function again if it may be."""
-        if not self.repeatable:
+        if self.effects is not None:
             return super().batched(tensors, dims, size, randomness)
         first = self._first_extra
         return self.again().batched(tensors[:first], dims[:first], size, randomness)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from pygraph.composition.flat import Flat, Rest
 from pygraph.composition.interpreters import Batching, Differentiating, LevelFunction, current_transform
 from pygraph.composition.joint import Forward, NotCompiledError, Pullback
 from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_level, levels
+from pygraph.composition.repeating import Before, again
 from pygraph.composition.sites import InlineError, find_site
 
 if TYPE_CHECKING:
@@ -111,11 +113,12 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """One application of a function: what it is, its numbers, and where its outcome goes."""
+    """One application of a function: what it is, its numbers, where its outcome goes, and what it first found."""
 
     flat: Flat
     numbers: tuple[Any, ...]
     outcome: Outcome
+    before: Before | None = None
 
     @property
     def rule(self) -> Any:
@@ -124,7 +127,7 @@ class Call:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Run it on plain tensors."""
-        with torch.no_grad():
+        with torch.no_grad(), again(self.before, self.flat.function) if self.flat.repeats else nullcontext():
             found, self.outcome.rest, self.outcome.pullback = self.flat.compiled(tensors, self.numbers)
         self._note_shared(tensors, found)
         twins, same = self.outcome.twins, self.outcome.same  # what is passed and returned cannot be kept
@@ -171,7 +174,8 @@ def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     again = bool(stack)
     forward = call.flat.derive(("forward", mask, again), lambda: Forward(call.flat, mask, again))
     outcome = Outcome()
-    results = Operation.at(transform, Call(forward, call.numbers, outcome), tensors)
+    before = call.flat.effects.before(tensors) if call.flat.effects is not None and not stack else None
+    results = Operation.at(transform, Call(forward, call.numbers, outcome, before), tensors)
     assert outcome.pullback is not None
     count = outcome.pullback.count
     call.outcome.rest, call.outcome.same, call.outcome.twins = outcome.rest, outcome.same, outcome.twins
@@ -202,18 +206,19 @@ class Kept:
 
     def __init__(self, rule: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         kept: list[torch.Tensor] = rule.kept(tensors, results)
-        self._unread: dict[int, tuple[torch.Tensor, int]] = {}
+        self._unread: dict[int, tuple[torch.Tensor, int | None]] = {}
         captured: list[torch.Tensor] = []
         if isinstance(rule, Pullback) and not levels():
             read, captured = rule.reads(tensors)
+            found_again = rule.inner.effects.arguments if rule.inner.effects is not None else ()
             others = (index for index in range(len(tensors)) if index not in read)
-            self._unread = {index: (tensors[index], tensors[index]._version) for index in others}
+            self._unread = {i: (tensors[i], None if i in found_again else tensors[i]._version) for i in others}
         self._count = len(kept)
         self.saved = [*(tensor for index, tensor in enumerate(kept) if index not in self._unread), *captured]
 
     def restore(self, saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """All that was kept, from what autograd gives back."""
-        if torch.is_grad_enabled() and any(tensor._version != version for tensor, version in self._unread.values()):
+        if torch.is_grad_enabled() and any(t._version != version is not None for t, version in self._unread.values()):
             raise RuntimeError(
                 "an argument of a transformed function was modified by an inplace operation, and is needed for the"
                 " gradient of the gradient"
@@ -264,10 +269,10 @@ class Operation(LevelFunction):
         outcome = Outcome()
         batch = GradientBatch.among(cotangents)
         if batch is None:
-            gradients = apply(Call(flat, ctx.call.numbers, outcome), tensors)
+            gradients = apply(Call(flat, ctx.call.numbers, outcome, ctx.call.before), tensors)
         else:
             flat, plain = flat.batched(*batch.split(tensors), "error")
-            found = apply(Call(flat, ctx.call.numbers, outcome), plain)
+            found = apply(Call(flat, ctx.call.numbers, outcome, ctx.call.before), plain)
             gradients = batch.join(found, outcome.take_dims())
         assert outcome.rest is not None
         found = iter(outcome.rest.join(gradients))
@@ -281,6 +286,6 @@ class Operation(LevelFunction):
         if not chosen:
             return (None,) * ctx.results
         flat, tensors = call.rule.push_forward(ctx.kept.restore(ctx.saved_tensors), tangents[2:], chosen)
-        moved = apply(Call(flat, call.numbers, Outcome()), tensors)
+        moved = apply(Call(flat, call.numbers, Outcome(), call.before), tensors)
         found = dict(zip(chosen, moved, strict=True))
         return tuple(found.get(index) for index in range(ctx.results))

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.composition.flat import Place, Primal, Settings, take_apart
 from pygraph.composition.levels import Level, ambient, batching_levels, is_batched, is_special, is_tracked, plain_of
+from pygraph.composition.repeating import Effects
 from pygraph.composition.substitution import Substitution, substituting
 from pygraph.effects import is_random, root, written_arguments
 from pygraph.environment import Environment
@@ -176,7 +177,10 @@ def _discover(
     numbers = [i for i, leaf in enumerate(leaves) if i not in static and is_live_number(leaf)]
     primal = Primal(function, tree, leaves, tensors, numbers, places, settings)
     primal.differentiable = probe.differentiable
-    primal.repeatable = not effects.draws and not effects.writes
+    if effects.draws or effects.writes:
+        row = [*tensors, *(len(leaves) + next(i for i, t in enumerate(lifted) if t is tensor) for tensor in used)]
+        written = tuple(index for index, leaf in enumerate(row) if leaf in effects.written)
+        primal.effects = Effects(effects.draws, written, effects.captured)
     everything = [*leaves, *lifted]
     tracked = any(is_tracked(everything[leaf]) for leaf in effects.written)
     if not probe.differentiable:
@@ -284,6 +288,7 @@ class _Effects:
         draws: Whether it draws random numbers.
         writes: Whether it updates tensors that it was passed or closes over.
         written: The leaves that it updates.
+        captured: The tensors that it closes over and updates.
         used: Of the tensors after the first ``count`` leaves, those that it reads.
     """
 
@@ -295,4 +300,6 @@ class _Effects:
         roots = {root(a) for node in nodes for a in (*written_arguments(node), *updated_in_hiding(node))}
         self.writes = any(node.op in ("placeholder", "get_attr") for node in roots)
         self.written = {leaf_of[node] for node in roots if node in leaf_of}
+        names = sorted({str(node.target) for node in roots if node.op == "get_attr"})
+        self.captured: tuple[torch.Tensor, ...] = tuple(getattr(recording.module, name) for name in names)
         self.used = {leaf - count for node, leaf in leaf_of.items() if leaf >= count and node.users}

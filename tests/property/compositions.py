@@ -301,9 +301,7 @@ def compositions(draw: st.DrawFn) -> Composition:
         layer for i, layer in enumerate(layers)
         if not (isinstance(layer, Ours) and i and isinstance(layers[i - 1], Ours))
     ]  # fmt: skip  # ours on ours is another test's business
-    happens_again = {step.op for step in case.steps} & {"random", "module"}  # a second gradient of it is refused
-    around = [name for name in AMBIENT if name != "two gradients" or not happens_again]
-    return Composition(case, tuple(kept), draw(st.sampled_from(around)))
+    return Composition(case, tuple(kept), draw(st.sampled_from(tuple(AMBIENT))))
 
 
 # ---- the law ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -427,11 +428,64 @@ def test_random_draws_in_error_mode(device: torch.device) -> None:
             vmap(function, randomness="error")(tensors.rows)
 
 
-def test_a_second_derivative_of_draws_is_refused(device: torch.device) -> None:
-    leaf = Tensors(device).leaf()
-    (first,) = torch.autograd.grad(pygraph.jit(drop)(leaf).sum(), leaf, create_graph=True)
+class Noisy(nn.Module):
+    """Draws, and updates what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("count", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return nn.functional.dropout(self.norm(self.linear(x)).tanh() + self.count, 0.5)
+
+
+def _update(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    total.add_(1)
+    return (x + total).sin() * torch.rand_like(x)
+
+
+REPEATED: dict[str, Callable[[Transform, nn.Module], Any]] = {
+    "draws": lambda jit, module: jit(drop),
+    "draws of a batch": lambda jit, module: vmap(jit(drop), randomness="different"),
+    "a module that updates and draws": lambda jit, module: jit(module),
+    "an argument that is updated": lambda jit, module: functools.partial(jit(_update), total=module.count),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_second_derivatives_of_what_is_not_the_same_twice(device: torch.device, name: str) -> None:
+    torch.manual_seed(0)
+    module = Noisy().double().to(device)
+    found = []
+    for jit in (pygraph.jit, lambda fn: fn):
+        mine = copy.deepcopy(module)
+        function = REPEATED[name](jit, mine)
+        torch.manual_seed(1)
+        for _ in range(3):
+            x = torch.randn(3, 4, dtype=torch.float64, device=device, requires_grad=True)
+            out = function(x * 2)
+            other = function(x.detach() + 1)  # is what the module has seen last
+            (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+            versions = [tensor._version for tensor in mine.buffers()]
+            between = torch.rand(2, device=device)
+            gradients = torch.autograd.grad((first.square() * x).sum(), (x, *mine.parameters()), allow_unused=True)
+            assert versions == [tensor._version for tensor in mine.buffers()]
+            after = torch.rand(2, device=device)
+            known = [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
+            found.append([out, other, first, between, after, *known, *(b.clone() for b in mine.buffers())])
+    count = len(found) // 2
+    for got, wanted in zip(found[:count], found[count:], strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_a_second_derivative_of_draws_that_nobody_has_kept_is_refused(device: torch.device) -> None:
+    tensors = Tensors(device)
+    _, pull = torch.func.vjp(pygraph.jit(drop), tensors.x)
+    cotangent = tensors.w.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="draws random numbers"):
-        first.sum().backward()
+        torch.autograd.grad(pull(cotangent)[0].sum(), cotangent)
 
 
 # -- autograd's rules ----------------------------------------------------------------------------------------------

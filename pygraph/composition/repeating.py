@@ -1,0 +1,93 @@
+"""Running a call once more as it was: with the random numbers that it drew, on what it has updated since.
+
+Second derivatives outside run the user's function again (`pygraph.composition.joint.Backward`), as a checkpoint does.
+"""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # checked with torch 2.11 and 2.13
+
+from pygraph.errors import describe
+from pygraph.runtime.devices import driver_for
+
+if TYPE_CHECKING:
+    from pygraph.transformed import Transformed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Effects:
+    """What a function does besides computing results, so that it is not the same function twice.
+
+    Attributes:
+        draws: Whether it draws random numbers.
+        arguments: Which of its tensors it updates in place, by number.
+        captured: The tensors that it closes over and updates in place.
+    """
+
+    draws: bool
+    arguments: tuple[int, ...]
+    captured: tuple[torch.Tensor, ...]
+
+    def before(self, tensors: Sequence[torch.Tensor]) -> Before:
+        """What it finds when it is called now."""
+        written = [*(tensors[index] for index in self.arguments), *self.captured]
+        devices = {tensor.device for tensor in (*tensors, *self.captured)} if self.draws else ()
+        return Before(written, devices)
+
+
+class Before:
+    """The contents of tensors and the states of the devices' random generators, and the host's, as they are now."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], devices: Iterable[torch.device]) -> None:
+        with torch.no_grad():
+            self._contents = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors]
+        drivers = [driver for driver in map(driver_for, devices) if driver is not None]
+        self._states: list[tuple[Any, Any]] = [(driver, driver.random_state()) for driver in drivers]
+        self._host = torch.get_rng_state()
+        self._tensors, self._devices = tensors, devices
+
+    def now(self) -> Before:
+        """The same as it is now."""
+        return Before(self._tensors, self._devices)
+
+    def put_back(self) -> None:
+        """Have it as it was."""
+        with torch.no_grad():
+            for tensor, contents in self._contents:
+                with _unsafe_preserve_version_counter(tensor):
+                    tensor.copy_(contents)
+        torch.set_rng_state(self._host)
+        for driver, state in self._states:
+            driver.set_random_state(state)
+
+
+@contextlib.contextmanager
+def again(before: Before | None, function: Transformed[..., Any]) -> Generator[None, None, None]:
+    """Have what a call of a function found, for a while.
+
+    Raises:
+        RuntimeError: Nobody has kept it.
+    """
+    if before is None:
+        raise RuntimeError(
+            describe(
+                f"{function.function_name}(…)",
+                "a gradient of its gradient is asked for, and it draws random numbers or updates tensors in place,"
+                " which would happen again",
+                remedy="Take both derivatives inside the transformed function.",
+            )
+        )
+    now = before.now()
+    before.put_back()
+    try:
+        yield
+    finally:
+        now.put_back()

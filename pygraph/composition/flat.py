@@ -277,7 +277,7 @@ class Primal(Flat):
             # It runs once more, for a derivative: what it updates are copies, which torch.func demands.
             copies = {index: tensors[index].clone() for index in self.effects.arguments}
             tensors = [copies.get(index, tensor) for index, tensor in enumerate(tensors)]
-            given |= {id(tensor): tensor.clone() for tensor in self.effects.captured}
+            given |= {id(tensor): tensor.clone() for tensor, _ in self.effects.captured}
         leaves = list(self.leaves)
         for index, value in zip((*self.tensors, *self.numbers), (*tensors[: len(self.tensors)], *numbers), strict=True):
             leaves[index] = value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,30 +28,31 @@ class Effects:
 
     Attributes:
         draws: Whether it draws random numbers.
-        arguments: Which of its tensors it updates in place, by number.
-        captured: The tensors that it closes over and updates in place.
+        arguments: Which of its tensors it updates in place, by number, and whether its results may depend on what they
+            were, as they do not on running statistics.
+        captured: The tensors that it closes over and updates in place, likewise.
     """
 
     draws: bool
-    arguments: tuple[int, ...]
-    captured: tuple[torch.Tensor, ...]
+    arguments: dict[int, bool]
+    captured: tuple[tuple[torch.Tensor, bool], ...]
 
     def before(self, tensors: Sequence[torch.Tensor]) -> Before:
         """What it finds when it is called now."""
-        written = [*(tensors[index] for index in self.arguments), *self.captured]
-        devices = {tensor.device for tensor in (*tensors, *self.captured)} if self.draws else ()
-        return Before(written, devices)
+        arguments = (tensors[index] for index, is_read in self.arguments.items() if is_read)
+        captured = (tensor for tensor, is_read in self.captured if is_read)
+        return Before([*arguments, *captured], {tensor.device for tensor in tensors} if self.draws else set())
 
 
 class Before:
-    """The contents of tensors and the states of the devices' random generators, and the host's, as they are now."""
+    """The contents of tensors and the states of the random generators of devices, if any, and the host, as of now."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], devices: Iterable[torch.device]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], devices: set[torch.device]) -> None:
         with torch.no_grad():
             self._contents = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors]
         drivers = [driver for driver in map(driver_for, devices) if driver is not None]
         self._states: list[tuple[Any, Any]] = [(driver, driver.random_state()) for driver in drivers]
-        self._host = torch.get_rng_state()
+        self._host = torch.get_rng_state() if devices else None
         self._tensors, self._devices = tensors, devices
 
     def now(self) -> Before:
@@ -64,7 +65,8 @@ class Before:
             for tensor, contents in self._contents:
                 with _unsafe_preserve_version_counter(tensor):
                     tensor.copy_(contents)
-        torch.set_rng_state(self._host)
+        if self._host is not None:
+            torch.set_rng_state(self._host)
         for driver, state in self._states:
             driver.set_random_state(state)
 

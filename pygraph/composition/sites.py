@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -20,7 +21,7 @@ from pygraph.composition.flat import Place, Primal, Settings, take_apart
 from pygraph.composition.levels import Level, ambient, batching_levels, is_batched, is_special, is_tracked, plain_of
 from pygraph.composition.repeating import Effects
 from pygraph.composition.substitution import Substitution, substituting
-from pygraph.effects import is_random, root, written_arguments
+from pygraph.effects import is_random, is_view, root, written_arguments
 from pygraph.environment import Environment
 from pygraph.errors import TraceError
 from pygraph.interop.functorch import NOTHING_ON_DEVICE
@@ -179,7 +180,7 @@ def _discover(
     primal.differentiable = probe.differentiable
     if effects.draws or effects.writes:
         row = [*tensors, *(len(leaves) + next(i for i, t in enumerate(lifted) if t is tensor) for tensor in used)]
-        written = tuple(index for index, leaf in enumerate(row) if leaf in effects.written)
+        written = {index: effects.written[leaf] for index, leaf in enumerate(row) if leaf in effects.written}
         primal.effects = Effects(effects.draws, written, effects.captured)
     everything = [*leaves, *lifted]
     tracked = any(is_tracked(everything[leaf]) for leaf in effects.written)
@@ -287,8 +288,8 @@ class _Effects:
     Attributes:
         draws: Whether it draws random numbers.
         writes: Whether it updates tensors that it was passed or closes over.
-        written: The leaves that it updates.
-        captured: The tensors that it closes over and updates.
+        written: The leaves that it updates, and whether its results depend on what they were.
+        captured: The tensors that it closes over and updates, likewise.
         used: Of the tensors after the first ``count`` leaves, those that it reads.
     """
 
@@ -299,7 +300,23 @@ class _Effects:
         self.draws = any(is_random(node) for node in nodes)
         roots = {root(a) for node in nodes for a in (*written_arguments(node), *updated_in_hiding(node))}
         self.writes = any(node.op in ("placeholder", "get_attr") for node in roots)
-        self.written = {leaf_of[node] for node in roots if node in leaf_of}
-        names = sorted({str(node.target) for node in roots if node.op == "get_attr"})
-        self.captured: tuple[torch.Tensor, ...] = tuple(getattr(recording.module, name) for name in names)
+        self.written = {leaf_of[node]: _is_read(node) for node in roots if node in leaf_of}
+        captured: dict[str, bool] = {}
+        for node in nodes:
+            if node.op == "get_attr" and any(node.target == other.target for other in roots):
+                captured[str(node.target)] = captured.get(str(node.target), False) or _is_read(node)
+        self.captured: tuple[tuple[torch.Tensor, bool], ...] = tuple(
+            (getattr(recording.module, name), is_read) for name, is_read in captured.items()
+        )
         self.used = {leaf - count for node, leaf in leaf_of.items() if leaf >= count and node.users}
+
+
+def _is_read(node: fx.Node) -> bool:
+    """Whether more is done with a value than to update it: what an update returns counts, where it is used."""
+    for user in node.users:
+        if is_view(user):
+            if _is_read(user):
+                return True
+        elif node not in updated_in_hiding(user) and (node not in written_arguments(user) or user.users):
+            return True
+    return False

@@ -61,6 +61,8 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_
 
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 
+# Of modules and custom Functions: no code of the user's has names for them.
+_CALLED_BY_TORCH = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
 # What is code or its machinery in a class, not state.
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType)
@@ -92,7 +94,7 @@ class Environment:
         self._classes: list[tuple[str, type, frozenset[str]]] = []
         # Modules and classes of which the part counts that code has names for: (name, module or class, depth).
         self._spaces: list[tuple[str, Any, int]] = []
-        self._code_names: set[str] = {"forward"}
+        self._code_names: set[str] = set(_CALLED_BY_TORCH)
         self._imports: set[tuple[int, int]] = set()
         self._named_before: set[tuple[int, str]] = set()
         self._queue: list[tuple[int, int, str, Any, bool]] = []

@@ -6,6 +6,7 @@ what it means in eager; nothing is derived from a trace. Each is compiled by an 
 
 # Results and arguments are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from torch._functorch import eager_transforms
 from torch._functorch.vmap import restore_vmap
 from torch.utils import _pytree as pytree
 
-from pygraph.composition.levels import Level, is_dual_level, levels
+from pygraph.composition.levels import Level, is_dual_level, levels, plain_of
 from pygraph.composition.repeating import Effects
 from pygraph.composition.substitution import substituted
 from pygraph.program import TensorSpec
@@ -340,7 +341,9 @@ class Vjp(Flat):
             return tuple(results[index] for index in self._results)
 
         _, pull, *_ = torch.func.vjp(selected, *_chosen(primals, self._mask))
-        return take_apart(pull(tuple(cotangents)))
+        with torch.enable_grad():  # without it, some formulas take shortcuts that have no derivatives
+            gradients = pull(tuple(cotangents))
+        return take_apart(apart(gradients, tensors))
 
 
 class Jvp(Flat):
@@ -378,6 +381,18 @@ def _inside_dual_level() -> Generator[None, None, None]:
         yield
     finally:
         eager_transforms.JVP_NESTING = nesting
+
+
+def apart(gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """Gradients in memory of their own: autograd accumulates in it."""
+    taken = {plain_of(other).untyped_storage()._cdata for other in others}
+    found: list[torch.Tensor | None] = []
+    for gradient in gradients:
+        if gradient is not None:
+            gradient = gradient.clone() if plain_of(gradient).untyped_storage()._cdata in taken else gradient
+            taken.add(plain_of(gradient).untyped_storage()._cdata)
+        found.append(gradient)
+    return tuple(found)
 
 
 def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraph.composition.flat import Bound, Flat, HasEngines, Rest, Vjp
+from pygraph.composition.flat import Bound, Flat, HasEngines, Rest, Vjp, apart
 from pygraph.composition.partition import evaluate_batched, partition_program, with_numbers, without_results
 from pygraph.environment import Environment
 from pygraph.errors import PygraphError
@@ -111,7 +111,7 @@ class _Joint(Rebinding):
         passed = {id(tensor) for tensor in tensors}
         detached = {id(result): result if id(result) in passed else result.detach() for result in results}
         results = [detached[id(result)] for result in results]
-        return rest.join(results), _apart(gradients, [*tensors, *results])
+        return rest.join(results), apart([*map(_plain, gradients)], [*tensors, *results])
 
     def _gradients(
         self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
@@ -134,16 +134,9 @@ def _set_requires_grad(tensors: Sequence[torch.Tensor], value: bool) -> None:
             tensor.requires_grad_(value)
 
 
-def _apart(gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-    """Gradients that are no memory of what the forward has; as in eager, they may be that of one another."""
-    taken = {other.untyped_storage()._cdata for other in others}
-    found: list[torch.Tensor | None] = []
-    for gradient in gradients:
-        if gradient is not None:
-            gradient = gradient.resolve_conj().resolve_neg().detach()
-            gradient = gradient.clone() if gradient.untyped_storage()._cdata in taken else gradient
-        found.append(gradient)
-    return tuple(found)
+def _plain(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient without a lazy conjugation or history."""
+    return None if gradient is None else gradient.resolve_conj().resolve_neg().detach()
 
 
 class Pullback(HasEngines):

@@ -537,6 +537,71 @@ def test_derivatives_of_gradients_beside_arguments_that_have_none(device: torch.
         torch.testing.assert_close(mine, theirs)
 
 
+def test_equal_gradients_are_not_one_memory(device: torch.device) -> None:
+    function = pygraph.jit(lambda x, y: x + y)
+    x, y = (torch.ones(2, device=device, requires_grad=True) for _ in range(2))
+    for _ in range(3):
+        function(x, y).sum().backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    assert x.grad.tolist() == y.grad.tolist() == [3, 3]
+    x.grad.zero_()
+    assert y.grad.tolist() == [3, 3]
+    cotangent = torch.ones(2, device=device)
+    x.grad = y.grad = None
+    function(x, y).backward(cotangent)
+    x.grad.zero_()  # type: ignore[attr-defined]
+    assert cotangent.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_derivatives_of_equal_gradients(device: torch.device, batched: bool) -> None:
+    found = []
+    for jit in (pygraph.jit, lambda fn: fn):
+        x = torch.tensor([1.0, 2.0], device=device, requires_grad=True)
+        y = torch.tensor([3.0, 4.0], device=device, requires_grad=True)
+        if batched:
+            cotangents = torch.eye(2, device=device)
+            found.append(torch.autograd.grad(jit(lambda x, y: (x + y) * 2)(x, y), (x, y), cotangents, is_grads_batched=True))
+        else:
+            first = torch.autograd.grad(jit(lambda x, y: ((x + y) ** 3).sum())(x, y), (x, y), create_graph=True)
+            found.append(torch.autograd.grad((first[0] * first[1]).sum(), (x, y)))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("operation", [torch.linalg.det, torch.linalg.slogdet, torch.linalg.inv])
+def test_derivatives_of_gradients_that_take_shortcuts(device: torch.device, operation: Function) -> None:
+    matrix = torch.tensor([[2.0, 1.0], [0.5, 3.0]], dtype=torch.float64, device=device)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return sum(result.sum() for result in pytree.tree_leaves(operation(x)))  # type: ignore[return-value]
+
+    for stack in (lambda f: jvp(grad(f), (matrix,), (matrix.cos(),)), lambda f: hessian(f)(matrix)):
+        for mine, theirs in zip(pytree.tree_leaves(stack(pygraph.jit(function))), pytree.tree_leaves(stack(function)), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_what_a_custom_backward_reads_is_not_baked_in(device: torch.device) -> None:
+    factors = [2.0]
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient * factors[0]
+
+    function = pygraph.jit(lambda x: Scaled.apply(x))
+    for factor in (2.0, 3.0, 4.0):
+        factors[0] = factor
+        x = torch.ones(2, device=device, requires_grad=True)
+        function(x).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [factor, factor]
+
+
 def test_what_the_backward_does_not_read_may_be_updated(device: torch.device) -> None:
     function = pygraph.jit(lambda x, y: torch.relu(x + 1) * 2 + y)
     tensors = Tensors(device)

@@ -156,9 +156,20 @@ class Flat(HasEngines):
         return list(tensors)
 
     def pull_back(
-        self, kept: Sequence[torch.Tensor], mask: tuple[bool, ...], cotangents: Sequence[torch.Tensor | None]
+        self,
+        kept: Sequence[torch.Tensor],
+        mask: tuple[bool, ...],
+        cotangents: Sequence[torch.Tensor | None],
+        numbers: Sequence[Any],
     ) -> tuple[Flat, list[torch.Tensor]]:
-        """What computes gradients of the tensors in ``mask``, and the tensors that it takes."""
+        """What computes gradients of the tensors in ``mask``, and the tensors that it takes.
+
+        Args:
+            kept: What `kept` has returned.
+            mask: The tensors that gradients are wanted for.
+            cotangents: Those of the results, None where there is none.
+            numbers: The numbers that it was called with.
+        """
         given = tuple(i for i, cotangent in enumerate(cotangents) if cotangent is not None)
         flat = self.derive(("vjp", mask, given), lambda: Vjp(self, mask, given))
         return flat, [*kept, *(cotangent for cotangent in cotangents if cotangent is not None)]

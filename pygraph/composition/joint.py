@@ -10,13 +10,24 @@ again, as `pygraph.composition.flat.Vjp` does.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # checked with torch 2.11 and 2.13
 
 from pygraph.composition.flat import Bound, Flat, HasEngines, Rest, Vjp, apart
-from pygraph.composition.partition import evaluate_batched, partition_program, with_numbers, without_results
+from pygraph.composition.levels import plain_of
+from pygraph.composition.partition import (
+    Source,
+    another_backward,
+    evaluate_batched,
+    partition_program,
+    with_numbers,
+    without_results,
+)
 from pygraph.environment import Environment
 from pygraph.errors import PygraphError
 from pygraph.evaluate import evaluate
@@ -73,12 +84,16 @@ class _BoundForward(Bound, SelfTracing):
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
         joint = _Joint(self)
         traced = trace_call(joint, args, kwargs, static=static, name=self.flat.inner.name)
-        pullback = Pullback(self.flat, self.bound, joint, traced.program)
+        pullback = Pullback(self, joint, traced)
         return Traced(pullback.parts.forward, traced.static_leaves, traced.environment)
 
 
 class _Joint(Rebinding):
     """What is traced: results and gradients, of cotangents that stand for those to come.
+
+    Args:
+        forward: What computes the results.
+        given: The results that there are cotangents of; None if of all that have a gradient.
 
     Attributes:
         differentiated: The results that have a gradient, once it has run.
@@ -86,8 +101,9 @@ class _Joint(Rebinding):
         dims: Where batches are in its results.
     """
 
-    def __init__(self, forward: _BoundForward) -> None:
+    def __init__(self, forward: _BoundForward, given: frozenset[int] | None = None) -> None:
         self._forward = forward
+        self._given = given
         self.differentiated: tuple[int, ...] = ()
         self.tensor_leaves: list[int] = []
         self.dims: tuple[tuple[int | None, ...], ...] = ()
@@ -118,6 +134,7 @@ class _Joint(Rebinding):
     ) -> list[torch.Tensor | None]:
         passed = {id(tensor) for tensor in tensors}
         found = [i for i, result in enumerate(results) if result.requires_grad and id(result) not in passed]
+        found = [i for i in found if self._given is None or i in self._given]
         self.differentiated = tuple(found)
         if not found:
             return [None] * len(wanted)
@@ -147,48 +164,63 @@ class Pullback(HasEngines):
         inner: The function that is differentiated.
         mask: Which of its tensors have gradients.
         differentiated: The results that have a gradient, by number among its tensors.
-        results: Those of them whose cotangents the backward takes.
         passed: The function's tensors that the forward's Program takes; the others are captured.
         count: How many tensors the function returns.
         dims: Where batches are in them.
     """
 
-    def __init__(self, forward: Forward, bound: frozenset[int], joint: _Joint, program: Program) -> None:
-        self.inner = forward.inner
-        self.mask = forward.mask
+    def __init__(self, forward: _BoundForward, joint: _Joint, traced: Traced) -> None:
+        self._forward = forward
+        self._static = traced.static_leaves
+        self.inner = forward.flat.inner
+        self.mask = forward.flat.mask
         self.differentiated = joint.differentiated
         self.dims = joint.dims
-        self.parts = partition_program(program, self)
-        of_results = [source for source in self.parts.sources if source.of == "cotangent"]
-        self.results = tuple(joint.differentiated[source.index] for source in of_results)
-        self._specs = [source.spec for source in of_results]
-        self.passed = [index for index in range(forward.arity) if index not in bound]
+        self.parts = partition_program(traced.program, self)
+        self.passed = [index for index in range(forward.flat.arity) if index not in forward.bound]
         self.count = len(joint.tensor_leaves)
         returned = {source.index for source in self.parts.sources if source.of == "result"}
         self._returned = [joint.tensor_leaves.index(leaf) for leaf in sorted(returned)]
-        self.places = self._places(sorted(returned))
-        self._backwards: dict[tuple[bool, ...], Backward] = {}
+        self._leaves = sorted(returned)
+        self._saved = sum(source.of == "saved" for source in self.parts.sources)
+        of_all = Formula(self.parts.backward, self.parts.sources, joint.differentiated)
+        self._formulas: dict[frozenset[int], Formula | None] = {frozenset(of_all.results): of_all}
+        self._taken = frozenset(of_all.results)
+        self._backwards: dict[tuple[frozenset[int], tuple[bool, ...]], Backward] = {}
 
-    def _places(self, returned: Sequence[int]) -> list[int]:
-        """Where among a `Backward`'s tensors and numbers each of its Program's arguments is."""
-        first_cotangent = self.inner.arity
-        first_saved = first_cotangent + len(self.results)
-        saved = sum(source.of == "saved" for source in self.parts.sources)
-        first_number = first_saved + saved + len(returned)
-        cotangents = [source.index for source in self.parts.sources if source.of == "cotangent"]
+    def places(self, formula: Formula) -> list[int]:
+        """Where among a `Backward`'s tensors and numbers each argument of its Program is."""
+        first_saved = self.inner.arity + len(formula.results)
+        first_number = first_saved + self._saved + len(self._leaves)
         places: list[int] = []
-        for source in self.parts.sources:
+        cotangents = itertools.count(self.inner.arity)
+        for source in formula.sources:
             if source.of == "cotangent":
-                places.append(first_cotangent + cotangents.index(source.index))
+                places.append(next(cotangents))
             elif source.of == "saved":
                 places.append(first_saved + source.index)
             elif source.of == "result":
-                places.append(first_saved + saved + returned.index(source.index))
+                places.append(first_saved + self._saved + self._leaves.index(source.index))
             elif source.index < len(self.passed):
                 places.append(self.passed[source.index])
             else:
                 places.append(first_number + source.index - len(self.passed))
         return places
+
+    def _formula(
+        self, given: frozenset[int], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+    ) -> Formula | None:
+        """How gradients are computed of these results only; None if the forward has not saved what that takes."""
+        if given not in self._formulas:
+            self._formulas[given] = None
+            joint = _Joint(self._forward, given)
+            with self.inner.function.turn(), temporarily_clear_interpreter_stack():
+                args = (*(plain_of(tensors[index]).detach() for index in self.passed), *numbers)
+                traced = trace_call(joint, args, {}, static=self._static, name=self.inner.name)
+            found = another_backward(traced.program, self.parts)
+            if found is not None:
+                self._formulas[given] = Formula(*found, joint.differentiated)
+        return self._formulas[given]
 
     def engines(self) -> Iterator[Transformed[..., Any]]:
         """Those of its backwards."""
@@ -219,28 +251,53 @@ class Pullback(HasEngines):
         return self.inner.push_forward(kept[: self.inner.arity], tangents, results)
 
     def pull_back(
-        self, kept: Sequence[torch.Tensor], mask: tuple[bool, ...], cotangents: Sequence[torch.Tensor | None]
+        self,
+        kept: Sequence[torch.Tensor],
+        mask: tuple[bool, ...],
+        cotangents: Sequence[torch.Tensor | None],
+        numbers: Sequence[Any],
     ) -> tuple[Flat, list[torch.Tensor]]:
         """The `Backward`, and what it takes: the forward's tensors, cotangents, and the rest of what was kept."""
         arity = self.inner.arity
-        filled: list[torch.Tensor] = []
-        for index, spec in zip(self.results, self._specs, strict=True):
-            assert spec is not None
-            given = cotangents[index]
-            zeros = torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device) if given is None else given
-            filled.append(zeros)
-        if mask not in self._backwards:
-            self._backwards.setdefault(mask, Backward(self, mask, len(kept) - arity))
+        given = frozenset(index for index in self._taken if cotangents[index] is not None)
+        formula = self._formula(given, kept[:arity], numbers)
+        if formula is None:
+            return self.inner.pull_back(kept[:arity], mask, cotangents[: self.count], numbers)
+        key = (given, mask)
+        if key not in self._backwards:
+            self._backwards.setdefault(key, Backward(self, formula, mask, len(kept) - arity))
         # Results that the backward reads are known here, and not differentiated: it runs the function again for that.
         extras = (tensor.detach() if tensor.requires_grad else tensor for tensor in kept[arity:])
-        return self._backwards[mask], [*kept[:arity], *filled, *extras]
+        filled = (cotangents[index] for index in formula.results)
+        return self._backwards[key], [*kept[:arity], *(c for c in filled if c is not None), *extras]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Formula:
+    """How gradients are computed of some results' cotangents.
+
+    Attributes:
+        program: The backward's Program.
+        sources: What it takes.
+        results: The results whose cotangents it takes, in that order.
+    """
+
+    program: Program
+    sources: tuple[Source, ...]
+    differentiated: dataclasses.InitVar[Sequence[int]]
+    results: tuple[int, ...] = ()
+
+    def __post_init__(self, differentiated: Sequence[int]) -> None:
+        results = tuple(differentiated[source.index] for source in self.sources if source.of == "cotangent")
+        object.__setattr__(self, "results", results)
 
 
 class Backward(Flat):
     """Gradients of a `Forward`'s call: its tensors, cotangents, and what else was kept in.
 
     Args:
-        pullback: How they are computed.
+        pullback: The forward that has run.
+        formula: How they are computed.
         mask: Which of the function's tensors gradients are wanted for.
         extras: How many tensors were kept besides the function's.
 
@@ -248,16 +305,18 @@ class Backward(Flat):
         own_engine: What runs its Program.
     """
 
-    def __init__(self, pullback: Pullback, mask: tuple[bool, ...], extras: int) -> None:
+    def __init__(self, pullback: Pullback, formula: Formula, mask: tuple[bool, ...], extras: int) -> None:
         inner = pullback.inner
-        self._first_extra = inner.arity + len(pullback.results)
+        self._first_extra = inner.arity + len(formula.results)
         super().__init__(inner.function, f"backward({inner.name})", self._first_extra + extras, {})
         self.effects = inner.effects
-        self._pullback = pullback
+        self._inner = inner
+        self._formula = formula
+        self._places = pullback.places(formula)
         self._mask = mask
         wanted = zip(pullback.mask, mask, strict=True)
         self._wanted = [asked for differentiable, asked in wanted if differentiable]
-        program = pullback.parts.backward
+        program = formula.program
         unwanted = [leaf for leaf, asked in enumerate(self._wanted) if not asked]
         self._program = without_results(program, unwanted) if unwanted else program
         absent = {static.leaf for static in program.statics}
@@ -270,7 +329,7 @@ class Backward(Flat):
 
         This one can be differentiated.
         """
-        inner, results = self._pullback.inner, self._pullback.results
+        inner, results = self._inner, self._formula.results
         return inner.derive(("vjp", self._mask, results), lambda: Vjp(inner, self._mask, results))
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
@@ -281,13 +340,13 @@ class Backward(Flat):
     def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest, Any]:
         """Run the backward's Program by its engine, on tensors with the strides that it was traced for."""
         given = self._arguments(tensors, numbers)
-        sources = zip(given, self._pullback.parts.sources, strict=True)
+        sources = zip(given, self._formula.sources, strict=True)
         result = self.own_engine(*(value if s.spec is None else _with_strides(value, s.spec) for value, s in sources))
         return self.unpack(result)
 
     def _arguments(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
         leaves = [*tensors, *numbers]
-        return [leaves[place] for place in self._pullback.places]
+        return [leaves[place] for place in self._places]
 
     def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
         """The gradients that are wanted; those that do not depend on a tensor are None."""
@@ -308,12 +367,16 @@ class Backward(Flat):
         return list(tensors[: self._first_extra])
 
     def pull_back(
-        self, kept: Sequence[torch.Tensor], mask: tuple[bool, ...], cotangents: Sequence[torch.Tensor | None]
+        self,
+        kept: Sequence[torch.Tensor],
+        mask: tuple[bool, ...],
+        cotangents: Sequence[torch.Tensor | None],
+        numbers: Sequence[Any],
     ) -> tuple[Flat, list[torch.Tensor]]:
         """The gradient of the gradient."""
         given = dict(zip(self._present, cotangents, strict=True))
         filled = [given.get(number) for number in range(sum(self._wanted))]
-        return self.again().pull_back(kept, mask[: self._first_extra], filled)
+        return self.again().pull_back(kept, mask[: self._first_extra], filled, numbers)
 
     def push_forward(
         self, kept: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None], results: tuple[int, ...]

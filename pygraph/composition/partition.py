@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pygraph.check import check_program
+from pygraph.composition.values import Values
 from pygraph.effects import is_host_number, is_random, is_view, root
 from pygraph.errors import TraceError, describe
 from pygraph.program import (
@@ -61,12 +62,18 @@ class Parts:
         backward: Its sources' values to a tuple of gradients, None where there is none.
         sources: What the backward takes, in order.
         captured: Tensors that the backward reads where they are.
+        values: Numbers for the values of both.
+        results: The numbers of what the forward returns and updates.
+        known: What of the forward the backward takes, by number.
     """
 
     forward: Program
     backward: Program
     sources: tuple[Source, ...]
     captured: tuple[torch.Tensor, ...]
+    values: Values
+    results: frozenset[int]
+    known: Mapping[int, Source]
 
 
 def partition_program(joint: Program, mark: object) -> Parts:
@@ -103,13 +110,34 @@ def partition_program(joint: Program, mark: object) -> Parts:
     Raises:
         TraceError: The forward's effects depend on a gradient, or the backward needs what cannot be saved.
     """
-    return _Partition(joint, mark).parts()
+    return _Partition(joint, Values(), mark).parts()
+
+
+def another_backward(joint: Program, parts: Parts) -> tuple[Program, tuple[Source, ...]] | None:
+    """The backward of another joint Program of the same function, for a forward that has run.
+
+    Args:
+        joint: A joint Program, of cotangents of other results.
+        parts: The forward that has run, and the backward that it saved for.
+
+    Returns:
+        The backward and what it takes; None if the forward is not the same, or has not saved it.
+    """
+    return _Partition(joint, parts.values).backward_after(parts)
+
+
+class _NotSavedError(Exception):
+    """A backward needs what its forward has not saved."""
 
 
 class _Partition:
-    def __init__(self, joint: Program, mark: object) -> None:
+    def __init__(self, joint: Program, values: Values, mark: object = None) -> None:
         self._joint = joint
         self._mark = mark
+        self._values = values
+        self._numbers = values.of(joint)
+        self._after: Parts | None = None
+        self._known: dict[int, Source] = {}
         self._result, self._gradients = pytree.tree_unflatten(range(joint.out_tree.num_leaves), joint.out_tree)
         self._result_leaves = len(pytree.tree_leaves(self._result))
         self._shared = {a.index for a in joint.aliases if a.of == "output" and not self._is_gradient(a.leaf)}
@@ -126,8 +154,25 @@ class _Partition:
 
     def parts(self) -> Parts:
         backward = self._backward()
-        captured = tuple(d.value for d in backward.inputs if isinstance(d, Captured))
-        return Parts(check_program(self._forward()), check_program(backward), tuple(self._sources), captured)
+        forward = self._forward()
+        return Parts(
+            check_program(forward), check_program(backward), tuple(self._sources), _captured(backward),
+            self._values, self._results(), {n: s for n, s in self._known.items() if s.of in ("saved", "result")},
+        )  # fmt: skip
+
+    def backward_after(self, parts: Parts) -> tuple[Program, tuple[Source, ...]] | None:
+        self._after = parts
+        try:
+            backward = self._backward()
+        except _NotSavedError:
+            return None
+        watched = {tensor.data_ptr() for tensor in parts.captured}
+        if self._results() != parts.results or any(t.data_ptr() not in watched for t in _captured(backward)):
+            return None
+        return check_program(backward), tuple(self._sources)
+
+    def _results(self) -> frozenset[int]:
+        return frozenset(self._numbers[value] for value in self._early_values())
 
     def _late_nodes(self) -> set[fx.Node]:
         """What autograd computes in the backward: all after the first cotangent that no result needs."""
@@ -137,11 +182,14 @@ class _Partition:
         for node in nodes:
             if node.target is _COTANGENT or any(source in dependent for source in node.all_input_nodes):
                 dependent.add(node)
-        outputs = enumerate(zip(self._joint.outputs, self._joint.results, strict=True))
-        early = _closure(value for number, (descriptor, value) in outputs if self._is_early(number, descriptor))
+        early = _closure(self._early_values())
         if early & dependent:
             raise self._error("a tensor that it updates or returns depends on a gradient")
         return set(nodes[first:]) - early
+
+    def _early_values(self) -> list[fx.Node]:
+        outputs = enumerate(zip(self._joint.outputs, self._joint.results, strict=True))
+        return [value for number, (descriptor, value) in outputs if self._is_early(number, descriptor)]
 
     def _error(self, problem: str) -> TraceError:
         return TraceError(describe(f"partition({self._joint.name})", problem))
@@ -279,6 +327,12 @@ class _Partition:
                 position = len(self._sources)
                 self._sources.append(Source("argument", descriptor.leaf, None))
                 return ScalarArgument(f"args[{position}]", position, descriptor.type)
+        number = self._numbers[node]
+        if self._after is not None:
+            if number not in self._after.known:
+                raise _NotSavedError
+            source = self._after.known[number]
+            return self._argument(source.of, source.index, node)
         if node in self._returned:
             return self._argument("result", self._returned[node], node)
         if node not in self._saved:
@@ -292,6 +346,7 @@ class _Partition:
         spec = dataclasses.replace(spec, offset=0)
         position = len(self._sources)
         self._sources.append(Source(of, index, spec))
+        self._known[self._numbers[node]] = self._sources[-1]
         return Argument(f"args[{position}]", position, spec)
 
     # -- the forward --------------------------------------------------------------------------------------------------
@@ -372,6 +427,10 @@ class _Partition:
         """Nodes that these values need, and those with effects."""
         effects = [n for n in self._joint.nodes if n.op == "call_function" and (is_random(n) or n.is_impure())]
         return _closure([*values, *(node for node in effects if node not in self._late)])
+
+
+def _captured(program: Program) -> tuple[torch.Tensor, ...]:
+    return tuple(d.value for d in program.inputs if isinstance(d, Captured))
 
 
 def _closure(values: Iterable[Any]) -> set[fx.Node]:

@@ -10,16 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # checked with torch 2.11 and 2.13
 
-from pygraph.errors import describe
 from pygraph.runtime.devices import driver_for
-
-if TYPE_CHECKING:
-    from pygraph.transformed import Transformed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,12 +51,17 @@ class Before:
         self._host = torch.get_rng_state() if devices else None
         self._tensors, self._devices = tensors, devices
 
-    def now(self) -> Before:
-        """The same as it is now."""
-        return Before(self._tensors, self._devices)
+    @contextlib.contextmanager
+    def again(self) -> Generator[None, None, None]:
+        """Have it as it was, for a while."""
+        now = Before(self._tensors, self._devices)
+        self._put_back()
+        try:
+            yield
+        finally:
+            now._put_back()
 
-    def put_back(self) -> None:
-        """Have it as it was."""
+    def _put_back(self) -> None:
         with torch.no_grad():
             for tensor, contents in self._contents:
                 with _unsafe_preserve_version_counter(tensor):
@@ -69,27 +70,3 @@ class Before:
             torch.set_rng_state(self._host)
         for driver, state in self._states:
             driver.set_random_state(state)
-
-
-@contextlib.contextmanager
-def again(before: Before | None, function: Transformed[..., Any]) -> Generator[None, None, None]:
-    """Have what a call of a function found, for a while.
-
-    Raises:
-        RuntimeError: Nobody has kept it.
-    """
-    if before is None:
-        raise RuntimeError(
-            describe(
-                f"{function.function_name}(…)",
-                "a gradient of its gradient is asked for, and it draws random numbers or updates tensors in place,"
-                " which would happen again",
-                remedy="Take both derivatives inside the transformed function.",
-            )
-        )
-    now = before.now()
-    before.put_back()
-    try:
-        yield
-    finally:
-        now.put_back()

@@ -27,7 +27,7 @@ from pygraph.composition.flat import Flat, Rest
 from pygraph.composition.interpreters import Batching, Differentiating, LevelFunction, current_transform
 from pygraph.composition.joint import Forward, NotCompiledError, Pullback
 from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_level, levels
-from pygraph.composition.repeating import Before, again
+from pygraph.composition.repeating import Before
 from pygraph.composition.sites import InlineError, find_site
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Call:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Run it on plain tensors."""
-        with torch.no_grad(), again(self.before, self.flat.function) if self.flat.repeats else nullcontext():
+        with torch.no_grad(), self.before.again() if self.before and self.flat.repeats else nullcontext():
             found, self.outcome.rest, self.outcome.pullback = self.flat.compiled(tensors, self.numbers)
         self._note_shared(tensors, found)
         twins, same = self.outcome.twins, self.outcome.same  # what is passed and returned cannot be kept
@@ -174,7 +174,7 @@ def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     again = bool(stack)
     forward = call.flat.derive(("forward", mask, again), lambda: Forward(call.flat, mask, again))
     outcome = Outcome()
-    before = call.flat.effects.before(tensors) if call.flat.effects is not None and not stack else None
+    before = call.flat.effects.before(tensors) if call.flat.effects is not None else None
     results = Operation.at(transform, Call(forward, call.numbers, outcome, before), tensors)
     assert outcome.pullback is not None
     count = outcome.pullback.count
@@ -265,7 +265,8 @@ class Operation(LevelFunction):
         mask = tuple(ctx.needs_input_grad[2:])
         if all(cotangent is None for cotangent in cotangents):
             return (None,) * (2 + len(mask))
-        flat, tensors = ctx.call.rule.pull_back(ctx.kept.restore(ctx.saved_tensors), mask, cotangents)
+        kept = ctx.kept.restore(ctx.saved_tensors)
+        flat, tensors = ctx.call.rule.pull_back(kept, mask, cotangents, ctx.call.numbers)
         outcome = Outcome()
         batch = GradientBatch.among(cotangents)
         if batch is None:

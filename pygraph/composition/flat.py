@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.composition.levels import Level, is_dual_level, levels, plain_of
 from pygraph.composition.repeating import Effects
+from pygraph.composition.sharing import Shared
 from pygraph.composition.substitution import substituted
 from pygraph.program import TensorSpec
 from pygraph.trace import Rebinding
@@ -87,11 +88,13 @@ class Flat(HasEngines):
 
     Attributes:
         differentiable: By result, whether it has a gradient; None if all have.
+        replaced: The results that whoever calls it makes otherwise.
         effects: What it does besides computing results, if anything.
         repeats: Whether it runs the user's function once more, so that it must find what that has found.
         may_save: Whether a `Forward` of it is worth its while.
     """
 
+    replaced: frozenset[int] = frozenset()
     effects: Effects | None = None
     repeats = False
     may_save = False
@@ -127,7 +130,11 @@ class Flat(HasEngines):
     def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest, Any]:
         """Run it by its engine on plain tensors; the results' tensors, and what else `unpack` finds."""
         bound = frozenset(i for i, place in self.lifted.items() if _is_same_memory(tensors[i], place()))
-        passed = {index: tensor.detach() for index, tensor in enumerate(tensors) if index not in bound}
+        stand_ins: dict[int, torch.Tensor] = {}  # one for each object, as the function may ask
+        for index, tensor in enumerate(tensors):
+            if index not in bound and id(tensor) not in stand_ins:
+                stand_ins[id(tensor)] = _stand_in(tensor)
+        passed = {index: stand_ins[id(tensor)] for index, tensor in enumerate(tensors) if index not in bound}
         found, rest, pullback = self.unpack(self.engine(bound)(*passed.values(), *numbers))
         given = {id(stand_in): tensors[index] for index, stand_in in passed.items()}
         return [given.get(id(tensor), tensor) for tensor in found], rest, pullback
@@ -259,6 +266,9 @@ class Primal(Flat):
         numbers: Positions of live numbers.
         lifted: Where it finds the tensors that are passed after those.
         settings: The settings under which it was called.
+
+    Attributes:
+        shared: Results that are its tensors or views of them.
     """
 
     may_save = True
@@ -281,6 +291,12 @@ class Primal(Flat):
         self.tensors = tuple(tensors)
         self.numbers = tuple(numbers)
         self.settings = settings
+        self.shared: dict[int, Shared] = {}
+
+    @property
+    def replaced(self) -> frozenset[int]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Those of `shared`."""
+        return frozenset(self.shared)
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
         """Run the user's function, on these tensors instead of those that it closes over."""
@@ -307,6 +323,7 @@ class Vmapped(Flat):
         super().__init__(inner.function, f"vmap({inner.name})", inner.arity, inner.lifted)
         self.differentiable = inner.differentiable
         self.effects, self.repeats = inner.effects, inner.repeats
+        self.replaced = inner.replaced
         self.may_save = inner.may_save
         self._inner = inner
         self._dims = dims
@@ -392,6 +409,12 @@ def _inside_dual_level() -> Generator[None, None, None]:
         yield
     finally:
         eager_transforms.JVP_NESTING = nesting
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a call, without history."""
+    plain = tensor.detach()
+    return torch.nn.Parameter(plain, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else plain
 
 
 def apart(gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:

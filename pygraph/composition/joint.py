@@ -134,6 +134,7 @@ class _Joint(Rebinding):
     ) -> list[torch.Tensor | None]:
         passed = {id(tensor) for tensor in tensors}
         found = [i for i, result in enumerate(results) if result.requires_grad and id(result) not in passed]
+        found = [i for i in found if i not in self._forward.flat.inner.replaced]
         found = [i for i in found if self._given is None or i in self._given]
         self.differentiated = tuple(found)
         if not found:

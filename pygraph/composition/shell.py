@@ -29,6 +29,7 @@ from pygraph.composition.joint import Forward, NotCompiledError, Pullback
 from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_level, levels
 from pygraph.composition.repeating import Before
 from pygraph.composition.sites import InlineError, find_site
+from pygraph.composition.unread import Unread
 
 if TYPE_CHECKING:
     from pygraph.transformed import Transformed
@@ -61,14 +62,16 @@ def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict
     except NotCompiledError:
         raise InlineError("its forward does not run as a graph") from None
     assert outcome.rest is not None
-    for index, first in outcome.twins.items():
-        results[index] = results[first]
     for index, operand in outcome.same.items():
         results[index] = tensors[operand]
     if not stack:
         for index, (operand, view) in outcome.views.items():
             tensor = tensors[operand]
             results[index] = view.of(tensor if results[index].requires_grad else tensor.detach())
+    for index, shared in site.primal.shared.items():
+        results[index] = shared.of(tensors[shared.operand])
+    for index, first in outcome.twins.items():
+        results[index] = results[first]
     return outcome.rest.join(results)
 
 
@@ -206,25 +209,20 @@ class Kept:
 
     def __init__(self, rule: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         kept: list[torch.Tensor] = rule.kept(tensors, results)
-        self._unread: dict[int, tuple[torch.Tensor, int | None]] = {}
+        self._unread: dict[int, Unread] = {}
         captured: list[torch.Tensor] = []
         if isinstance(rule, Pullback) and not levels():
             read, captured = rule.reads(tensors)
-            found_again = rule.inner.effects.arguments if rule.inner.effects is not None else ()
+            updated = rule.inner.effects.arguments if rule.inner.effects is not None else ()
             others = (index for index in range(len(tensors)) if index not in read)
-            self._unread = {i: (tensors[i], None if i in found_again else tensors[i]._version) for i in others}
+            self._unread = {index: Unread(tensors[index], watched=index not in updated) for index in others}
         self._count = len(kept)
         self.saved = [*(tensor for index, tensor in enumerate(kept) if index not in self._unread), *captured]
 
     def restore(self, saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """All that was kept, from what autograd gives back."""
-        if torch.is_grad_enabled() and any(t._version != version is not None for t, version in self._unread.values()):
-            raise RuntimeError(
-                "an argument of a transformed function was modified by an inplace operation, and is needed for the"
-                " gradient of the gradient"
-            )
         given = iter(saved)
-        return [self._unread[i][0] if i in self._unread else next(given) for i in range(self._count)]
+        return [self._unread[i].restore() if i in self._unread else next(given) for i in range(self._count)]
 
 
 class Operation(LevelFunction):

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.checkpoint
 from torch import fx
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -20,6 +21,7 @@ from torch.utils import _pytree as pytree
 from pygraph.composition.flat import Place, Primal, Settings, take_apart
 from pygraph.composition.levels import Level, ambient, batching_levels, is_batched, is_special, is_tracked, plain_of
 from pygraph.composition.repeating import Effects
+from pygraph.composition.sharing import Shared, shared_results
 from pygraph.composition.substitution import Substitution, substituting
 from pygraph.effects import is_random, is_view, root, written_arguments
 from pygraph.environment import Environment
@@ -89,9 +91,11 @@ class Site:
             return NOTHING_ON_DEVICE
         if self.writes_tracked:
             return "it updates a tensor in place that is differentiated"
+        backwards, forwards = ambient(tensors)
+        if backwards and _saved_tensors_are_changed():
+            return "hooks on tensors that autograd saves are active"
         if not self.draws and not self.writes:
             return None
-        backwards, forwards = ambient(tensors)
         once = [*([Level.GRAD] if backwards else []), *stack]
         differentiated = any(level is not Level.VMAP for level in once) or forwards
         if differentiated and (forwards or once[0] is not Level.GRAD or set(once[1:]) - {Level.VMAP}):
@@ -101,6 +105,13 @@ class Site:
         if self.draws and not all(any(is_batched(t, level) for t in tensors) for level in batching_levels()):
             return "it draws random numbers for a batch of which it gets no tensor"
         return None
+
+
+def _saved_tensors_are_changed() -> bool:
+    """Whether what is saved may not be what is restored; checkpoints restore what their functions save again."""
+    autograd: Any = torch._C._autograd  # pyright: ignore  # checked with torch 2.11 and 2.13
+    hooks: Any = autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and hooks[0].__module__ != torch.utils.checkpoint.__name__
 
 
 def find_site(
@@ -117,18 +128,24 @@ def find_site(
         key = (tree, static, settings, _leaf_keys(leaves, static))
     except UnhashableError:
         raise InlineError("an argument cannot be part of a cache key") from None
-    known = function.sites.get(key)
+    baked = function.sites.baked.get(key, ())
+    known = function.sites.get((key, _values(leaves, baked)))
     if isinstance(known, str):
         raise InlineError(known)
     if known is None or not known.is_current():
         try:
             with function.turn():
-                known = _discover(function, leaves, tree, static, settings)
+                known, baked = _discover(function, leaves, tree, static, settings)
         except TraceError as error:
-            function.sites.put(key, str(error))
+            function.sites.put((key, _values(leaves, baked)), str(error))
             raise InlineError(str(error)) from error
-        function.sites.put(key, known)
+        function.sites.baked[key] = baked
+        function.sites.put((key, _values(leaves, baked)), known)
     return known
+
+
+def _values(leaves: Sequence[Any], numbers: Sequence[int]) -> tuple[Hashable, ...]:
+    return tuple(leaf.item() if isinstance(leaf := leaves[index], torch.Tensor) else leaf for index in numbers)
 
 
 def _leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
@@ -153,8 +170,8 @@ def describe_tensor(tensor: torch.Tensor) -> tuple[Hashable, ...]:
 def _discover(
     function: Transformed[..., Any], leaves: Sequence[Any], tree: pytree.TreeSpec, static: frozenset[int],
     settings: Settings,
-) -> Site:  # fmt: skip
-    """Run the function once on fakes, and look at what it uses and does."""
+) -> tuple[Site, tuple[int, ...]]:  # fmt: skip
+    """Run the function once on fakes, and look at what it uses and does; also the leaves that decided that."""
     args, kwargs = pytree.tree_unflatten(list(leaves), tree)
     environment = Environment(function.fn, objects_among(args, kwargs))
     lifted = [tensor for tensor in environment.tensors if is_special(tensor)]
@@ -164,7 +181,7 @@ def _discover(
         row = _stand_ins([*leaves, *lifted])
         given = (*pytree.tree_unflatten(row[:count], tree), row[count:])
         with temporarily_clear_interpreter_stack():
-            recording, _ = record_call(probe, given, {}, static, function.function_name)
+            recording, decisive = record_call(probe, given, {}, static, function.function_name)
         if not probe.found:
             break
         lifted += probe.found
@@ -178,8 +195,11 @@ def _discover(
     numbers = [i for i, leaf in enumerate(leaves) if i not in static and is_live_number(leaf)]
     primal = Primal(function, tree, leaves, tensors, numbers, places, settings)
     primal.differentiable = probe.differentiable
+    row = [*tensors, *(len(leaves) + next(i for i, t in enumerate(lifted) if t is tensor) for tensor in used)]
+    for index, shared in probe.shared().items():
+        if shared.operand in row:
+            primal.shared[index] = dataclasses.replace(shared, operand=row.index(shared.operand))
     if effects.draws or effects.writes:
-        row = [*tensors, *(len(leaves) + next(i for i, t in enumerate(lifted) if t is tensor) for tensor in used)]
         written = {index: effects.written[leaf] for index, leaf in enumerate(row) if leaf in effects.written}
         primal.effects = Effects(effects.draws, written, effects.captured)
     everything = [*leaves, *lifted]
@@ -187,7 +207,8 @@ def _discover(
     if not probe.differentiable:
         raise TraceError(f"{function.function_name} returns no tensor")
     described = tuple(map(describe_tensor, used))
-    return Site(primal, environment, described, _special_among(environment), effects.draws, effects.writes, tracked)
+    site = Site(primal, environment, described, _special_among(environment), effects.draws, effects.writes, tracked)
+    return site, tuple(index for index in numbers if index in decisive)
 
 
 def _special_among(environment: Environment) -> frozenset[int]:
@@ -228,13 +249,23 @@ def _is_made_inside(tensor: torch.Tensor) -> bool:
     return isinstance(plain_of(tensor), FakeTensor)
 
 
+_HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.retain_grad)
+
+
 class _Finding(Substitution):
-    """Also notes special tensors that nothing was given for."""
+    """Also notes special tensors that nothing was given for, and refuses what concerns autograd's own graph."""
 
     def __init__(self, given: dict[int, torch.Tensor]) -> None:
         super().__init__(given)
         self.found: dict[int, torch.Tensor] = {}
         self._made: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _HOOKS:
+            raise TraceError(f"it calls {func.__name__} on a tensor that is differentiated outside")
+        if func is torch.autograd.grad and not all(map(_is_made_inside, pytree.tree_leaves(args[0]))):
+            raise TraceError("it differentiates what was computed outside")
+        return super().__torch_function__(func, types, args, kwargs)
 
     def instead(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) in self._given or not is_special(tensor) or _is_made_inside(tensor):
@@ -262,12 +293,20 @@ class _Probe(Rebinding):
         self.found: list[torch.Tensor] = []
         self.differentiable: tuple[bool, ...] = ()
         self.returned: set[int] = set()
+        self._run: tuple[list[torch.Tensor], list[Any]] = [], []
         self._settings = settings
         self._lifted = lifted
 
     def rebound(self) -> list[torch.Tensor]:
         """What was lifted."""
         return list(self._lifted)
+
+    def shared(self) -> dict[int, Shared]:
+        """What results of the run are of the leaves of its arguments, and of what was given for other tensors."""
+        results, operands = self._run
+        first = len(operands) - len(self._lifted)
+        themselves = {id(tensor): first + index for index, tensor in enumerate(self._lifted)}
+        return shared_results(results, operands, themselves)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[torch.Tensor]) -> None:
         finding = _Finding({id(tensor): fake for tensor, fake in zip(self._lifted, given, strict=True)})
@@ -276,6 +315,7 @@ class _Probe(Rebinding):
         results, _ = take_apart(result)
         self.differentiable = tuple(tensor.requires_grad for tensor in results)
         self.returned = {id(tensor) for tensor in results}
+        self._run = results, [*pytree.tree_leaves((args, kwargs)), *given]
         missing = [t for t in results if is_special(t) and not _is_made_inside(t)]
         known = {id(tensor) for tensor in self._lifted}
         self.found = [*finding.found.values()]

@@ -16,11 +16,15 @@ class Sites:
 
     Args:
         limit: How many are kept.
+
+    Attributes:
+        baked: By kind of call, the leaves whose numbers tell sites apart, as they decide what the function does.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: collections.OrderedDict[Hashable, Site | str] = collections.OrderedDict()
+        self.baked: dict[Hashable, tuple[int, ...]] = {}
 
     def get(self, key: Hashable) -> Site | str | None:
         """What is known of this kind of call."""
@@ -35,6 +39,7 @@ class Sites:
 
     def clear(self) -> None:
         """Forget all."""
+        self.baked.clear()
         while self._known:
             _forget(self._known.popitem()[1])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -491,6 +492,91 @@ def test_a_pull_back_of_draws_is_differentiated_outside(device: torch.device) ->
     assert_same(*found)
 
 
+# -- results that are arguments, or views of them ---------------------------------------------------------------
+
+
+def _halves(jit: Transform, device: torch.device, function: Function) -> Any:
+    base = torch.arange(1.0, 5.0, device=device).requires_grad_()
+    first, second = (base * 1).chunk(2)
+    results = jit(function)(first, second)
+    sum(result.sum() for result in results).backward()
+    return base.grad, [result is second for result in results], [result.requires_grad for result in results]
+
+
+def _expanded(jit: Transform, device: torch.device) -> Any:
+    x = torch.ones(2, device=device).expand(3, 2).requires_grad_()
+    results = jit(lambda x: (x[1:], x * 2))(x)
+    results[0].sum().backward()
+    return x.grad, results
+
+
+def _closed(jit: Transform, device: torch.device) -> Any:
+    weight = torch.tensor([2.0, 3.0], device=device, requires_grad=True)
+    first, second = jit(lambda x: (x * weight, weight))(torch.ones(2, device=device, requires_grad=True))
+    (first.sum() + second.square().sum()).backward()
+    return weight.grad, second is weight
+
+
+def _conjugated(jit: Transform, device: torch.device) -> Any:
+    x = torch.tensor([1 + 2j], device=device, requires_grad=True)
+    return [result.resolve_conj().detach() for result in jit(lambda x: (x.conj(), x * 2))(x)]
+
+
+def _tangent(jit: Transform, device: torch.device) -> Any:
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.ones(2, device=device), torch.ones(2, device=device))
+        return tuple(forward_ad.unpack_dual(result).tangent for result in jit(lambda x: (x[1:], x * 2))(x))
+
+
+def _written(jit: Transform, device: torch.device) -> Any:
+    function = jit(lambda x: x.view(-1))
+
+    def around(x: torch.Tensor) -> torch.Tensor:
+        product = x * 1
+        function(product).mul_(3)
+        return product.sum()
+
+    x = torch.ones(1, 2, device=device)
+    squared = lambda x: around(x) ** 2  # noqa: E731
+    return vmap(grad(around))(x), grad(around)(x[0]), jvp(grad(squared), (x[0],), (x[0],))
+
+
+def _detached(jit: Transform, device: torch.device) -> Any:
+    x = torch.ones(2, device=device, requires_grad=True)
+    results = jit(lambda x: (x.detach(), x * 2))(x)
+    results[1].sum().backward()
+    return x.grad, [result.requires_grad for result in results], results[0].data_ptr() == x.data_ptr()
+
+
+def _part(jit: Transform, device: torch.device) -> Any:
+    function, found = jit(lambda x, n: (x[:n], x * 2)), []
+    for n in (1, 2):
+        x = torch.ones(3, device=device, requires_grad=True)
+        first, second = function(x, n)
+        (first.sum() + second.sum()).backward()
+        found.append(x.grad)
+    return found
+
+
+SHARED: dict[str, Callable[[Transform, torch.device], Any]] = {
+    "a view of one of two parts": lambda jit, d: _halves(jit, d, lambda x, y: (x * 1, y.view(2, 1))),
+    "one of two parts": lambda jit, d: _halves(jit, d, lambda x, y: (x * 2, y)),
+    "a part of what is expanded": _expanded,
+    "what is closed over": _closed,
+    "a conjugated view": _conjugated,
+    "a view with a tangent": _tangent,
+    "a view that is written to": _written,
+    "a detached argument": _detached,
+    "a view by a live number": _part,
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_results_that_are_arguments_or_views(device: torch.device, name: str) -> None:
+    for _ in range(2):
+        assert_same(SHARED[name](pygraph.jit, device), SHARED[name](lambda fn: fn, device))
+
+
 # -- results that are not used -------------------------------------------------------------------------------------
 
 
@@ -654,6 +740,73 @@ def test_what_a_custom_backward_reads_is_not_baked_in(device: torch.device) -> N
         function(x).sum().backward()
         assert x.grad is not None
         assert x.grad.tolist() == [factor, factor]
+
+
+def test_what_is_kept_for_no_backward_does_not_keep_itself_alive(device: torch.device) -> None:
+    function = pygraph.jit(lambda x: x * 2)
+    for requires_grad in (True, False):
+        x = torch.ones(2, device=device, requires_grad=True)
+        hidden = x * 1 if requires_grad else torch.ones(2, device=device)
+        gone = weakref.ref(hidden)
+        hidden += function(hidden) if requires_grad else pygraph.jit(lambda x, y: x * 2 + y)(x, hidden)
+        hidden.sum().backward()
+        del hidden
+        assert gone() is None
+
+
+def test_arguments_that_autograd_does_not_count(device: torch.device) -> None:
+    with torch.inference_mode():
+        x = torch.ones(2, device=device)
+    weight = torch.ones(2, device=device, requires_grad=True)
+    pygraph.jit(lambda x: x + weight)(x).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [1, 1]
+
+
+def test_saved_tensors_are_what_hooks_make_of_them(device: torch.device) -> None:
+    weight = torch.full((2,), 3.0, device=device, requires_grad=True)
+    x = torch.ones(2, device=device, requires_grad=True)
+    function = pygraph.jit(lambda x: x * weight)
+    with torch.autograd.graph.save_on_cpu():
+        out = function(x)
+    with torch.no_grad():
+        weight.fill_(100)
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [3, 3]
+
+
+def _hooked(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(lambda gradient: gradient * 2)
+    return x * 3
+
+
+def test_hooks_on_what_comes_from_outside(device: torch.device) -> None:
+    found = []
+    for jit in (pygraph.jit, lambda fn: fn):
+        x = torch.ones(2, device=device, requires_grad=True)
+        inner = x * 1
+        (jit(_hooked)(inner) + inner * 5).sum().backward()
+        found.append(x.grad)
+    assert_same(*found)
+
+
+def test_pull_backs_that_are_closed_over(device: torch.device) -> None:
+    def outer(jit: Transform, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        _, pull = torch.func.vjp(torch.sin, x)
+        return jit(lambda y: pull(y)[0])(y).sum()
+
+    x, y = torch.ones(2, device=device), torch.ones(2, device=device)
+    assert_same(*(grad(lambda x, jit=jit: outer(jit, x, y))(x) for jit in (pygraph.jit, lambda fn: fn)))
+
+
+def test_what_objects_are(device: torch.device) -> None:
+    parameter = nn.Parameter(torch.ones(2, device=device))
+    for function, arguments in (
+        (lambda x, y: x * 2 if x is y else x * 3, (parameter, parameter)),
+        (lambda x: x * 2 if isinstance(x, nn.Parameter) else x * 3, (parameter,)),
+    ):
+        assert_same(pygraph.jit(function)(*arguments).detach(), function(*arguments).detach())
 
 
 def test_what_the_backward_does_not_read_may_be_updated(device: torch.device) -> None:

@@ -30,13 +30,13 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 OLD_DYNAMO = torch.__version__.startswith("2.11.")
 
 
-def check_same(got: Any, expected: Any) -> None:
+def check_same(got: Any, expected: Any, strides: bool = True) -> None:
     """The same tree, values, dtypes, shapes, strides, and the same tensors that require grad."""
     got_leaves, got_tree = pytree.tree_flatten(got)
     leaves, tree = pytree.tree_flatten(expected)
     assert got_tree == tree
     for number, (mine, other) in enumerate(zip(got_leaves, leaves, strict=True)):
-        assert_same_value(mine, other, f"leaf {number}")
+        assert_same_value(mine, other, f"leaf {number}", strides)
         if isinstance(other, torch.Tensor):
             assert mine.requires_grad == other.requires_grad, f"leaf {number}"
 

@@ -1,0 +1,63 @@
+"""Results that are tensors which a function was passed or closes over, or views of these.
+
+They are made outside of the operation that a call is, so that their identity and history are eager's.
+"""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shared:
+    """What a result is of an operand.
+
+    Attributes:
+        operand: The operand's number.
+        view: The same view of a fake tensor; None if the result is the operand itself.
+        is_detached: Whether it is without the operand's history.
+    """
+
+    operand: int
+    view: torch.Tensor | None
+    is_detached: bool
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same of another tensor."""
+        if self.view is None:
+            return tensor
+        replay: Any = self.view._view_func_unsafe  # pyright: ignore  # checked with torch 2.11 and 2.13
+        return replay(tensor.detach() if self.is_detached else tensor)
+
+
+def shared_results(
+    results: Sequence[torch.Tensor], operands: Sequence[Any], themselves: Mapping[int, int]
+) -> dict[int, Shared]:
+    """What results of a run on fakes are of its operands, by result.
+
+    Args:
+        results: The results.
+        operands: The fakes, and what else was passed.
+        themselves: Operands that the function may return without having been passed them, by id.
+    """
+    numbers = {id(operand): n for n, operand in reversed([*enumerate(operands)]) if isinstance(operand, torch.Tensor)}
+    found: dict[int, Shared] = {}
+    for index, result in enumerate(results):
+        operand = numbers.get(id(result), themselves.get(id(result)))
+        if operand is not None:
+            found[index] = Shared(operand, None, False)
+        elif result._is_view() and id(result._base) in numbers and not _has_live_numbers(result):
+            base: Any = result._base
+            found[index] = Shared(numbers[id(base)], result, base.requires_grad and not result.requires_grad)
+    return found
+
+
+def _has_live_numbers(tensor: torch.Tensor) -> bool:
+    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return any(isinstance(number, torch.SymInt) for number in numbers)

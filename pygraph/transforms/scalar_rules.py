@@ -296,9 +296,9 @@ def clamp(emit: Emitter, args: Args) -> fx.Node | None:
 
 
 def where(emit: Emitter, args: Args) -> fx.Node | None:
-    """``where`` with a number on either side."""
+    """``where`` with a number on either side, or as the condition."""
     sides = [emit.tensor(args[name], emit.spec.dtype) for name in ("self", "other")]
-    return emit.finish(emit.call(aten.where.self, args["condition"], *sides))
+    return emit.finish(emit.call(aten.where.self, emit.tensor(args["condition"], torch.bool), *sides))
 
 
 def masked_fill(emit: Emitter, args: Args) -> fx.Node | None:

@@ -800,6 +800,15 @@ def test_pull_backs_that_are_closed_over(device: torch.device) -> None:
     assert_same(*(grad(lambda x, jit=jit: outer(jit, x, y))(x) for jit in (pygraph.jit, lambda fn: fn)))
 
 
+def test_gradients_of_powers_with_an_exponent_on_the_host(device: torch.device) -> None:
+    function = pygraph.jit(lambda x, n: (x**n).sum())
+    for exponent in (2.0, 0.0, 3.0):
+        x = torch.tensor([2.0, 0.5], device=device, requires_grad=True)
+        function(x, torch.tensor(exponent)).backward()
+        wanted = torch.autograd.grad((x ** torch.tensor(exponent)).sum(), x)
+        assert_same((x.grad,), wanted)
+
+
 def test_what_objects_are(device: torch.device) -> None:
     parameter = nn.Parameter(torch.ones(2, device=device))
     for function, arguments in (

@@ -29,7 +29,7 @@ from pygraph.composition.partition import (
     without_results,
 )
 from pygraph.environment import Environment
-from pygraph.errors import PygraphError
+from pygraph.errors import PygraphError, TraceError
 from pygraph.evaluate import evaluate
 from pygraph.ops import cotangent
 from pygraph.program import Program, TensorSpec
@@ -157,6 +157,27 @@ def _plain(gradient: torch.Tensor | None) -> torch.Tensor | None:
     return None if gradient is None else gradient.resolve_conj().resolve_neg().detach()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Formula:
+    """How gradients are computed of the cotangents of some results.
+
+    Attributes:
+        program: The backward's Program.
+        sources: What it takes.
+        results: The results whose cotangents it takes, in that order.
+    """
+
+    program: Program
+    sources: tuple[Source, ...]
+    results: tuple[int, ...]
+
+    @classmethod
+    def of(cls, program: Program, sources: tuple[Source, ...], differentiated: Sequence[int]) -> Formula:
+        """The formula that a trace has given, which numbers cotangents as the results that it differentiates."""
+        cotangents = (source.index for source in sources if source.of == "cotangent")
+        return cls(program, sources, tuple(differentiated[number] for number in cotangents))
+
+
 class Pullback(HasEngines):
     """How gradients of one kind of `Forward`'s calls are computed; the forward's Program returns it with its result.
 
@@ -184,7 +205,7 @@ class Pullback(HasEngines):
         self._returned = [joint.tensor_leaves.index(leaf) for leaf in sorted(returned)]
         self._leaves = sorted(returned)
         self._saved = sum(source.of == "saved" for source in self.parts.sources)
-        of_all = Formula(self.parts.backward, self.parts.sources, joint.differentiated)
+        of_all = Formula.of(self.parts.backward, self.parts.sources, joint.differentiated)
         self._formulas: dict[frozenset[int], Formula | None] = {frozenset(of_all.results): of_all}
         self._taken = frozenset(of_all.results)
         self._backwards: dict[tuple[frozenset[int], tuple[bool, ...]], Backward] = {}
@@ -213,15 +234,21 @@ class Pullback(HasEngines):
     ) -> Formula | None:
         """How gradients are computed of these results only; None if the forward has not saved what that takes."""
         if given not in self._formulas:
-            self._formulas[given] = None
-            joint = _Joint(self._forward, given)
+            self._formulas[given] = self._traced_again(given, tensors, numbers)
+        return self._formulas[given]
+
+    def _traced_again(
+        self, given: frozenset[int], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+    ) -> Formula | None:
+        joint = _Joint(self._forward, given)
+        try:
             with self.inner.function.turn(), temporarily_clear_interpreter_stack():
                 args = (*(plain_of(tensors[index]).detach() for index in self.passed), *numbers)
-                traced = trace_call(joint, args, {}, static=self._static, name=self.inner.name)
-            found = another_backward(traced.program, self.parts)
-            if found is not None:
-                self._formulas[given] = Formula(*found, joint.differentiated)
-        return self._formulas[given]
+                program = trace_call(joint, args, {}, static=self._static, name=self.inner.name).program
+                found = another_backward(program, self.parts)
+        except TraceError:
+            return None
+        return None if found is None else Formula.of(*found, joint.differentiated)
 
     def engines(self) -> Iterator[Transformed[..., Any]]:
         """Those of its backwards."""
@@ -271,26 +298,6 @@ class Pullback(HasEngines):
         extras = (tensor.detach() if tensor.requires_grad else tensor for tensor in kept[arity:])
         filled = (cotangents[index] for index in formula.results)
         return self._backwards[key], [*kept[:arity], *(c for c in filled if c is not None), *extras]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Formula:
-    """How gradients are computed of some results' cotangents.
-
-    Attributes:
-        program: The backward's Program.
-        sources: What it takes.
-        results: The results whose cotangents it takes, in that order.
-    """
-
-    program: Program
-    sources: tuple[Source, ...]
-    differentiated: dataclasses.InitVar[Sequence[int]]
-    results: tuple[int, ...] = ()
-
-    def __post_init__(self, differentiated: Sequence[int]) -> None:
-        results = tuple(differentiated[source.index] for source in self.sources if source.of == "cotangent")
-        object.__setattr__(self, "results", results)
 
 
 class Backward(Flat):

@@ -167,7 +167,11 @@ class _Partition:
         except _NotSavedError:
             return None
         watched = {tensor.data_ptr() for tensor in parts.captured}
-        if self._results() != parts.results or any(t.data_ptr() not in watched for t in _captured(backward)):
+        if any(tensor.data_ptr() not in watched for tensor in _captured(backward)):
+            return None
+        if any(source not in parts.sources for source in self._sources if source.of == "argument"):
+            return None
+        if self._results() != parts.results:
             return None
         return check_program(backward), tuple(self._sources)
 

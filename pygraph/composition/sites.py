@@ -19,7 +19,16 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pygraph.composition.flat import Place, Primal, Settings, take_apart
-from pygraph.composition.levels import Level, ambient, batching_levels, is_batched, is_special, is_tracked, plain_of
+from pygraph.composition.levels import (
+    Level,
+    ambient,
+    batching_levels,
+    is_batched,
+    is_special,
+    is_tracked,
+    levels,
+    plain_of,
+)
 from pygraph.composition.repeating import Effects
 from pygraph.composition.sharing import Shared, shared_results
 from pygraph.composition.substitution import Substitution, substituting
@@ -56,6 +65,7 @@ class Site:
         draws: Whether it draws random numbers.
         writes: Whether it updates tensors.
         writes_tracked: Whether it updates tensors that are differentiated.
+        differentiates: Whether it uses autograd by itself.
     """
 
     primal: Primal
@@ -65,6 +75,7 @@ class Site:
     draws: bool
     writes: bool
     writes_tracked: bool
+    differentiates: bool
 
     def is_current(self) -> bool:
         """Whether it still describes calls: nothing that the function reaches has changed."""
@@ -89,6 +100,8 @@ class Site:
             return "a transform of torch.func is active that is neither vmap, grad nor jvp"
         if "graphify" in self.primal.function.passes and all(tensor.is_cpu for tensor in tensors):
             return NOTHING_ON_DEVICE
+        if self.differentiates and stack:
+            return "it uses autograd where torch.func's transforms are active"
         if self.writes_tracked:
             return "it updates a tensor in place that is differentiated"
         backwards, forwards = ambient(tensors)
@@ -207,7 +220,10 @@ def _discover(
     if not probe.differentiable:
         raise TraceError(f"{function.function_name} returns no tensor")
     described = tuple(map(describe_tensor, used))
-    site = Site(primal, environment, described, _special_among(environment), effects.draws, effects.writes, tracked)
+    site = Site(
+        primal, environment, described, _special_among(environment), effects.draws, effects.writes, tracked,
+        probe.differentiates,
+    )  # fmt: skip
     return site, tuple(index for index in numbers if index in decisive)
 
 
@@ -249,6 +265,7 @@ def _is_made_inside(tensor: torch.Tensor) -> bool:
     return isinstance(plain_of(tensor), FakeTensor)
 
 
+_DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward, torch.Tensor.requires_grad_)
 _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.retain_grad)
 
 
@@ -259,12 +276,14 @@ class _Finding(Substitution):
         super().__init__(given)
         self.found: dict[int, torch.Tensor] = {}
         self._made: dict[int, torch.Tensor] = {}
+        self.differentiates = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _HOOKS:
             raise TraceError(f"it calls {func.__name__} on a tensor that is differentiated outside")
         if func is torch.autograd.grad and not all(map(_is_made_inside, pytree.tree_leaves(args[0]))):
             raise TraceError("it differentiates what was computed outside")
+        self.differentiates |= func in _DERIVATIVES and not levels()  # those of torch.func inside are no matter
         return super().__torch_function__(func, types, args, kwargs)
 
     def instead(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -285,6 +304,7 @@ class _Probe(Rebinding):
         found: Tensors that the function closes over and that nothing was given for.
         differentiable: By result, whether it has a gradient.
         returned: The ids of tensors that it closes over and returns.
+        differentiates: Whether it uses autograd by itself.
     """
 
     def __init__(self, function: Transformed[..., Any], lifted: Sequence[torch.Tensor], settings: Settings) -> None:
@@ -293,6 +313,7 @@ class _Probe(Rebinding):
         self.found: list[torch.Tensor] = []
         self.differentiable: tuple[bool, ...] = ()
         self.returned: set[int] = set()
+        self.differentiates = False
         self._run: tuple[list[torch.Tensor], list[Any]] = [], []
         self._settings = settings
         self._lifted = lifted
@@ -315,6 +336,7 @@ class _Probe(Rebinding):
         results, _ = take_apart(result)
         self.differentiable = tuple(tensor.requires_grad for tensor in results)
         self.returned = {id(tensor) for tensor in results}
+        self.differentiates = finding.differentiates
         self._run = results, [*pytree.tree_leaves((args, kwargs)), *given]
         missing = [t for t in results if is_special(t) and not _is_made_inside(t)]
         known = {id(tensor) for tensor in self._lifted}

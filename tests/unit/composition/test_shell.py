@@ -404,7 +404,14 @@ def test_a_function_made_anew_in_every_call(device: torch.device, monkeypatch: p
 
 # -- what runs as it is --------------------------------------------------------------------------------------------
 
+
+def _gradient_inside(x: torch.Tensor) -> torch.Tensor:
+    (gradient,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
+    return (gradient * x).sum()
+
+
 INLINE: dict[str, Make] = {
+    "autograd inside of vmap and grad": of(_gradient_inside, lambda f, t: vmap(grad(f))(t.rows)),
     "vmap(grad), draws": of(lambda x: drop(x).sum(), lambda f, t: vmap(grad(f), randomness="different")(t.rows)),
     "jvp, draws": of(drop, lambda f, t: jvp(f, (t.x,), (t.w,))),
     "draws for a batch": of(
@@ -420,6 +427,13 @@ INLINE: dict[str, Make] = {
 def test_runs_as_it_is_and_says_why(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, (function,) = run(INLINE[name], device, monkeypatch)
     assert function.explain().to_dict()["fallbacks"]
+
+
+def test_requires_grad_inside_of_a_transform_is_refused(device: torch.device) -> None:
+    tensors = Tensors(device)
+    for jit in (pygraph.jit, lambda fn: fn):
+        with pytest.raises(RuntimeError, match="requires_grad_"):
+            grad(jit(lambda x: (x * 1).requires_grad_().sum()))(tensors.x)
 
 
 def test_random_draws_in_error_mode(device: torch.device) -> None:

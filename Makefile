@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 SAMPLES ?= 1
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --timeout 600 --doctest-modules pygraph tests --conformance-samples $(SAMPLES)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 600 --doctest-modules pygraph tests --conformance-samples $(SAMPLES)
 
 .PHONY: help demo test check format clean
 

@@ -134,8 +134,10 @@ class Call:
             found, self.outcome.rest, self.outcome.pullback = self.flat.compiled(tensors, self.numbers)
         self._note_shared(tensors, found)
         twins, same = self.outcome.twins, self.outcome.same  # what is passed and returned cannot be kept
-        stand_in = torch.clone if is_dual_level() else _without_memory  # a tangent is written to what is returned
-        found = [stand_in(result) if index in twins else result for index, result in enumerate(found)]
+        if is_dual_level():  # tangents are written to what is returned
+            found = [r.clone() if index in twins or _is_expanded(r) else r for index, r in enumerate(found)]
+        else:
+            found = [_without_memory(r) if index in twins else r for index, r in enumerate(found)]
         return tuple(r.detach() if r.requires_grad or index in same else r for index, r in enumerate(found))
 
     def _note_shared(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
@@ -159,6 +161,10 @@ class Call:
 
 def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(()).expand(tensor.shape)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -823,6 +823,16 @@ def test_gradients_of_powers_with_an_exponent_on_the_host(device: torch.device) 
         assert_same((x.grad,), wanted)
 
 
+def test_results_that_are_expanded_in_forward_mode(device: torch.device) -> None:
+    found = []
+    for jit in (pygraph.jit, lambda fn: fn):
+        function = jit(grad(lambda x, y: (y.sin() + x).sum()))
+        with forward_ad.dual_level():
+            x, y = (forward_ad.make_dual(torch.ones(2, device=device), torch.ones(2, device=device)) for _ in range(2))
+            found.append(forward_ad.unpack_dual(function(x, y)).primal)
+    assert_same(*found)
+
+
 def test_what_objects_are(device: torch.device) -> None:
     parameter = nn.Parameter(torch.ones(2, device=device))
     for function, arguments in (

@@ -133,9 +133,9 @@ class _Joint(Rebinding):
         self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         passed = {id(tensor) for tensor in tensors}
-        found = [i for i, result in enumerate(results) if result.requires_grad and id(result) not in passed]
-        found = [i for i in found if i not in self._forward.flat.inner.replaced]
-        found = [i for i in found if self._given is None or i in self._given]
+        given = range(len(results)) if self._given is None else sorted(self._given)
+        own = [index for index in given if index not in self._forward.flat.inner.replaced]
+        found = [index for index in own if results[index].requires_grad and id(results[index]) not in passed]
         self.differentiated = tuple(found)
         if not found:
             return [None] * len(wanted)

@@ -64,8 +64,8 @@ def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict
     assert outcome.rest is not None
     for index, operand in outcome.same.items():
         results[index] = tensors[operand]
-    if not stack:
-        for index, (operand, view) in outcome.views.items():
+    for index, (operand, view) in outcome.views.items():
+        if not stack and index not in site.primal.shared:
             tensor = tensors[operand]
             results[index] = view.of(tensor if results[index].requires_grad else tensor.detach())
     for index, shared in site.primal.shared.items():

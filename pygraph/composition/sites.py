@@ -104,11 +104,11 @@ class Site:
             return "it uses autograd where torch.func's transforms are active"
         if self.writes_tracked:
             return "it updates a tensor in place that is differentiated"
-        backwards, forwards = ambient(tensors)
-        if backwards and _saved_tensors_are_changed():
+        if _saved_tensors_are_changed() and ambient(tensors)[0]:
             return "hooks on tensors that autograd saves are active"
         if not self.draws and not self.writes:
             return None
+        backwards, forwards = ambient(tensors)
         once = [*([Level.GRAD] if backwards else []), *stack]
         differentiated = any(level is not Level.VMAP for level in once) or forwards
         if differentiated and (forwards or once[0] is not Level.GRAD or set(once[1:]) - {Level.VMAP}):
@@ -363,9 +363,10 @@ class _Effects:
         roots = {root(a) for node in nodes for a in (*written_arguments(node), *updated_in_hiding(node))}
         self.writes = any(node.op in ("placeholder", "get_attr") for node in roots)
         self.written = {leaf_of[node]: _is_read(node) for node in roots if node in leaf_of}
+        updated = {node.target for node in roots if node.op == "get_attr"}
         captured: dict[str, bool] = {}
         for node in nodes:
-            if node.op == "get_attr" and any(node.target == other.target for other in roots):
+            if node.op == "get_attr" and node.target in updated:
                 captured[str(node.target)] = captured.get(str(node.target), False) or _is_read(node)
         self.captured: tuple[tuple[torch.Tensor, bool], ...] = tuple(
             (getattr(recording.module, name), is_read) for name, is_read in captured.items()

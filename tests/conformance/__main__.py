@@ -73,19 +73,20 @@ def prepare(limit: int | None) -> workers.Serve:
 
 
 def make_units(options: argparse.Namespace) -> list[tuple[str, str, int, int]]:
-    """The units of a shard, large entries in several, in a reproducible order."""
+    """The units of a shard, which has every n-th pair of entry and dtype, large ones in several units."""
     entries = load_entries()
     wanted = [name for name in options.ops.split(",") if name]
     if unknown := set(wanted) - set(entries):
         raise SystemExit(f"unknown operators: {', '.join(sorted(unknown))}")
     kind = "cuda" if options.device == "cuda" else "emu"
-    units: list[tuple[str, str, int, int]] = []
-    for name in wanted or sorted(entries):
-        for dtype in dtypes(entries[name], kind):
-            parts = -(-_count(entries[name], dtype, kind, options.samples) // _PART)
-            units += [(name, dtype, part, parts) for part in range(parts)]
+    subjects = [(name, dtype) for name in wanted or sorted(entries) for dtype in dtypes(entries[name], kind)]
     index, count = map(int, options.shard.split("/"))
-    return units[index - 1 :: count]
+    units: list[tuple[str, str, int, int]] = []
+    torch.set_num_threads(1)  # samples are small; on a host of many cores, threads made counting take minutes
+    for name, dtype in subjects[index - 1 :: count]:
+        parts = -(-_count(entries[name], dtype, kind, options.samples) // _PART)
+        units += [(name, dtype, part, parts) for part in range(parts)]
+    return units
 
 
 def _count(entry: Any, dtype: str, kind: str, limit: int | None) -> int:

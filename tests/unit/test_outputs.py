@@ -301,3 +301,16 @@ def test_an_object_among_the_arguments_is_returned(device: torch.device) -> None
         assert got[1] is box
         assert got[2] is box.value
     assert not fast.explain().to_dict()["fallbacks"]
+
+
+def test_statistics_that_batch_norm_saves_are_those_of_the_device(device: torch.device) -> None:
+    x, mean, var = (ones(device, *shape) for shape in ((4, 3), (3,), (3,)))
+
+    def normalised(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.native_batch_norm(x, None, None, mean, var, False, 0.1, 1e-5)
+
+    fast = pygraph.jit(normalised)
+    for _ in range(2):
+        for got, expected in zip(fast(x), normalised(x), strict=True):
+            torch.testing.assert_close(got, expected)
+    assert not fast.explain().to_dict()["fallbacks"]

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._C import _functorch as functorch  # pyright: ignore
+from torch._C import _is_fwd_grad_enabled
 from torch._functorch.pyfunctorch import GradInterpreter, JvpInterpreter, VmapInterpreter, coerce_cinterpreter
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
@@ -52,6 +53,9 @@ class Differentiating:
     def __init__(self, interpreter: GradInterpreter | JvpInterpreter) -> None:
         self._level = interpreter.level()
         self._interpreter = interpreter
+        # Each kind leaves the other's setting to what surrounds the call, and its own to what surrounds the transform.
+        self._backwards = isinstance(interpreter, GradInterpreter) or torch.is_grad_enabled()
+        self._forwards = isinstance(interpreter, JvpInterpreter) or _is_fwd_grad_enabled()
 
     def lift(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """All tensors as tensors of this level."""
@@ -69,7 +73,7 @@ class Differentiating:
     @contextlib.contextmanager
     def lower(self) -> Generator[None, None, None]:
         """Be one level below, which an ``autograd.Function`` has just forbidden to differentiate."""
-        with torch.enable_grad(), _set_fwd_grad_enabled(True), self._interpreter.lower():
+        with torch.set_grad_enabled(self._backwards), _set_fwd_grad_enabled(self._forwards), self._interpreter.lower():
             yield
 
 

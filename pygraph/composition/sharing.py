@@ -58,6 +58,31 @@ def shared_results(
     return found
 
 
+def without_bases(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Results, of which those that have their memory to themselves are views of nothing.
+
+    Of a function that returns several tensors, autograd refuses updates of those that are views.
+    """
+    if not any(result._is_view() for result in results):
+        return list(results)
+    spans = [_span(tensor) for tensor in (*results, *operands)]
+    found: list[torch.Tensor] = []
+    for index, result in enumerate(results):
+        storage, start, end = spans[index]
+        others = (span for number, span in enumerate(spans) if number != index and span[0] == storage)
+        is_alone = result._is_view() and not any(start < other_end and other < end for _, other, other_end in others)
+        found.append(result.data if is_alone else result)
+    return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Which memory a tensor lies in, and where in it begins and ends what it reaches, in bytes."""
+    size, start = tensor.element_size(), int(tensor.storage_offset())
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = 1 + sum(int((length - 1) * stride) for length, stride in steps) if tensor.numel() else 0
+    return tensor.untyped_storage()._cdata, start * size, (start + reach) * size
+
+
 def _has_live_numbers(tensor: torch.Tensor) -> bool:
     numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
     return any(isinstance(number, torch.SymInt) for number in numbers)

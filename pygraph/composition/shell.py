@@ -23,11 +23,13 @@ import torch
 from torch._C._functorch import unwrap_if_dead  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
-from pygraph.composition.flat import Flat, Rest
+from pygraph.composition.flat import Flat
 from pygraph.composition.interpreters import Batching, Differentiating, LevelFunction, current_transform
 from pygraph.composition.joint import Forward, NotCompiledError, Pullback
 from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_level, levels
+from pygraph.composition.outcome import Outcome, View
 from pygraph.composition.repeating import Before
+from pygraph.composition.sharing import without_bases
 from pygraph.composition.sites import InlineError, find_site
 from pygraph.composition.unread import Unread
 
@@ -61,6 +63,9 @@ def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict
         results = apply(Call(site.primal, site.numbers(leaves), outcome), tensors)
     except NotCompiledError:
         raise InlineError("its forward does not run as a graph") from None
+    except RuntimeError as error:
+        site.note_failure(stack, error)
+        raise
     assert outcome.rest is not None
     for index, operand in outcome.same.items():
         results[index] = tensors[operand]
@@ -73,45 +78,6 @@ def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict
     for index, first in outcome.twins.items():
         results[index] = results[first]
     return outcome.rest.join(results)
-
-
-@dataclasses.dataclass(frozen=True)
-class View:
-    """What part of a tensor another one is."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor, with its history."""
-        return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
-
-
-class Outcome:
-    """What a call returns besides its tensors, known once it has arrived at the bottom.
-
-    Attributes:
-        rest: The rest of the result.
-        pullback: How the call is differentiated, if not as its function usually is.
-        same: Results that are tensors which were passed, by number.
-        views: Results that are parts of tensors which were passed.
-        twins: Results that are the same tensor as an earlier one.
-    """
-
-    def __init__(self) -> None:
-        self.rest: Rest | None = None
-        self.pullback: Pullback | None = None
-        self.same: dict[int, int] = {}
-        self.views: dict[int, tuple[int, View]] = {}
-        self.twins: dict[int, int] = {}
-
-    def take_dims(self) -> tuple[int | None, ...]:
-        """Where the batch of the outermost ``vmap`` is in the results, which no outer level needs to know."""
-        assert self.rest is not None
-        *others, dims = self.rest.dims
-        self.rest = dataclasses.replace(self.rest, dims=tuple(others))
-        return dims
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,7 +104,8 @@ class Call:
             found = [r.clone() if index in twins or _is_expanded(r) else r for index, r in enumerate(found)]
         else:
             found = [_without_memory(r) if index in twins else r for index, r in enumerate(found)]
-        return tuple(r.detach() if r.requires_grad or index in same else r for index, r in enumerate(found))
+        plain = [r.detach() if r.requires_grad or index in same else r for index, r in enumerate(found)]
+        return tuple(without_bases(plain, tensors))
 
     def _note_shared(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         """Note which results are memory of what was passed."""

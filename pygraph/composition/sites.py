@@ -66,6 +66,7 @@ class Site:
         writes: Whether it updates tensors.
         writes_tracked: Whether it updates tensors that are differentiated.
         differentiates: Whether it uses autograd by itself.
+        refusals: Why calls must run as they are, by torch.func's transforms around them; found out by calls.
     """
 
     primal: Primal
@@ -76,6 +77,7 @@ class Site:
     writes: bool
     writes_tracked: bool
     differentiates: bool
+    refusals: dict[tuple[Level, ...], str] = dataclasses.field(default_factory=dict)
 
     def is_current(self) -> bool:
         """Whether it still describes calls: nothing that the function reaches has changed."""
@@ -100,6 +102,8 @@ class Site:
             return "a transform of torch.func is active that is neither vmap, grad nor jvp"
         if "graphify" in self.primal.function.passes and all(tensor.is_cpu for tensor in tensors):
             return NOTHING_ON_DEVICE
+        if tuple(stack) in self.refusals:
+            return self.refusals[tuple(stack)]
         if self.differentiates and stack:
             return "it uses autograd where torch.func's transforms are active"
         if self.writes_tracked:
@@ -118,6 +122,22 @@ class Site:
         if self.draws and not all(any(is_batched(t, level) for t in tensors) for level in batching_levels()):
             return "it draws random numbers for a batch of which it gets no tensor"
         return None
+
+    def note_failure(self, stack: Sequence[Level], error: RuntimeError) -> None:
+        """Note that calls below these transforms fail, if they do not as they are.
+
+        A derivative takes some operations apart, and ``vmap`` around it then batches the parts. Here vmap meets the
+        operations themselves, as a call is differentiated last, and it may have no rule for them.
+
+        Raises:
+            InlineError: It is such a failure; it has changed nothing.
+        """
+        if _NO_RULE in str(error) and set(stack) != {Level.VMAP} and not self.draws and not self.writes:
+            self.refusals[tuple(stack)] = f"torch cannot batch an operation that a derivative would take apart: {error}"
+            raise InlineError(self.refusals[tuple(stack)]) from None
+
+
+_NO_RULE = "Batching rule not implemented"  # torch 2.11 and 2.13
 
 
 def _saved_tensors_are_changed() -> bool:
@@ -292,7 +312,8 @@ class _Finding(Substitution):
         if id(tensor) not in self.found:
             self.found[id(tensor)] = tensor
             shape, stride = tuple(tensor.shape), tensor.stride()
-            made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+            with temporarily_clear_interpreter_stack():  # it is outside of transforms inside the function
+                made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
             self._made[id(tensor)] = made
         return self._made[id(tensor)]
 

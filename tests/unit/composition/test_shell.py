@@ -246,6 +246,12 @@ CASES: dict[str, Make] = {
     "tangents without grad mode": of(
         wave, lambda f, t: torch.no_grad()(lambda: (jvp(f, (t.x,), (t.w,)), dual(f, t), jacfwd(f)(t.x)))()
     ),
+    "tangents of a leaf without grad mode": of(
+        wave, lambda f, t: torch.no_grad()(lambda: (jvp(f, (t.leaf(),), (t.w,)), jacfwd(f)(t.leaf())))()
+    ),
+    "tangents of a leaf without grad mode inside": of(
+        wave, lambda f, t: jvp(lambda x: torch.no_grad()(f)(x), (t.leaf(),), (t.w,))
+    ),
     "tangents of a block without history": of(without_history, lambda f, t: (jvp(f, (t.x,), (t.w,)), dual(f, t))),
     "tangents of the same result twice": of(
         lambda x: (lambda y: (y, y))(x.sin()), lambda f, t: (jvp(f, (t.x,), (t.w,)), jacfwd(f)(t.x), jacrev(f)(t.x))
@@ -410,7 +416,15 @@ def _gradient_inside(x: torch.Tensor) -> torch.Tensor:
     return (gradient * x).sum()
 
 
+def _cell(x: torch.Tensor, row: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    found = torch.lstm_cell(x[None], [row[None], row[None]], weight, weight)
+    return found[0].sum() + (found[1] ** 2).sum()
+
+
 INLINE: dict[str, Make] = {
+    "an operation that vmap takes only apart": of(
+        _cell, lambda f, t: vmap(grad(f), (0, None, None))(t.rows, t.x, torch.cat([t.rows, t.rows, t.weights]))
+    ),
     "autograd inside of vmap and grad": of(_gradient_inside, lambda f, t: vmap(grad(f))(t.rows)),
     "vmap(grad), draws": of(lambda x: drop(x).sum(), lambda f, t: vmap(grad(f), randomness="different")(t.rows)),
     "jvp, draws": of(drop, lambda f, t: jvp(f, (t.x,), (t.w,))),
@@ -423,6 +437,7 @@ INLINE: dict[str, Make] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", INLINE)
 def test_runs_as_it_is_and_says_why(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, (function,) = run(INLINE[name], device, monkeypatch)
@@ -865,6 +880,36 @@ def test_an_update_of_what_the_backward_reads_is_an_error(device: torch.device, 
             held.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
+
+
+VIEWS: dict[str, Function] = {
+    "beside another": lambda x: (x.sum(), (x * 2)[1:]),
+    "beside a tensor of its own": lambda x: (x * 3, (x * 2)[:2]),
+    "transposed": lambda x: (x.cos(), (x * 2).expand(2, 3).clone().t()),
+    "two parts": lambda x: (lambda y: (y[:1], y[1:]))(x * 2),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_results_that_are_views_may_be_updated(device: torch.device, name: str) -> None:
+    function = pygraph.jit(VIEWS[name])
+    for _ in range(2):
+        gradients: list[Any] = []
+        for call in (VIEWS[name], function):
+            leaf = Tensors(device).leaf()
+            other, view = call(leaf)
+            view.mul_(3)
+            (other.sum() + view.square().sum()).backward()
+            gradients.append(leaf.grad)
+        assert_same(*gradients)
+    assert not function.explain().inlined
+
+
+def test_an_update_of_a_view_of_another_result_is_an_error(device: torch.device) -> None:
+    whole, part = pygraph.jit(lambda x: (lambda y: (y, y[1:]))(x * 2))(Tensors(device).leaf())
+    with pytest.raises(RuntimeError, match="view"):
+        part.mul_(3)
+    assert whole.grad_fn is not None
 
 
 def test_nothing_is_recorded_without_grad_mode(device: torch.device) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.checkpoint
 from torch import fx
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -208,6 +209,7 @@ def _discover(
     args, kwargs = pytree.tree_unflatten(list(leaves), tree)
     environment = Environment(function.fn, objects_among(args, kwargs))
     lifted = [tensor for tensor in environment.tensors if is_special(tensor)]
+    before: set[int] = set()
     for _ in range(_MAX_ROUNDS):
         probe = _Probe(function, lifted, settings)
         count = len(leaves)
@@ -218,6 +220,10 @@ def _discover(
         if not probe.found:
             break
         lifted += probe.found
+        plain = {id(plain_of(tensor)) for tensor in probe.found}
+        if plain == before:
+            raise TraceError(f"{function.function_name} wraps what it closes over anew each time")
+        before = plain
     else:
         raise TraceError(f"{function.function_name} closes over ever more tensors")
     effects = _Effects(recording, len(leaves))
@@ -285,6 +291,13 @@ def _is_made_inside(tensor: torch.Tensor) -> bool:
     return isinstance(plain_of(tensor), FakeTensor)
 
 
+def _is_of_functorch(value: Any) -> bool:
+    """Whether any tensor is of a transform of torch.func inside the function; the pull-back of its vjp outlives it."""
+    return any(
+        isinstance(leaf, torch.Tensor) and is_functorch_wrapped_tensor(leaf) for leaf in pytree.tree_leaves(value)
+    )
+
+
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward, torch.Tensor.requires_grad_)
 _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.retain_grad)
 
@@ -303,7 +316,7 @@ class _Finding(Substitution):
             raise TraceError(f"it calls {func.__name__} on a tensor that is differentiated outside")
         if func is torch.autograd.grad and not all(map(_is_made_inside, pytree.tree_leaves(args[0]))):
             raise TraceError("it differentiates what was computed outside")
-        self.differentiates |= func in _DERIVATIVES and not levels()  # those of torch.func inside are no matter
+        self.differentiates |= func in _DERIVATIVES and not levels() and not _is_of_functorch(args[0])
         return super().__torch_function__(func, types, args, kwargs)
 
     def instead(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,8 @@ Tensors are told apart by identity, in every call of torch's Python functions; w
 changed, so that other threads see nothing.
 """
 
-# Arguments are of any type.
+# Arguments are of any type, and torch.func's wrappers have no public names.
+# pyright: reportPrivateUsage=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -48,6 +50,10 @@ _lock = threading.Lock()
 _users = 0
 
 _apply: Any = vars(torch.autograd.Function)["apply"]
+_grads: Any = eager_transforms
+_vmaps: Any = vmap
+_wrap_for_grad: Any = _grads._wrap_for_grad
+_add_batch_dim: Any = _vmaps._add_batch_dim
 
 
 @contextlib.contextmanager
@@ -74,14 +80,16 @@ def substituted(given: Mapping[int, torch.Tensor]) -> Generator[None, None, None
 
 @contextlib.contextmanager
 def _functions_seen() -> Generator[None, None, None]:
-    """Substitute arguments of custom Functions too, which no mode sees: they look at them before any operation does.
+    """Substitute also what no mode sees: arguments of custom Functions, and what torch.func's transforms wrap.
 
-    Checked with torch 2.11 and 2.13.
+    They look at tensors before any operation does. Checked with torch 2.11 and 2.13.
     """
     global _users
     with _lock:
         _users += 1
         torch.autograd.Function.apply = _apply_substituted  # pyright: ignore[reportAttributeAccessIssue]
+        _grads._wrap_for_grad = _wrap_substituted
+        _vmaps._add_batch_dim = _batch_substituted
     try:
         yield
     finally:
@@ -89,6 +97,8 @@ def _functions_seen() -> Generator[None, None, None]:
             _users -= 1
             if not _users:
                 torch.autograd.Function.apply = _apply  # pyright: ignore[reportAttributeAccessIssue]
+                _grads._wrap_for_grad = _wrap_for_grad
+                _vmaps._add_batch_dim = _add_batch_dim
 
 
 @classmethod
@@ -96,3 +106,17 @@ def _apply_substituted(cls: Any, *args: Any, **kwargs: Any) -> Any:
     for mode in reversed(_active.modes):
         args, kwargs = pytree.tree_map_only(torch.Tensor, mode.instead, (args, kwargs))
     return _apply.__get__(None, cls)(*args, **kwargs)
+
+
+def _wrap_substituted(tensor: torch.Tensor, level: int) -> torch.Tensor:
+    return _wrap_for_grad(_instead(tensor), level)
+
+
+def _batch_substituted(tensor: torch.Tensor, dim: int, level: int) -> torch.Tensor:
+    return _add_batch_dim(_instead(tensor), dim, level)
+
+
+def _instead(tensor: torch.Tensor) -> torch.Tensor:
+    for mode in reversed(_active.modes):
+        tensor = mode.instead(tensor)
+    return tensor

@@ -7,6 +7,7 @@ They are made outside of the operation that a call is, so that their identity an
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,22 +66,8 @@ def without_bases(results: Sequence[torch.Tensor], operands: Sequence[torch.Tens
     """
     if not any(result._is_view() for result in results):
         return list(results)
-    spans = [_span(tensor) for tensor in (*results, *operands)]
-    found: list[torch.Tensor] = []
-    for index, result in enumerate(results):
-        storage, start, end = spans[index]
-        others = (span for number, span in enumerate(spans) if number != index and span[0] == storage)
-        is_alone = result._is_view() and not any(start < other_end and other < end for _, other, other_end in others)
-        found.append(result.data if is_alone else result)
-    return found
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Which memory a tensor lies in, and where in it begins and ends what it reaches, in bytes."""
-    size, start = tensor.element_size(), int(tensor.storage_offset())
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    reach = 1 + sum(int((length - 1) * stride) for length, stride in steps) if tensor.numel() else 0
-    return tensor.untyped_storage()._cdata, start * size, (start + reach) * size
+    counts = collections.Counter(tensor.untyped_storage()._cdata for tensor in (*results, *operands))
+    return [r.data if r._is_view() and counts[r.untyped_storage()._cdata] == 1 else r for r in results]
 
 
 def _has_live_numbers(tensor: torch.Tensor) -> bool:

@@ -886,7 +886,6 @@ VIEWS: dict[str, Function] = {
     "beside another": lambda x: (x.sum(), (x * 2)[1:]),
     "beside a tensor of its own": lambda x: (x * 3, (x * 2)[:2]),
     "transposed": lambda x: (x.cos(), (x * 2).expand(2, 3).clone().t()),
-    "two parts": lambda x: (lambda y: (y[:1], y[1:]))(x * 2),
 }
 
 

@@ -166,7 +166,7 @@ def find_site(
     known = function.sites.get((key, _values(leaves, baked)))
     if isinstance(known, str):
         raise InlineError(known)
-    if known is None or not known.is_current():
+    if known is None:
         try:
             with function.turn():
                 known, baked = _discover(function, leaves, tree, static, settings)
@@ -269,16 +269,17 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 def _stand_ins(leaves: Sequence[Any]) -> list[Any]:
     """Fakes for tensors, as these are at the current level; other leaves as they are."""
     made: dict[int, torch.Tensor] = {}
+    mode = FakeTensorMode()
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and id(leaf) not in made:
-            made[id(leaf)] = _stand_in(leaf)
+            made[id(leaf)] = _stand_in(leaf, mode)
     return [made[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+def _stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     tracked = is_tracked(tensor)
     shape, stride = tuple(tensor.shape), tensor.stride()
-    with temporarily_clear_interpreter_stack(), FakeTensorMode():
+    with temporarily_clear_interpreter_stack(), mode:
         fake: Any = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
         fake.requires_grad_(tracked)
     if isinstance(tensor, torch.nn.Parameter):

@@ -11,11 +11,18 @@ if TYPE_CHECKING:
     from pygraph.transformed import Transformed
 
 
+# Of one kind of call, as many are kept that differ in what the function finds besides its arguments.
+_MOST_VARIANTS = 8
+
+
 class Sites:
-    """Sites by kind of call, or why there is none; the least recently found one makes room.
+    """Sites by kind of call, or why there is none; the kind that was found out first makes room.
+
+    A function may find other tensors from call to call, as a module does whose parameters each step of an inner loop
+    replaces: others carry batches, or have other strides. There is one site for each.
 
     Args:
-        limit: How many are kept.
+        limit: How many kinds are kept.
 
     Attributes:
         baked: By kind of call, the leaves whose numbers tell sites apart, as they decide what the function does.
@@ -23,17 +30,27 @@ class Sites:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._known: collections.OrderedDict[Hashable, Site | str] = collections.OrderedDict()
+        self._known: collections.OrderedDict[Hashable, tuple[Site, ...] | str] = collections.OrderedDict()
         self.baked: dict[Hashable, tuple[int, ...]] = {}
 
     def get(self, key: Hashable) -> Site | str | None:
-        """What is known of this kind of call."""
-        return self._known.get(key)
+        """What is known of this kind of call, and still so."""
+        known = self._known.get(key, ())
+        if isinstance(known, str):
+            return known
+        return next((site for site in known if site.is_current()), None)
 
     def put(self, key: Hashable, site: Site | str) -> None:
-        """Remember it."""
-        _forget(self._known.pop(key, None))
-        self._known[key] = site
+        """Remember it, and forget what is outdated for good."""
+        before = self._known.pop(key, ())
+        if isinstance(site, str):
+            _forget(before)
+            self._known[key] = site
+        else:
+            others = () if isinstance(before, str) else before
+            kept = [other for other in others if other.environment.is_current()][: _MOST_VARIANTS - 1]
+            _forget(tuple(other for other in others if other not in kept))
+            self._known[key] = (site, *kept)
         while len(self._known) > self._limit:
             _forget(self._known.popitem(last=False)[1])
 
@@ -45,13 +62,13 @@ class Sites:
 
     def engines(self) -> Iterator[Transformed[..., Any]]:
         """The compiled functions of all sites."""
-        for site in list(self._known.values()):
-            if not isinstance(site, str):
+        for known in list(self._known.values()):
+            for site in () if isinstance(known, str) else known:
                 yield from site.primal.engines()
 
 
-def _forget(site: Site | str | None) -> None:
-    """Give back the graphs of a site; a backward that is still to come records its own again."""
-    if site is not None and not isinstance(site, str):
+def _forget(known: tuple[Site, ...] | str) -> None:
+    """Give back the graphs of sites; a backward that is still to come records its own again."""
+    for site in () if isinstance(known, str) else known:
         for engine in list(site.primal.engines()):
             engine.forget()

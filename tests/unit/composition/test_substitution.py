@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 
 import pygraph
 
@@ -76,3 +76,30 @@ def test_what_a_function_closes_over_is_differentiated_inside_it_too(
         assert compiled.cache_info().captures == known.captures
         assert compiled.cache_info().misses == known.misses
     assert not [line for line in str(compiled.explain()).splitlines() if "the call" in line]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_module_whose_parameters_each_step_replaces_is_known_for_each(steps: int, device: torch.device) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Linear(3, 1).double().to(device)
+    params = {name: value.detach() for name, value in module.named_parameters()}
+    x, y = torch.randn(4, 5, 3, device=device).double(), torch.randn(4, 5, 1, device=device).double()
+
+    def outer(net: Any) -> Callable[[dict[str, Tensor]], Tensor]:
+        def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return (functional_call(net, params, (x,)).tanh() - y).square().mean()
+
+        def task(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            for _ in range(steps):
+                gradients = grad(loss)(params, x, y)
+                params = {name: value - 0.1 * gradients[name] for name, value in params.items()}
+            return loss(params, x, y)
+
+        return lambda params: vmap(task, (None, 0, 0))(params, x, y).mean()
+
+    compiled = pygraph.jit(module)
+    expected = grad(outer(module))(params)
+    torch.testing.assert_close(grad(outer(compiled))(params), expected)
+    known = compiled.cache_info()
+    torch.testing.assert_close(grad(outer(compiled))(params), expected)
+    assert (compiled.cache_info().captures, compiled.cache_info().misses) == (known.captures, known.misses)

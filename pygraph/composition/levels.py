@@ -62,14 +62,19 @@ def plain_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def has_tangent(tensor: torch.Tensor) -> bool:
     """Whether forward-mode differentiation differentiates a tensor that is of no transform."""
-    if not is_dual_level():
+    if not is_dual_level() or tensor.is_inference():  # of which torch cannot be asked, and which has none
         return False
     with temporarily_clear_interpreter_stack():
         return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def is_special(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is more than its elements now: of a transform, or one that is differentiated."""
+    """Whether a tensor is more than its elements now: of a transform, or one that is differentiated.
+
+    A tensor on ``meta`` has no elements: it only keeps a place, as the parameters of an ensemble's module do.
+    """
+    if tensor.is_meta:
+        return False
     if functorch.is_functorch_wrapped_tensor(tensor):
         return True
     return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)

@@ -29,7 +29,8 @@ class SettingsWatch:
     """
 
     def __init__(self, device_types: Iterable[str]) -> None:
-        self._settings = [*_SETTINGS, *(_autocast(kind) for kind in sorted({"cpu", *device_types}))]
+        kinds = filter(torch.amp.is_autocast_available, sorted({"cpu", *device_types}))
+        self._settings = [*_SETTINGS, *map(_autocast, kinds)]
         self.changed: str | None = None
         mode_key("cpu")  # what it asks torch for once must not become part of the trace
 

@@ -252,6 +252,9 @@ CASES: dict[str, Make] = {
     "tangents of a leaf without grad mode inside": of(
         wave, lambda f, t: jvp(lambda x: torch.no_grad()(f)(x), (t.leaf(),), (t.w,))
     ),
+    "tangents of inference tensors": of(
+        wave, lambda f, t: torch.inference_mode()(lambda: pytree.tree_map(torch.clone, jvp(f, (t.x * 2,), (t.w,))))()
+    ),
     "tangents of a block without history": of(without_history, lambda f, t: (jvp(f, (t.x,), (t.w,)), dual(f, t))),
     "tangents of the same result twice": of(
         lambda x: (lambda y: (y, y))(x.sin()), lambda f, t: (jvp(f, (t.x,), (t.w,)), jacfwd(f)(t.x), jacrev(f)(t.x))
@@ -376,7 +379,28 @@ def ensemble(model: Any, tensors: Tensors) -> Any:
     return vmap(lambda p, b: functional_call(model, (p, b), (tensors.rows,)))(params, buffers)
 
 
+def ensemble_without_elements(jit: Transform, device: torch.device) -> Callable[[], Any]:
+    """As torch's tutorial has it: the module on ``meta`` keeps places for the parameters."""
+    tensors = Tensors(device)
+    torch.manual_seed(5)
+    models = [network().to(device, torch.double) for _ in range(3)]
+    params, buffers = stack_module_state(models)
+    params = {name: value.detach() for name, value in params.items()}
+    base = copy.deepcopy(models[0]).to("meta")
+
+    def predict(params: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional_call(base, (params, buffers), (x,))
+
+    predicted = jit(predict)
+    loss = jit(lambda params, buffers, x: predict(params, buffers, x).square().sum())
+    return lambda: (
+        vmap(predicted, (0, 0, None))(params, buffers, tensors.rows),
+        vmap(grad(loss), (0, 0, None))(params, buffers, tensors.rows),
+    )
+
+
 CLOSURES: dict[str, Make] = {
+    "an ensemble without elements": ensemble_without_elements,
     "grad": closure(grad, "w"),
     "vmap": closure(vmap, "weights"),
     "vmap(grad)": closure(lambda f: vmap(grad(f)), "weights"),

@@ -99,6 +99,21 @@ def test_every_stage_can_be_evaluated(device: torch.device, passes: int) -> None
     assert torch.equal(y, torch.full((2, 3), 3.0, device=device))
 
 
+@pytest.mark.parametrize("passes", [0, 1, 2, 3])
+def test_a_kernel_may_lay_out_its_result_otherwise_than_its_fake(device: torch.device, passes: int) -> None:
+    """Torch describes this one as contiguous; its kernels follow the gradient."""
+
+    def fn(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.native_dropout_backward.default(x, mask, 2.0)
+
+    x = torch.arange(6.0, device=device).view(3, 2).t()
+    mask = torch.tensor([[True, False], [True, True], [False, True]], device=device).t()
+    program = pygraph.trace(fn)(x, mask)
+    for transform in (pygraph.devicify, pygraph.indirect, pygraph.graphify)[:passes]:
+        program = transform(program)
+    assert torch.equal(evaluate(program, x, mask), fn(x, mask))
+
+
 @pytest.mark.parametrize("tensor", [X, X.t(), X[:, 1:], torch.ones(1).expand(4), X[1, 1]])
 def test_clone_strided_keeps_the_layout(tensor: torch.Tensor) -> None:
     copy = clone_strided(tensor)

@@ -9,6 +9,7 @@ honest schemas are treated right.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -46,11 +47,15 @@ def is_view(node: fx.Node) -> bool:
         source = node.args[0]
         return isinstance(source, fx.Node) and is_view(source)
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
+    return isinstance(target, torch._ops.OpOverload) and _makes_views(target)  # pyright: ignore[reportUnknownArgumentType]
+
+
+@functools.cache
+def _makes_views(target: Any) -> bool:
+    """Whether all that an operation returns is memory of its arguments; asked of every node many times."""
     if target in _SILENT_VIEWS:
         return True
-    returns = target._schema.returns
+    returns: Any = target._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import (
+    _LazyGraphModule,  # checked with torch 2.11 and 2.13  # pyright: ignore[reportPrivateUsage]
+)
 from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
 
 if TYPE_CHECKING:
@@ -376,7 +379,7 @@ class Program:
         new_output.meta = dict(self.module.graph.output_node().meta)
         for old, new in mapping.items():
             new.meta = dict(old.meta)
-        return fx.GraphModule(self.module, graph)
+        return graph_module(self.module, graph)
 
     def replace(self, **changes: Any) -> Program:
         """A Program with some fields changed; the original stays as it is."""
@@ -388,6 +391,11 @@ class Program:
         return program_text(self)
 
     __repr__ = __str__
+
+
+def graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A module of a graph, whose code is compiled if it runs; a pass edits it, or takes it over, before."""
+    return _LazyGraphModule(root, graph)
 
 
 def output_values(graph: fx.Graph) -> list[Any]:

@@ -32,6 +32,7 @@ from pygraph.program import (
     ScalarArgument,
     Static,
     TensorSpec,
+    graph_module,
     tensor_specs,
 )
 
@@ -237,7 +238,7 @@ class _Partition:
         in_tree = pytree.tree_structure((tuple(0 for _ in self._sources), {}))
         out_tree = pytree.tree_structure(self._gradients)
         return Program(
-            name=f"backward({joint.name})", module=fx.GraphModule(joint.module, graph),
+            name=f"backward({joint.name})", module=graph_module(joint.module, graph),
             inputs=tuple(descriptor for descriptor, _ in inputs), outputs=tuple(d for _, d in outputs),
             aliases=tuple(aliases), statics=tuple(statics), in_tree=in_tree, out_tree=out_tree,
             stage="aten", history=(*joint.history, "partition"),
@@ -415,7 +416,7 @@ class _Partition:
             mapping[node].meta = dict(node.meta)
         graph.output(tuple(map_arg(list(values), lambda value: mapping[value])))
         return joint.replace(
-            module=fx.GraphModule(joint.module, graph),
+            module=graph_module(joint.module, graph),
             inputs=tuple(inputs),
             outputs=tuple(Mutation(input_of[d.input]) if isinstance(d, Mutation) else d for d in outputs),
             aliases=tuple(

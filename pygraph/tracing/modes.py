@@ -17,6 +17,7 @@ import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch.fx._lazy_graph_module import _use_lazy_graph_module  # checked with torch 2.11 and 2.13
 from torch.nn.modules import activation
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -51,7 +52,8 @@ def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
-        with mode, launches_written_down(), _unnoticed():
+        # Most of the graphs are never run, and need not be compiled.
+        with mode, launches_written_down(), _unnoticed(), _use_lazy_graph_module(True):
             yield
     finally:
         log.disabled = logged

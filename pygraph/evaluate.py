@@ -57,7 +57,7 @@ def evaluate(program: Program, *args: Any, **kwargs: Any) -> Any:
     check_call(program, leaves, tree)
     with torch.no_grad():
         inputs, stored = bind(program, leaves)
-        outputs = list(_Run(program).run(*inputs) if stored else program.module(*inputs))
+        outputs = list(_Run(program, stored).run(*inputs) if stored else program.module(*inputs))
         for position, descriptor in enumerate(program.outputs):
             if isinstance(descriptor, Stored):
                 outputs[position] = stored[descriptor.slot]
@@ -65,29 +65,27 @@ def evaluate(program: Program, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Run(fx.Interpreter):
-    """Runs a Program with a pointer table, and stores results with the strides that they were traced with.
+    """Runs a Program with a pointer table on values for its inputs.
 
-    A kernel may lay its result out otherwise than its fake: `pygraph.store` would then write another tensor.
+    Args:
+        program: The Program.
+        stored: The tensors for its results, by slot. Those that a kernel lays out otherwise than its fake are replaced:
+            `pygraph.store` would write them as another tensor, or past its end.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, stored: dict[int, torch.Tensor]) -> None:
         super().__init__(program.module)
         self.extra_traceback = False  # which changes the messages of errors
-        assert program.table is not None
-        self._specs = [slot.spec for slot in program.table.slots]
+        self._stored = stored
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation."""
         if target is torch.ops.pygraph.store.default:
-            table, slot, value = args
-            spec: TensorSpec = self._specs[slot]
-            args = table, slot, as_described(value, spec)
+            _, slot, value = args
+            if value.stride() != self._stored[slot].stride() and value.numel():
+                self._stored[slot] = value
+                return None
         return super().call_function(target, args, kwargs)
-
-
-def as_described(value: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """A tensor with the strides that it was traced with, copied if need be."""
-    return value if value.stride() == spec.stride or not value.numel() else spec.empty().copy_(value)
 
 
 def check_call(program: Program, leaves: Sequence[Any], tree: pytree.TreeSpec) -> None:

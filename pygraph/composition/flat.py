@@ -366,12 +366,18 @@ class Vjp(Flat):
 
         def selected(*chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
             results, _ = self._inner.run(_merged(primals, chosen, self._mask), numbers)
-            return tuple(results[index] for index in self._results)
+            return tuple(results[index] for index in self._results or self._differentiable(results))
 
-        _, pull, *_ = torch.func.vjp(selected, *_chosen(primals, self._mask))
+        found, pull, *_ = torch.func.vjp(selected, *_chosen(primals, self._mask))
+        # Gradients that depend on no cotangent, as a custom Function's may, are those of any.
+        given = tuple(cotangents) if self._results else tuple(map(torch.zeros_like, found))
         with torch.enable_grad():  # without it, some formulas take shortcuts that have no derivatives
-            gradients = pull(tuple(cotangents))
+            gradients = pull(given)
         return take_apart(apart(gradients, tensors))
+
+    def _differentiable(self, results: Sequence[torch.Tensor]) -> list[int]:
+        floating = (index for index, result in enumerate(results) if result.is_floating_point() or result.is_complex())
+        return [index for index in floating if self._inner.has_gradient(index)]
 
 
 class Jvp(Flat):

@@ -30,9 +30,9 @@ from pygraph.composition.partition import (
 )
 from pygraph.environment import Environment
 from pygraph.errors import PygraphError, TraceError
-from pygraph.evaluate import as_described, evaluate
+from pygraph.evaluate import evaluate
 from pygraph.ops import cotangent
-from pygraph.program import Program
+from pygraph.program import Program, TensorSpec
 from pygraph.trace import Rebinding, SelfTracing, Traced, trace_call
 
 if TYPE_CHECKING:
@@ -349,9 +349,7 @@ class Backward(Flat):
         """Run the backward's Program by its engine, on tensors with the strides that it was traced for."""
         given = self._arguments(tensors, numbers)
         sources = zip(given, self._formula.sources, strict=True)
-        result = self.own_engine(
-            *(value if s.spec is None else as_described(value, s.spec).detach() for value, s in sources)
-        )
+        result = self.own_engine(*(value if s.spec is None else _with_strides(value, s.spec) for value, s in sources))
         return self.unpack(result)
 
     def _arguments(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
@@ -409,3 +407,9 @@ class _Prepared(SelfTracing):
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
         numbers = {leaf: args[leaf] for leaf in static}
         return Traced(with_numbers(self._program, numbers), static, Environment(None))
+
+
+def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    if tensor.stride() == spec.stride or not tensor.numel():
+        return tensor.detach()
+    return spec.empty().copy_(tensor)

@@ -239,7 +239,7 @@ class Operation(LevelFunction):
         kept = ctx.kept.restore(ctx.saved_tensors)
         flat, tensors = ctx.call.rule.pull_back(kept, mask, cotangents, ctx.call.numbers)
         outcome = Outcome()
-        batch = GradientBatch.among(cotangents)
+        batch = GradientBatch.among(tensors)
         if batch is None:
             gradients = apply(Call(flat, ctx.call.numbers, outcome, ctx.call.before), tensors)
         else:

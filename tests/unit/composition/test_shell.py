@@ -111,6 +111,22 @@ def backward(fn: Function, tensors: Tensors) -> Any:
     return result, leaf.grad
 
 
+class Constant(torch.autograd.Function):
+    """Its gradient is the same for every cotangent."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return torch.full((3,), 7.0, dtype=gradient.dtype, device=gradient.device)
+
+
 class Straight(torch.autograd.Function):
     """Rounds; its gradient is seven times that of the result."""
 
@@ -142,6 +158,16 @@ def double_backward(fn: Function, tensors: Tensors) -> Any:
     (first,) = torch.autograd.grad(fn(leaf).sum(), leaf, create_graph=True)
     ((first.norm() - 1) ** 2).backward()
     return first, leaf.grad
+
+
+def constant_gradients(fn: Function, tensors: Tensors) -> Any:
+    leaf = tensors.leaf()
+    (first,) = torch.autograd.grad(fn(leaf).sum(), leaf, create_graph=True)
+    second = torch.autograd.grad((first * leaf).sum(), leaf)
+    rows = torch.autograd.grad(
+        fn(leaf), leaf, torch.eye(3, dtype=leaf.dtype, device=leaf.device), is_grads_batched=True
+    )
+    return first.detach(), second, rows
 
 
 def dual(fn: Function, tensors: Tensors) -> Any:
@@ -237,6 +263,7 @@ CASES: dict[str, Make] = {
         drop, lambda f, t: grad(lambda x: vmap(f, randomness="different")(x).sum())(t.rows)
     ),
     "double backward": of(wave, double_backward),
+    "a gradient that depends on nothing": of(Constant.apply, constant_gradients),
     "double backward without history": of(without_history, double_backward),
     "backward twice": of(wave, twice_backward),
     "checkpoint": of(wave, checkpointed),

@@ -25,6 +25,7 @@ from pygraph.composition.levels import Level, is_dual_level, levels, plain_of
 from pygraph.composition.repeating import Effects
 from pygraph.composition.sharing import Shared
 from pygraph.composition.substitution import substituted
+from pygraph.composition.taken_apart import TakenApart
 from pygraph.program import TensorSpec
 from pygraph.trace import Rebinding
 from pygraph.tracing.recording import is_known_size
@@ -230,10 +231,17 @@ class Bound(Rebinding):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of torch that decide what a function does, as they were when it was called."""
+    """What of torch decides what a function does besides its arguments, as it was when it was called.
+
+    Attributes:
+        grad: Whether operations are recorded for derivatives.
+        autocast: By device type, whether it is on, and the dtype.
+        transformed: Whether transforms of torch.func were active.
+    """
 
     grad: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    transformed: bool
 
     @classmethod
     def now(cls, device_types: Iterable[str]) -> Settings:
@@ -242,6 +250,7 @@ class Settings:
         return cls(
             torch.is_grad_enabled(),
             tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds),
+            bool(levels()),
         )
 
     @contextlib.contextmanager
@@ -252,6 +261,8 @@ class Settings:
                 if (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) != (enabled, dtype):
                     stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
             stack.enter_context(torch.set_grad_enabled(self.grad))
+            if self.transformed and not levels():
+                stack.enter_context(TakenApart())
             yield
 
 

@@ -215,7 +215,7 @@ class Operation(LevelFunction):
         """Keep what derivatives need."""
         call, _, *tensors = inputs
         rule = call.rule
-        ctx.call, ctx.results = call, len(output)
+        ctx.call, ctx.dtypes = call, [out.dtype for out in output]
         ctx.set_materialize_grads(False)
         floating = [out.is_floating_point() or out.is_complex() for out in output]
         # Tangents flow where gradients do not, as through a block under no_grad.
@@ -256,8 +256,10 @@ class Operation(LevelFunction):
         call = ctx.call
         chosen = ctx.floating
         if not chosen:
-            return (None,) * ctx.results
+            return (None,) * len(ctx.dtypes)
         flat, tensors = call.rule.push_forward(ctx.kept.restore(ctx.saved_tensors), tangents[2:], chosen)
         moved = apply(Call(flat, call.numbers, Outcome(), call.before), tensors)
+        if not levels():  # for a scalar, torch.func.jvp alone may find a tangent of another dtype
+            moved = [tangent.to(ctx.dtypes[index]) for index, tangent in zip(chosen, moved, strict=True)]
         found = dict(zip(chosen, moved, strict=True))
-        return tuple(found.get(index) for index in range(ctx.results))
+        return tuple(found.get(index) for index in range(len(ctx.dtypes)))

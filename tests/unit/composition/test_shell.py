@@ -968,6 +968,21 @@ def test_tangents_of_inference_tensors(device: torch.device) -> None:
             assert_same(jvp(function, (x,), (tensors.w,)), jvp(wave, (x,), (tensors.w,)))
 
 
+def test_tangents_of_scalars_have_their_dtype(device: torch.device) -> None:
+    x = torch.tensor(0.7, device=device)
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x.square() * 3.0
+
+    for function in (scaled, pygraph.jit(scaled)):
+        with forward_ad.dual_level():
+            primal, tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(x, x.cos())))
+        assert primal.dtype == torch.float32
+        assert tangent is not None
+        assert tangent.dtype == torch.float32
+        assert torch.allclose(tangent, 6 * x * x.cos())
+
+
 def test_nothing_is_recorded_without_grad_mode(device: torch.device) -> None:
     function = pygraph.jit(wave)
     leaf = Tensors(device).leaf()

@@ -66,6 +66,7 @@ class Generators:
     @contextlib.contextmanager
     def watched(self) -> Generator[None, None, None]:
         """Notice seeds that lead to where a generator is already, so that its state does not tell."""
+        _fill_tables_of_dynamo()
         undo: list[Callable[[], None]] = []
 
         def replace(module: Any, name: str, generator: str) -> None:
@@ -142,6 +143,17 @@ class _Noticed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
+
+
+def _fill_tables_of_dynamo() -> None:
+    """Let Dynamo note what functions there are while these are the real ones.
+
+    It keeps them by identity for as long as the process lives, and what replaces them here does not.
+    """
+    from torch._dynamo import trace_rules  # private; checked with torch 2.11 and 2.13. A trace imports it in any case.
+
+    trace_rules.get_torch_obj_rule_map()
+    trace_rules.is_numpy(None)
 
 
 def _states() -> list[Any]:

@@ -7,6 +7,8 @@ import math
 import queue
 import random
 import re
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -637,6 +639,34 @@ def test_a_seed_that_leads_to_where_the_generator_is_already_is_noticed(seed: Ca
         torch.set_rng_state(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])
+
+
+# Dynamo keeps functions by identity, in tables that it fills once: here, while a trace watches some of them.
+DYNAMO_IN_A_TRACE = """
+import random
+import numpy as np
+import torch
+import pygraph
+from torch._dynamo import trace_rules
+
+watched = [torch.cuda.get_rng_state, torch.cuda.set_rng_state, np.random.seed]
+
+def counted_loop(x):
+    trace_rules.get_torch_obj_rule_map()
+    trace_rules.is_numpy(x)
+    return torch._higher_order_ops.while_loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,))[0]
+
+pygraph.trace(counted_loop)(torch.ones(3))
+for function in watched[:2]:
+    assert function in trace_rules.get_torch_obj_rule_map(), function
+assert trace_rules.is_numpy(watched[2])
+known = {id(value) for module in trace_rules.NP_SUPPORTED_MODULES for value in vars(module).values()}
+assert trace_rules._numpy_function_ids() <= known
+"""
+
+
+def test_dynamo_knows_the_functions_that_a_trace_watches() -> None:
+    subprocess.run([sys.executable, "-c", DYNAMO_IN_A_TRACE], check=True, timeout=300)
 
 
 def test_every_generator_is_where_it_was_after_a_trace() -> None:

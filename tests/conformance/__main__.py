@@ -103,9 +103,10 @@ def _count(entry: Any, dtype: str, kind: str, limit: int | None) -> int:
 class _Rows:
     """All records so far, also written to a file as they come."""
 
-    def __init__(self, lines: TextIO | None) -> None:
+    def __init__(self, lines: TextIO | None, versions: dict[str, str]) -> None:
         self.all: list[dict[str, Any]] = []
         self._lines = lines
+        self._write({"versions": versions})
         self._counts: collections.Counter[str] = collections.Counter()
 
     def keep(self, unit: tuple[str, str, int, int], records: list[Any] | None, case: int, reason: str) -> None:
@@ -117,11 +118,14 @@ class _Rows:
             row = {"name": name, "dtype": dtype, **record}
             self.all.append(row)
             self._counts[row["outcome"]] += 1
-            if self._lines is not None:
-                self._lines.write(json.dumps(row) + "\n")
-                self._lines.flush()
+            self._write(row)
             if row["outcome"] in FAILURES:
                 print(row, flush=True)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._lines is not None:
+            self._lines.write(json.dumps(line) + "\n")
+            self._lines.flush()
 
     def counts(self) -> str:
         return ", ".join(f"{self._counts[outcome]} {outcome}" for outcome in OUTCOMES if self._counts[outcome])
@@ -132,11 +136,23 @@ def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     command = [sys.executable, "-m", "tests.conformance", "--worker"]
     command += [] if options.samples is None else ["--samples", str(options.samples)]
     with open(options.out, "w") if options.out else contextlib.nullcontext() as lines:
-        rows = _Rows(lines)
+        rows = _Rows(lines, conformance.versions(options.device))
         units = make_units(options)
         work = workers.Run(units, command, {"PYGRAPH_DEVICE": options.device}, rows.keep, rows.counts)
         left = work(options.jobs, options.timeout, options.minutes)
     return rows.all, left
+
+
+def merged(paths: list[Path]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The rows in the files of all shards, and the versions that these ran with."""
+    rows, versions = [], []
+    for path in paths:
+        first, *lines = path.read_text().splitlines()
+        versions.append(json.loads(first)["versions"])
+        rows += [json.loads(line) for line in lines]
+    if any(other != versions[0] for other in versions):
+        sys.exit(f"{', '.join(map(str, paths))}: run with different versions: {versions}")
+    return rows, versions[0]
 
 
 def judge(rows: list[dict[str, Any]], kind: str, complete: bool) -> list[str]:
@@ -166,7 +182,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, help="samples per operator, dtype and kind; all by default")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one sample")
     parser.add_argument("--minutes", type=float, default=60.0, help="after this, start nothing more")
-    parser.add_argument("--out", type=Path, help="records, one JSON object a line, as they come")
+    parser.add_argument("--out", type=Path, help="the versions, then records as they come, each a line of JSON")
     parser.add_argument("--table", type=Path, help="a page in Markdown")
     parser.add_argument("--merge", type=Path, nargs="+", help="judge and tabulate these records; run nothing")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -175,15 +191,15 @@ def main() -> None:
         workers.work(lambda: prepare(options.samples))
         return
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "emulated")
-    rows, left = [], 0
+    left = 0
     if options.merge:
-        rows = [json.loads(line) for path in options.merge for line in path.read_text().splitlines()]
+        rows, versions = merged(options.merge)
     else:
-        rows, left = run(options)
+        (rows, left), versions = run(options), conformance.versions(options.device)
     kind = "cuda" if options.device == "cuda" else "emu"
     if options.table:
         command = " ".join(["python -m tests.conformance", *(Path(a).name for a in sys.argv[1:])])
-        options.table.write_text(markdown(rows, kind, command, conformance.versions(options.device)) + "\n")
+        options.table.write_text(markdown(rows, kind, command, versions) + "\n")
     complete = bool(options.merge) or (options.shard == "1/1" and options.samples is None)
     found = judge(rows, kind, complete)
     print(*found, f"{len(rows)} records, {len(found)} complaints, {left} units not run", sep="\n")

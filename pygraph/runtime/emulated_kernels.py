@@ -57,6 +57,32 @@ def _lstm_cell_backward(
     return gates, d_cy * f, gates.sum(0) if has_bias else None
 
 
+def _gru_cell(
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    hx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if input_bias is not None and hidden_bias is not None:
+        input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
+    (ir, iz, new), (hr, hz, hn) = input_gates.chunk(3, 1), hidden_gates.chunk(3, 1)
+    r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
+    n = (new + r * hn).tanh()
+    return n + z * (hx - n), torch.cat((r, z, n, hx, hn), 1)
+
+
+def _gru_cell_backward(
+    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    r, z, n, hx, hn = workspace.chunk(5, 1)
+    d_n = grad_hy * (1 - z) * (1 - n * n)
+    d_r, d_z = d_n * hn * r * (1 - r), grad_hy * (hx - n) * z * (1 - z)
+    d_input, d_hidden = torch.cat((d_r, d_z, d_n), 1), torch.cat((d_r, d_z, d_n * r), 1)
+    d_biases = (d_input.sum(0), d_hidden.sum(0)) if has_bias else (None, None)
+    return d_input, d_hidden, grad_hy * z, d_biases[0], d_biases[1]
+
+
 def _reduced_loss(functional: Op) -> Kernel:
     """A loss whose ``out`` kernel on the CPU resizes its result to the unreduced shape first."""
 
@@ -73,4 +99,6 @@ REPLACEMENTS: Final[dict[str, Kernel]] = {
     "aten::convolution_backward_overrideable": _convolution_backward,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,
     "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "aten::_thnn_fused_gru_cell": _gru_cell,
+    "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
 }

@@ -13,16 +13,37 @@ from pygraph.errors import TraceError
 
 aten = torch.ops.aten
 
-_LAYER = "_transformer_encoder_layer_fwd"  # described from torch 2.13 on
-
 
 def _encoder_layer(src: torch.Tensor, *others: Any) -> torch.Tensor:
     return torch.empty_like(src)
 
 
+def _gru_cell(
+    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *biases: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    hy = torch.empty_like(hx, memory_format=torch.contiguous_format)
+    return hy, hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+def _gru_cell_backward(
+    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    rows, width = workspace.shape[0], 3 * (workspace.shape[1] // 5)
+    input_gates, hidden_gates = workspace.new_empty(rows, width), workspace.new_empty(rows, width)
+    hx = torch.empty_like(grad_hy, memory_format=torch.contiguous_format)
+    if not has_bias:
+        return input_gates, hidden_gates, hx, None, None
+    return input_gates, hidden_gates, hx, workspace.new_empty(width), workspace.new_empty(width)
+
+
 _library = torch.library.Library("aten", "IMPL")
-if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_LAYER}", "Meta"):
-    _library.impl(_LAYER, _encoder_layer, "Meta")
+for _name, _description in (
+    ("_transformer_encoder_layer_fwd", _encoder_layer),  # described from torch 2.13 on
+    ("_thnn_fused_gru_cell", _gru_cell),
+    ("_thnn_fused_gru_cell_backward", _gru_cell_backward),
+):
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
+        _library.impl(_name, _description, "Meta")
 
 
 def without_undescribed(target: Any, args: Any, out: Any) -> Any:

@@ -90,6 +90,7 @@ class Sources(TorchDispatchMode):
         seeded: Called at every draw; names a generator that the function has moved since it began, None if there is
             none.
         arguments: The fakes of the arguments.
+        meta: Knows whether code in Python uses that device.
 
     Attributes:
         problem: What was refused first, also if the function catches the error; None if nothing was.
@@ -97,12 +98,13 @@ class Sources(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, seeded: Callable[[], str | None], arguments: Iterable[torch.Tensor]) -> None:
+    def __init__(self, seeded: Callable[[], str | None], arguments: Iterable[torch.Tensor], meta: UsesOfMeta) -> None:
         super().__init__()
-        self._seeded = seeded
+        self._seeded, self._meta = seeded, meta
         # Which keeps their memory from being that of others.
         self._outside = {tensor.untyped_storage()._cdata: tensor for tensor in arguments}
-        self._devices = [tensor.device for tensor in self._outside.values() if tensor.device.type != "cpu"]
+        devices = [tensor.device for tensor in self._outside.values() if tensor.device.type != "cpu"]
+        self._default = next(iter(devices), torch.device("cpu"))
         self.problem: str | None = None
 
     @classmethod
@@ -126,8 +128,8 @@ class Sources(TorchDispatchMode):
         if isinstance(device, torch.device) and device == _CUDA:
             # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
             kwargs = {**(kwargs or {}), "device": torch.device("cuda", torch.cuda.current_device())}
-        if func is aten._efficientzerotensor.default:
-            kwargs = {**(kwargs or {}), "device": self._device_of_zeros(device)}
+        if isinstance(device, torch.device) and device.type == "meta" and not self._meta.asked:
+            kwargs = {**(kwargs or {}), "device": self._device_instead(func, args, device)}
         with self._noticing():
             outs = self._check(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph
@@ -148,16 +150,18 @@ class Sources(TorchDispatchMode):
         if isinstance(tensor, FakeTensor):
             return tensor
         if tensor._is_zerotensor():
-            device = self._device_of_zeros(tensor.device)
+            device = self._default if tensor.is_meta else tensor.device
             return aten._efficientzerotensor.default(list(tensor.shape), dtype=tensor.dtype, device=device)
         alias = aten.alias.default(tensor)
         self._outside[alias.untyped_storage()._cdata] = alias
         return alias
 
-    def _device_of_zeros(self, device: torch.device | None) -> torch.device | None:
-        """Where the tangent zero of an operation on fakes is, which torch takes to be where their elements are."""
-        meta = device is not None and device.type == "meta"
-        return next(iter(self._devices), torch.device("cpu")) if meta else device
+    def _device_instead(self, func: Any, args: Any, device: torch.device) -> torch.device:
+        """Where to do what torch does where it takes a tangent zero to be: on fakes, where their elements are."""
+        if func is aten._to_copy.default and not args[0].is_meta:
+            return args[0].device  # the other summand
+        zero = func is aten._efficientzerotensor.default or (func is aten.zeros.default and not args[0])
+        return self._default if zero else device
 
     @contextlib.contextmanager
     def _noticing(self) -> Generator[None, None, None]:
@@ -216,6 +220,33 @@ def _check_subtraction(func: Any, args: Any) -> None:
         for value in args[:2]:
             if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
                 raise TraceError("it subtracts a mask")
+
+
+class UsesOfMeta(TorchFunctionMode):
+    """Note that code in Python makes a tensor on ``meta``: what torch does there by itself looks the same.
+
+    Attributes:
+        asked: Whether it is being done.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.asked = any(_is_meta(value) for value in (*args, *kwargs.values()))
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.asked = False
+
+
+def _is_meta(place: Any) -> bool:
+    """Whether it is the device ``meta``, or a tensor there."""
+    if isinstance(place, torch.Tensor):
+        return place.is_meta
+    return (isinstance(place, torch.device) and place.type == "meta") or (isinstance(place, str) and place == "meta")
 
 
 # Private; checked with torch 2.13.

@@ -33,7 +33,15 @@ from pygraph.ranges import holder, span_of
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt, texts_noticed
-from pygraph.tracing.modes import GradientsRead, NumbersStayLive, Sources, fake_tracing, first_line, user_line
+from pygraph.tracing.modes import (
+    GradientsRead,
+    NumbersStayLive,
+    Sources,
+    UsesOfMeta,
+    fake_tracing,
+    first_line,
+    user_line,
+)
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.settings import SettingsWatch
 
@@ -128,7 +136,7 @@ def record(
 
     def body(*placeholders: Any) -> list[Any]:
         del placeholders  # the same objects as in fake_args, which keep their Python containers
-        with sources, NumbersStayLive(), gradients, refusals, settings.watch():
+        with sources, meta, NumbersStayLive(), gradients, refusals, settings.watch():
             box["out"] = fn(*fake_args, **fake_kwargs)
         keyed_out, box["tree"] = pytree.tree_flatten_with_path(box["out"], is_leaf=is_known_size)
         box["paths"] = [_output_path(path) for path, _ in keyed_out]
@@ -139,7 +147,8 @@ def record(
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     inference = torch.is_inference_mode_enabled()
     generators = Generators()
-    sources = Sources(generators.drawing, fakes.values())
+    meta = UsesOfMeta()
+    sources = Sources(generators.drawing, fakes.values(), meta)
     refusals = Refusals(fakes.values())
     settings = SettingsWatch(fake.device.type for fake in fakes.values())
     attributes = _attributes(fakes)
@@ -184,6 +193,8 @@ def record(
             raise TraceError(describe(call, f"{path} is a new torch.nn.Parameter", expected="a plain tensor"))
         if leaf.is_inference() and not inference:
             raise TraceError(describe(call, f"{path} is made in inference mode", expected="an ordinary tensor"))
+        if leaf.is_meta:
+            raise TraceError(describe(call, f"{path} is on meta", expected="a tensor with elements"))
         if leaf.requires_grad:
             raise GradientError(
                 describe(call, f"{path} requires grad", expected="no gradient outside the call",

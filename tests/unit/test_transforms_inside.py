@@ -24,6 +24,7 @@ from torch.func import (
     vmap,
 )
 
+import pygraph
 from tests.steps import check_steps
 
 # By torch, for forward derivatives.
@@ -201,6 +202,46 @@ def test_derivatives(name: str, device: torch.device) -> None:
         return DERIVATIVES[name](lambda x: torch.tanh(x @ weight), x, t)
 
     check_steps(derivative, (torch.randn(4, device=device), torch.randn(4, device=device)), device, steps=3)
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "cross_entropy": lambda x: F.cross_entropy(x[None], torch.ones(1, dtype=torch.int64, device=x.device))[None],
+    "layer_norm": lambda x: F.layer_norm(x, x.shape),
+    "gelu": F.gelu,
+    "logsumexp": lambda x: torch.stack([x, x.sin()]).logsumexp(-1),
+    "attention": lambda x: F.scaled_dot_product_attention(*x.view(1, 1, 2, 2).expand(3, 1, 2, 2)[:, None]).flatten(),
+    "a convolution": lambda x: F.conv1d(x.view(1, 1, 4), x[:2].view(1, 1, 2)).flatten(),
+    "a norm": lambda x: x.square().sum()[None].sqrt(),
+}
+
+
+@pytest.mark.parametrize("name", ["hessian", "Hessians of a batch", "Hessian times vector", "third derivative"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_second_derivatives(function: str, name: str, device: torch.device) -> None:
+    """Tangents of what torch takes apart for a second derivative are zero in part, and views of zeros."""
+
+    def derivative(x: Tensor, t: Tensor) -> Any:
+        return DERIVATIVES[name](FUNCTIONS[function], x, t)
+
+    torch.manual_seed(1)
+    check_steps(derivative, (torch.randn(4, device=device), torch.randn(4, device=device)), device, steps=3)
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_a_tensor_that_is_moved_to_meta(returned: bool, device: torch.device) -> None:
+    def shape_only(x: Tensor) -> tuple[Any, Tensor]:
+        moved = x.to("meta") + torch.zeros((), device="meta")
+        return (moved if returned else moved.is_meta), x + moved.numel()
+
+    x = torch.randn(3, device=device)
+    fast = pygraph.jit(shape_only)
+    for _ in range(2):
+        on_meta, result = fast(x)
+        assert on_meta.is_meta if returned else on_meta
+        assert torch.equal(result, x + 3)
+    assert bool(fast.explain().to_dict()["fallbacks"]) == returned
 
 
 @pytest.mark.parametrize("how", ["by Jacobians", "by products"])

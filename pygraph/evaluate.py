@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pygraph.autocasting import without_autocast
 from pygraph.errors import ArgumentError, describe
 from pygraph.program import (
     Alias,
@@ -55,7 +56,7 @@ def evaluate(program: Program, *args: Any, **kwargs: Any) -> Any:
     """
     leaves, tree = pytree.tree_flatten((args, kwargs))
     check_call(program, leaves, tree)
-    with torch.no_grad():
+    with torch.no_grad(), without_autocast():
         inputs, stored = bind(program, leaves)
         outputs = list(_Run(program, stored).run(*inputs) if stored else program.module(*inputs))
         for position, descriptor in enumerate(program.outputs):

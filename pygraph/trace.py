@@ -18,12 +18,14 @@ import contextlib
 import dataclasses
 import functools
 import threading
+import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.autocasting import without_autocast
 from pygraph.environment import IMMUTABLE, Environment
 from pygraph.errors import TraceError, describe
 from pygraph.program import (
@@ -77,6 +79,13 @@ class Rebinding:
         """What is in those places now."""
         raise NotImplementedError
 
+    def check(self, program: Program) -> None:
+        """Look at the trace.
+
+        Raises:
+            TraceError: It reads what is in those places all the same.
+        """
+
 
 def trace(
     fn: Callable[P, Any], *, static_argnums: Sequence[int] = (), static_argnames: Sequence[str] = ()
@@ -129,19 +138,22 @@ def trace_call(
     name = str(name or getattr(fn, "__name__", type(fn).__name__))
     if isinstance(fn, SelfTracing):
         return fn.trace(args, kwargs, static, name)
-    with _LOCK, no_collection():
+    with _LOCK, no_collection(), _dispatch_kept():
         recording, static = record_call(fn, args, kwargs, static, name)
         now = Environment(fn, objects_among(args, kwargs), recording.gradients)
         if isinstance(fn, Rebinding):
             now.release(fn.rebound())
-        return Traced(_functional(recording), static, now)
+        program = _functional(recording)
+        if isinstance(fn, Rebinding):
+            fn.check(program)
+        return Traced(program, static, now)
 
 
 def record_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
 ) -> tuple[Recording, frozenset[int]]:
     """The first run of `trace_call`, and the leaves that were baked in for it."""
-    with _LOCK, no_collection(), _saved_tensors_unseen():
+    with _LOCK, no_collection(), _saved_tensors_unseen(), _dispatch_kept():
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs})
             asked: set[int] = set()
@@ -185,10 +197,37 @@ def objects_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, An
     return {pytree.keystr(path): leaf for path, leaf in keyed if not isinstance(leaf, (torch.Tensor, *IMMUTABLE))}
 
 
+@contextlib.contextmanager
+def _dispatch_kept() -> Generator[None, None, None]:
+    """Let no error outlive this block with guards of torch's dispatcher in its frames, which would undo later ones.
+
+    Torch has such guards in the variables of functions. Private; checked with torch 2.11 and 2.13.
+    """
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        try:
+            yield
+        except Exception as error:
+            _clear_frames(error)
+            raise
+
+
+def _clear_frames(error: BaseException) -> None:
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        error_or_none = chain.pop()
+        if error_or_none is not None and id(error_or_none) not in seen:
+            seen.add(id(error_or_none))
+            traceback.clear_frames(error_or_none.__traceback__)
+            chain += [error_or_none.__cause__, error_or_none.__context__]
+
+
 def _functional(recording: Recording) -> Program:
     """The second run, with torch's errors as TraceErrors."""
     try:
-        return functionalize(recording)
+        with without_autocast():
+            return functionalize(recording)
     except TraceError:
         raise
     except Exception as error:

@@ -21,19 +21,21 @@ from torch._functorch import eager_transforms
 from torch._functorch.vmap import restore_vmap
 from torch.utils import _pytree as pytree
 
+from pygraph.autocasting import autocast_kinds
 from pygraph.composition.levels import Level, is_dual_level, levels, plain_of
 from pygraph.composition.repeating import Effects
 from pygraph.composition.sharing import Shared
 from pygraph.composition.substitution import substituted
 from pygraph.composition.taken_apart import TakenApart
-from pygraph.program import TensorSpec
+from pygraph.errors import TraceError
+from pygraph.program import Captured, Program, TensorSpec
 from pygraph.trace import Rebinding
 from pygraph.tracing.recording import is_known_size
 
 if TYPE_CHECKING:
     from pygraph.transformed import Transformed
 
-Place: TypeAlias = "Callable[[], torch.Tensor]"
+Place: TypeAlias = "Callable[[], Any]"
 """Looks up the tensor that a function closes over."""
 
 
@@ -226,7 +228,15 @@ class Bound(Rebinding):
 
     def rebound(self) -> list[torch.Tensor]:
         """What is now in the places whose tensors are passed."""
-        return [place() for index, place in self.flat.lifted.items() if index not in self.bound]
+        found = (place() for index, place in self.flat.lifted.items() if index not in self.bound)
+        return [tensor for tensor in found if tensor is not None]
+
+    def check(self, program: Program) -> None:
+        """Refuse what a derivative of a custom ``Function`` reads by itself, when the user's function has returned."""
+        rebound = [plain_of(tensor) for tensor in self.rebound()]
+        for descriptor in program.inputs:
+            if isinstance(descriptor, Captured) and any(_is_same_memory(descriptor.value, now) for now in rebound):
+                raise TraceError(f"a derivative of {self.__name__} reads a tensor that was not passed to its forward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,22 +246,25 @@ class Settings:
     Attributes:
         grad: Whether operations are recorded for derivatives.
         autocast: By device type, whether it is on, and the dtype.
+        dtype: That of new tensors.
+        device: Where they are.
         transformed: Whether transforms of torch.func were active.
     """
 
     grad: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    dtype: torch.dtype
+    device: torch.device
     transformed: bool
 
     @classmethod
-    def now(cls, device_types: Iterable[str]) -> Settings:
+    def now(cls) -> Settings:
         """The present settings."""
-        kinds = sorted({"cpu", *device_types})
         return cls(
             torch.is_grad_enabled(),
-            tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds),
-            bool(levels()),
-        )
+            tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in autocast_kinds()),
+            torch.get_default_dtype(), torch.get_default_device(), bool(levels()),
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def restored(self) -> Generator[None, None, None]:
@@ -261,6 +274,11 @@ class Settings:
                 if (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) != (enabled, dtype):
                     stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
             stack.enter_context(torch.set_grad_enabled(self.grad))
+            if torch.get_default_dtype() != self.dtype:
+                stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(self.dtype)
+            if torch.get_default_device() != self.device:
+                stack.enter_context(self.device)
             if self.transformed and not levels():
                 stack.enter_context(TakenApart())
             yield
@@ -275,10 +293,11 @@ class Primal(Flat):
         leaves: Their leaves; those at ``tensors`` and ``numbers`` are passed.
         tensors: Positions of tensors among the leaves.
         numbers: Positions of live numbers.
-        lifted: Where it finds the tensors that are passed after those.
+        lifted: Where it finds the tensors that are passed after those, each in one or more places.
         settings: The settings under which it was called.
 
     Attributes:
+        places: The same.
         shared: Results that are its tensors or views of them.
     """
 
@@ -291,11 +310,12 @@ class Primal(Flat):
         leaves: Sequence[Any],
         tensors: Sequence[int],
         numbers: Sequence[int],
-        lifted: Sequence[Place],
+        lifted: Sequence[tuple[Place, ...]],
         settings: Settings,
     ) -> None:
-        places = {len(tensors) + index: place for index, place in enumerate(lifted)}
-        super().__init__(function, function.function_name, len(tensors) + len(lifted), places)
+        first = {len(tensors) + index: places[0] for index, places in enumerate(lifted)}
+        super().__init__(function, function.function_name, len(tensors) + len(lifted), first)
+        self.places = tuple(lifted)
         passed = {*tensors, *numbers}
         self.leaves = [None if index in passed else leaf for index, leaf in enumerate(leaves)]
         self.tree = tree
@@ -311,7 +331,8 @@ class Primal(Flat):
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
         """Run the user's function, on these tensors instead of those that it closes over."""
-        given = {id(place()): tensors[index] for index, place in self.lifted.items()}
+        rows = zip(tensors[len(self.tensors) :], self.places, strict=True)
+        given = {id(place()): tensor for tensor, places in rows for place in places}
         if self.effects is not None and set(levels()) & {Level.GRAD, Level.JVP}:
             # It runs once more, for a derivative: what it updates are copies, which torch.func demands.
             copies = {index: tensors[index].clone() for index in self.effects.arguments}
@@ -446,10 +467,12 @@ def apart(gradients: Sequence[torch.Tensor | None], others: Sequence[torch.Tenso
     return tuple(found)
 
 
-def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_same_memory(one: torch.Tensor, other: Any) -> bool:
     """Whether a plain tensor is all of another, so that it may be read where that is found."""
     if one is other:
         return True
+    if not isinstance(other, torch.Tensor):
+        return False
     if is_functorch_wrapped_tensor(other) or one.data_ptr() != other.data_ptr() or not one.data_ptr():
         return False
     return TensorSpec.of(one) == TensorSpec.of(other)

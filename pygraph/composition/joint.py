@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # checked with torch 2.11 and 2.13
 
+from pygraph.autocasting import is_autocast_on, without_autocast
 from pygraph.composition.flat import Bound, Flat, HasEngines, Rest, Vjp, apart
 from pygraph.composition.levels import plain_of
 from pygraph.composition.partition import (
     Source,
     another_backward,
     evaluate_batched,
+    evaluate_cast,
     partition_program,
     with_numbers,
     without_results,
@@ -113,6 +115,9 @@ class _Joint(Rebinding):
     def rebound(self) -> list[torch.Tensor]:
         return self._forward.rebound()
 
+    def check(self, program: Program) -> None:
+        self._forward.check(program)
+
     def __call__(self, *leaves: Any) -> Any:
         flat = self._forward.flat
         filled = self._forward.fill(leaves)
@@ -142,7 +147,9 @@ class _Joint(Rebinding):
         chosen = [results[index] for index in found]
         cotangents = [cotangent(result.detach(), number) for number, result in enumerate(chosen)]
         again = self._forward.flat.differentiable_again
-        return list(torch.autograd.grad(chosen, wanted, cotangents, create_graph=again, allow_unused=True))
+        # A backward runs outside of its forward's autocast. Autograd's own thread may be waiting for this one.
+        with without_autocast(), torch.autograd.set_multithreading_enabled(False):
+            return list(torch.autograd.grad(chosen, wanted, cotangents, create_graph=again, allow_unused=True))
 
 
 def _set_requires_grad(tensors: Sequence[torch.Tensor], value: bool) -> None:
@@ -208,6 +215,7 @@ class Pullback(HasEngines):
         of_all = Formula.of(self.parts.backward, self.parts.sources, joint.differentiated)
         self._formulas: dict[frozenset[int], Formula | None] = {frozenset(of_all.results): of_all}
         self._taken = frozenset(of_all.results)
+        self._needed: dict[frozenset[int], set[int]] = {}
         self._backwards: dict[tuple[frozenset[int], tuple[bool, ...]], Backward] = {}
 
     def places(self, formula: Formula) -> list[int]:
@@ -264,6 +272,32 @@ class Pullback(HasEngines):
         }
         return passed | bound, list(captured.values())
 
+    def needed(
+        self, kept: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor | None], numbers: Sequence[Any]
+    ) -> set[int]:
+        """Which of the tensors that were kept a backward of these cotangents reads."""
+        given = self._given(cotangents)
+        if given not in self._needed:
+            self._needed[given] = self._read_by(self._formula(given, kept[: self.inner.arity], numbers))
+        return self._needed[given]
+
+    def _read_by(self, formula: Formula | None) -> set[int]:
+        arity = self.inner.arity
+        if formula is None:
+            return set(range(arity))
+        found: set[int] = set()
+        for source in formula.sources:
+            if source.of == "saved":
+                found.add(arity + source.index)
+            elif source.of == "result":
+                found.add(arity + self._saved + self._leaves.index(source.index))
+            elif source.of == "argument" and source.spec is not None:
+                found.add(self.passed[source.index])
+        return found
+
+    def _given(self, cotangents: Sequence[torch.Tensor | None]) -> frozenset[int]:
+        return frozenset(index for index in self._taken if cotangents[index] is not None)
+
     def has_gradient(self, index: int) -> bool:
         """Whether result number ``index`` of the forward has a gradient; what it saved has none."""
         return index in self.differentiated
@@ -287,7 +321,7 @@ class Pullback(HasEngines):
     ) -> tuple[Flat, list[torch.Tensor]]:
         """The `Backward`, and what it takes: the forward's tensors, cotangents, and the rest of what was kept."""
         arity = self.inner.arity
-        given = frozenset(index for index in self._taken if cotangents[index] is not None)
+        given = self._given(cotangents)
         formula = self._formula(given, kept[:arity], numbers)
         if formula is None:
             return self.inner.pull_back(kept[:arity], mask, cotangents[: self.count], numbers)
@@ -395,18 +429,24 @@ class Backward(Flat):
 
 
 class _Prepared(SelfTracing):
-    """A function that is given as a Program."""
+    """A backward that is given as a Program."""
 
     def __init__(self, name: str, program: Program) -> None:
         self.__name__ = name
         self._program = program
 
     def __call__(self, *args: Any) -> Any:
-        return evaluate(self._program, *args)
+        return self._cast(*args) if is_autocast_on() else evaluate(self._program, *args)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
+        if is_autocast_on():  # where a backward is called, it holds for that too
+            traced = trace_call(self._cast, args, kwargs, static=static, name=name)
+            return dataclasses.replace(traced, environment=Environment(None))
         numbers = {leaf: args[leaf] for leaf in static}
         return Traced(with_numbers(self._program, numbers), static, Environment(None))
+
+    def _cast(self, *leaves: Any) -> Any:
+        return evaluate_cast(self._program, leaves)
 
 
 def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

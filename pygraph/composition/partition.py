@@ -525,9 +525,30 @@ def evaluate_batched(program: Program, leaves: Sequence[Any]) -> Any:
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
     module.recompile()
-    values = [d.value.detach() if isinstance(d, Captured) else leaves[d.leaf] for d in program.inputs]  # pyright: ignore
+    return _joined(program, module(*_values(program, leaves)))
+
+
+def evaluate_cast(program: Program, leaves: Sequence[Any]) -> Any:
+    """Evaluate a backward that is called under autocast, which holds for its operations.
+
+    As in autograd, gradients are in the dtypes of what they are gradients of, whatever an operation returns.
+    """
+    return _joined(program, _InTheirDtypes(program.module).run(*_values(program, leaves)))
+
+
+class _InTheirDtypes(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        result, spec = super().run_node(n), n.meta.get("spec")
+        return result.to(spec.dtype) if isinstance(spec, TensorSpec) and isinstance(result, torch.Tensor) else result
+
+
+def _values(program: Program, leaves: Sequence[Any]) -> list[Any]:
+    return [d.value.detach() if isinstance(d, Captured) else leaves[d.leaf] for d in program.inputs]  # pyright: ignore
+
+
+def _joined(program: Program, values: Iterable[Any]) -> Any:
     out: list[Any] = [None] * program.out_tree.num_leaves
-    for descriptor, value in zip(program.outputs, module(*values), strict=True):
+    for descriptor, value in zip(program.outputs, values, strict=True):
         assert isinstance(descriptor, Result)
         out[descriptor.leaf] = value
     return pytree.tree_unflatten(out, program.out_tree)

@@ -25,13 +25,14 @@ from torch.utils import _pytree as pytree
 
 from pygraph.composition.flat import Flat
 from pygraph.composition.interpreters import Batching, Differentiating, LevelFunction, current_transform
-from pygraph.composition.joint import Forward, NotCompiledError, Pullback
+from pygraph.composition.joint import Forward, NotCompiledError
+from pygraph.composition.kept import Kept
 from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_level, levels
 from pygraph.composition.outcome import Outcome, View
 from pygraph.composition.repeating import Before
 from pygraph.composition.sharing import without_bases
 from pygraph.composition.sites import InlineError, find_site
-from pygraph.composition.unread import Unread
+from pygraph.composition.unread import without_memory
 
 if TYPE_CHECKING:
     from pygraph.transformed import Transformed
@@ -103,7 +104,7 @@ class Call:
         if is_dual_level():  # tangents are written to what is returned
             found = [r.clone() if index in twins or _is_expanded(r) else r for index, r in enumerate(found)]
         else:
-            found = [_without_memory(r) if index in twins else r for index, r in enumerate(found)]
+            found = [without_memory(r) if index in twins else r for index, r in enumerate(found)]
         plain = [r.detach() if r.requires_grad or index in same else r for index, r in enumerate(found)]
         return tuple(without_bases(plain, tensors))
 
@@ -126,8 +127,7 @@ class Call:
                 self.outcome.views[index] = operand, View(tuple(result.shape), result.stride(), offset)
 
 
-def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.new_empty(()).expand(tensor.shape)
+_autograd: Any = torch._C._autograd  # pyright: ignore  # checked with torch 2.11 and 2.13
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
@@ -170,34 +170,6 @@ def _apply_to_batch(call: Call, tensors: Sequence[torch.Tensor], transform: Batc
     return transform.join(results, call.outcome.take_dims())
 
 
-class Kept:
-    """What a call keeps for its derivatives.
-
-    Autograd watches only what the backward reads, as in eager: the caller may update other arguments in place before
-    it. A derivative of the gradient needs those too.
-
-    Attributes:
-        saved: What autograd keeps.
-    """
-
-    def __init__(self, rule: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        kept: list[torch.Tensor] = rule.kept(tensors, results)
-        self._unread: dict[int, Unread] = {}
-        captured: list[torch.Tensor] = []
-        if isinstance(rule, Pullback) and not levels():
-            read, captured = rule.reads(tensors)
-            updated = rule.inner.effects.arguments if rule.inner.effects is not None else ()
-            others = (index for index in range(len(tensors)) if index not in read)
-            self._unread = {index: Unread(tensors[index], watched=index not in updated) for index in others}
-        self._count = len(kept)
-        self.saved = [*(tensor for index, tensor in enumerate(kept) if index not in self._unread), *captured]
-
-    def restore(self, saved: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """All that was kept, from what autograd gives back."""
-        given = iter(saved)
-        return [self._unread[i].restore() if i in self._unread else next(given) for i in range(self._count)]
-
-
 class Operation(LevelFunction):
     """A call as one operation of one level."""
 
@@ -228,7 +200,7 @@ class Operation(LevelFunction):
         ctx.kept = Kept(rule, tensors, output)
         ctx.save_for_backward(*ctx.kept.saved)
         ctx.save_for_forward(*ctx.kept.saved)
-        del ctx.kept.saved
+        ctx.kept.is_saved()
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Any:
@@ -236,7 +208,8 @@ class Operation(LevelFunction):
         mask = tuple(ctx.needs_input_grad[2:])
         if all(cotangent is None for cotangent in cotangents):
             return (None,) * (2 + len(mask))
-        kept = ctx.kept.restore(ctx.saved_tensors)
+        again = _autograd._get_current_graph_task_keep_graph()
+        kept = ctx.kept.restore(ctx, cotangents)
         flat, tensors = ctx.call.rule.pull_back(kept, mask, cotangents, ctx.call.numbers)
         outcome = Outcome()
         batch = GradientBatch.among(tensors)
@@ -248,6 +221,8 @@ class Operation(LevelFunction):
             gradients = batch.join(found, outcome.take_dims())
         assert outcome.rest is not None
         found = iter(outcome.rest.join(gradients))
+        if not again and ctx.kept.release(cotangents, ctx.call.numbers):
+            ctx.call = dataclasses.replace(ctx.call, before=None)
         return None, None, *(next(found) if wanted else None for wanted in mask)
 
     @staticmethod
@@ -257,7 +232,7 @@ class Operation(LevelFunction):
         chosen = ctx.floating
         if not chosen:
             return (None,) * len(ctx.dtypes)
-        flat, tensors = call.rule.push_forward(ctx.kept.restore(ctx.saved_tensors), tangents[2:], chosen)
+        flat, tensors = call.rule.push_forward(ctx.kept.restore(ctx), tangents[2:], chosen)
         moved = apply(Call(flat, call.numbers, Outcome(), call.before), tensors)
         if not levels():  # for a scalar, torch.func.jvp alone may find a tangent of another dtype
             moved = [tangent.to(ctx.dtypes[index]) for index, tangent in zip(chosen, moved, strict=True)]

@@ -84,8 +84,12 @@ class Site:
         """Whether it still describes calls: nothing that the function reaches has changed."""
         if not self.environment.is_current():
             return False
-        found: list[Any] = [place() for place in self.primal.lifted.values()]
+        groups = [[place() for place in places] for places in self.primal.places]
+        found: list[Any] = [values[0] for values in groups]
         if not all(isinstance(value, torch.Tensor) and is_special(value) for value in found):
+            return False
+        # One tensor may have become two since, or two one.
+        if any(other is not values[0] for values in groups for other in values) or len({*map(id, found)}) < len(found):
             return False
         return tuple(map(describe_tensor, found)) == self.lifted and _special_among(self.environment) == self.unused
 
@@ -156,8 +160,7 @@ def find_site(
     Raises:
         InlineError: It cannot be traced.
     """
-    kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    settings = Settings.now(kinds)
+    settings = Settings.now()
     try:
         key = (tree, static, settings, _leaf_keys(leaves, static))
     except UnhashableError:
@@ -228,7 +231,7 @@ def _discover(
         raise TraceError(f"{function.function_name} closes over ever more tensors")
     effects = _Effects(recording, len(leaves))
     used = [t for i, t in enumerate(lifted) if i in effects.used or id(t) in probe.returned]
-    places: list[Place] = [_place(environment, tensor) for tensor in used]
+    places = [_places(environment, tensor) for tensor in used]
     environment.release(used)
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     numbers = [i for i, leaf in enumerate(leaves) if i not in static and is_live_number(leaf)]
@@ -257,9 +260,17 @@ def _special_among(environment: Environment) -> frozenset[int]:
     return frozenset(id(tensor) for tensor in environment.tensors if is_special(tensor))
 
 
-def _place(environment: Environment, tensor: torch.Tensor) -> Place:
-    places = environment.places(tensor)
-    return places[0] if places else functools.partial(_itself, tensor)
+def _places(environment: Environment, tensor: torch.Tensor) -> tuple[Place, ...]:
+    found = tuple(functools.partial(_found_at, place) for place in environment.places(tensor))
+    return found or (functools.partial(_itself, tensor),)
+
+
+def _found_at(place: Place) -> Any:
+    """What is there; None if the place is no more."""
+    try:
+        return place()
+    except (LookupError, ValueError):
+        return None
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,9 +16,11 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
-from torch._functorch import eager_transforms, vmap
+from torch._functorch import eager_transforms, utils, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from pygraph.tracing.dynamo import fill_tables
 
 
 class Substitution(TorchFunctionMode):
@@ -49,9 +51,12 @@ _active = _Active()
 _lock = threading.Lock()
 _users = 0
 
-_apply: Any = vars(torch.autograd.Function)["apply"]
+_functions: Any = torch.autograd.function
+_utils: Any = utils
 _grads: Any = eager_transforms
 _vmaps: Any = vmap
+_unwrap_dead_wrappers: Any = _utils.unwrap_dead_wrappers
+_custom_function_call: Any = _functions.custom_function_call
 _wrap_for_grad: Any = _grads._wrap_for_grad
 _add_batch_dim: Any = _vmaps._add_batch_dim
 
@@ -82,12 +87,15 @@ def substituted(given: Mapping[int, torch.Tensor]) -> Generator[None, None, None
 def _functions_seen() -> Generator[None, None, None]:
     """Substitute also what no mode sees: arguments of custom Functions, and what torch.func's transforms wrap.
 
-    They look at tensors before any operation does. Checked with torch 2.11 and 2.13.
+    They look at tensors before any operation does. ``Function.apply`` itself may have been taken before, as
+    ``apply = Function.apply``; what is replaced is what it calls. Checked with torch 2.11 and 2.13.
     """
     global _users
+    fill_tables()
     with _lock:
         _users += 1
-        torch.autograd.Function.apply = _apply_substituted  # pyright: ignore[reportAttributeAccessIssue]
+        _utils.unwrap_dead_wrappers = _unwrap_substituted
+        _functions.custom_function_call = _call_substituted
         _grads._wrap_for_grad = _wrap_substituted
         _vmaps._add_batch_dim = _batch_substituted
     try:
@@ -96,16 +104,19 @@ def _functions_seen() -> Generator[None, None, None]:
         with _lock:
             _users -= 1
             if not _users:
-                torch.autograd.Function.apply = _apply  # pyright: ignore[reportAttributeAccessIssue]
+                _utils.unwrap_dead_wrappers = _unwrap_dead_wrappers
+                _functions.custom_function_call = _custom_function_call
                 _grads._wrap_for_grad = _wrap_for_grad
                 _vmaps._add_batch_dim = _add_batch_dim
 
 
-@classmethod
-def _apply_substituted(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    for mode in reversed(_active.modes):
-        args, kwargs = pytree.tree_map_only(torch.Tensor, mode.instead, (args, kwargs))
-    return _apply.__get__(None, cls)(*args, **kwargs)
+def _unwrap_substituted(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _unwrap_dead_wrappers(pytree.tree_map_only(torch.Tensor, _instead, args))
+
+
+def _call_substituted(function: Any, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _instead, (args, kwargs))
+    return _custom_function_call(function, *args, **kwargs)
 
 
 def _wrap_substituted(tensor: torch.Tensor, level: int) -> torch.Tensor:

@@ -28,6 +28,12 @@ class Unread:
         elif not tensor.requires_grad:
             self._tensor = tensor.detach()
         self._version = tensor._version if watched and not tensor.is_inference() else None
+        self.is_there = True
+
+    def release(self) -> None:
+        """Let it go; a tensor without its memory stays, for backwards that do not read it either."""
+        self.is_there = False
+        self._tensor, self._version = without_memory(self._tensor), None
 
     def restore(self) -> torch.Tensor:
         """The tensor, for a backward.
@@ -41,6 +47,11 @@ class Unread:
                 " gradient of the gradient"
             )
         return self._tensor
+
+
+def without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same kind with memory for one element."""
+    return tensor.detach().new_empty(()).expand(tensor.shape)
 
 
 class _Twin(torch.autograd.Function):

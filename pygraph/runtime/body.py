@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from pygraph.autocasting import is_autocast_on, without_autocast
 from pygraph.effects import is_host_number, is_selection, is_view, root, written_arguments
 from pygraph.evaluate import clone_strided
 from pygraph.program import Captured, Program, TensorSpec
@@ -97,6 +99,16 @@ class RegionBody:
         statics: Sequence[torch.Tensor] | None = None,
     ) -> list[Any]:
         """Run the nodes and return the values of ``outputs``; ``mark(i)`` is called before node ``i``."""
+        with without_autocast() if is_autocast_on() else contextlib.nullcontext():
+            return self._run(inputs, numbers, mark, statics)
+
+    def _run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        mark: Callable[[int], None] | None,
+        statics: Sequence[torch.Tensor] | None,
+    ) -> list[Any]:
         env: dict[fx.Node, Any] = dict(zip(self.inputs, inputs, strict=True))
         env.update(zip(self.statics, self.static_values if statics is None else statics, strict=True))
         env.update(zip(self.numbers, numbers, strict=True))

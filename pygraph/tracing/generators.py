@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from pygraph.tracing.dynamo import fill_tables
+
 _NAMES = ("torch's generator", "the generator of Python's random", "NumPy's generator", "torch.cuda's generator")
 _PUT_BACK = (torch.set_rng_state, random.setstate, np.random.set_state, torch.cuda.set_rng_state)
 
@@ -66,7 +68,7 @@ class Generators:
     @contextlib.contextmanager
     def watched(self) -> Generator[None, None, None]:
         """Notice seeds that lead to where a generator is already, so that its state does not tell."""
-        _fill_tables_of_dynamo()
+        fill_tables()
         undo: list[Callable[[], None]] = []
 
         def replace(module: Any, name: str, generator: str) -> None:
@@ -143,17 +145,6 @@ class _Noticed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
-
-
-def _fill_tables_of_dynamo() -> None:
-    """Let Dynamo note what functions there are while these are the real ones.
-
-    It keeps them by identity for as long as the process lives, and what replaces them here does not.
-    """
-    from torch._dynamo import trace_rules  # private; checked with torch 2.11 and 2.13. A trace imports it in any case.
-
-    trace_rules.get_torch_obj_rule_map()
-    trace_rules.is_numpy(None)
 
 
 def _states() -> list[Any]:

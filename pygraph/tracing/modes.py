@@ -105,6 +105,7 @@ class Sources(TorchDispatchMode):
         self._outside = {tensor.untyped_storage()._cdata: tensor for tensor in arguments}
         devices = [tensor.device for tensor in self._outside.values() if tensor.device.type != "cpu"]
         self._default = next(iter(devices), torch.device("cpu"))
+        self._dtype = torch.get_default_dtype()
         self.problem: str | None = None
 
     @classmethod
@@ -144,7 +145,16 @@ class Sources(TorchDispatchMode):
                 break
             source = source or user_frame(sys._getframe(1))
             node.meta["source"] = source
+            if node.target is func and self._has_another_dtype(func, args, kwargs or {}):
+                node.kwargs = {**node.kwargs, "dtype": out.dtype}
         return out
+
+    def _has_another_dtype(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operation takes a default dtype that is not the one where its trace is run."""
+        if torch.get_default_dtype() == self._dtype or kwargs.get("dtype") is not None:
+            return False
+        chooses = any(argument.name == "dtype" for argument in func._schema.arguments)
+        return chooses and not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs)))
 
     def _traceable(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):

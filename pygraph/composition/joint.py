@@ -196,6 +196,7 @@ class Pullback(HasEngines):
         passed: The function's tensors that the forward's Program takes; the others are captured.
         count: How many tensors the function returns.
         dims: Where batches are in them.
+        returned_count: How many of its results the backward reads.
     """
 
     def __init__(self, forward: _BoundForward, joint: _Joint, traced: Traced) -> None:
@@ -211,6 +212,7 @@ class Pullback(HasEngines):
         returned = {source.index for source in self.parts.sources if source.of == "result"}
         self._returned = [joint.tensor_leaves.index(leaf) for leaf in sorted(returned)]
         self._leaves = sorted(returned)
+        self.returned_count = len(returned)
         self._saved = sum(source.of == "saved" for source in self.parts.sources)
         of_all = Formula.of(self.parts.backward, self.parts.sources, joint.differentiated)
         self._formulas: dict[frozenset[int], Formula | None] = {frozenset(of_all.results): of_all}

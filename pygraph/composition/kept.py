@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from pygraph.composition.joint import Pullback
 from pygraph.composition.levels import is_dual_level, levels
-from pygraph.composition.unread import Unread, without_memory
+from pygraph.composition.unread import GONE, Kind, Unread, kind_of, without_memory
 
 
 class Kept:
@@ -35,26 +35,32 @@ class Kept:
     def __init__(self, rule: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         kept: list[torch.Tensor] = rule.kept(tensors, results)
         self._rule = rule
-        self._unread: dict[int, Unread] = {}
-        self._read: dict[int, _Read] = {}
+        # Where None is, autograd keeps it.
+        self._slots: list[_Read | Unread | None] = [None] * len(kept)
         self._watched: list[_Read] = []
         self._waiting: set[int] = set()
+        read: set[int] = set()
         captured: list[torch.Tensor] = []
         if isinstance(rule, Pullback) and not levels():
             read, captured = rule.reads(tensors)
             updated = rule.inner.effects.arguments if rule.inner.effects is not None else ()
-            others = (index for index in range(len(tensors)) if index not in read)
-            self._unread = {index: Unread(tensors[index], watched=index not in updated) for index in others}
+            for index, tensor in enumerate(tensors):
+                if index not in read:
+                    self._slots[index] = Unread(tensor, watched=index not in updated)
             if not is_dual_level() and not _are_hooked() and not any(tensor.is_inference() for tensor in kept):
-                count = len(tensors)
-                rows = ((index, tensor) for index, tensor in enumerate(kept) if index not in self._unread)
-                self._read = {index: _Read(tensor, is_result=index >= count) for index, tensor in rows}
-                found_inside = (tensors[index] for index in read if index not in rule.passed)
-                self._watched = [_Read(tensor, is_result=False) for tensor in (*captured, *found_inside)]
                 self._waiting = set(rule.differentiated)
-        self._count = len(kept)
         self._is_own = bool(self._waiting)
-        self.saved = [] if self._is_own else [*(t for i, t in enumerate(kept) if i not in self._unread), *captured]
+        if self._is_own:
+            first_result = len(kept) - rule.returned_count
+            for index, tensor in enumerate(kept):
+                if self._slots[index] is None:
+                    # A result refers to this; what was saved has no history.
+                    self._slots[index] = _Read(tensor.detach() if index >= first_result else tensor)
+            found_inside = (tensors[index] for index in read if index not in rule.passed)
+            self._watched = [_Read(tensor) for tensor in (*captured, *found_inside)]
+            self.saved: list[torch.Tensor] = []
+        else:
+            self.saved = [*(t for t, slot in zip(kept, self._slots, strict=True) if slot is None), *captured]
         self._has_saved = bool(self.saved)
 
     def is_saved(self) -> None:
@@ -71,17 +77,15 @@ class Kept:
         Raises:
             RuntimeError: It has been let go, or updated in place.
         """
-        if not self._is_own:
-            given = iter(ctx.saved_tensors if self._has_saved else ())
-            return [self._unread[i].restore() if i in self._unread else next(given) for i in range(self._count)]
-        found = [self._unread[i].restore() if i in self._unread else self._read[i].tensor for i in range(self._count)]
-        for index in self._needed(found, cotangents, ctx.call.numbers):
-            if index in self._read:
-                self._read[index].check()
-            elif not self._unread[index].is_there:
-                raise RuntimeError(_GONE)
-        for read in self._watched:
-            read.check()
+        given = iter(ctx.saved_tensors if self._has_saved else ())
+        found = [next(given) if slot is None else slot.restore() for slot in self._slots]
+        if self._is_own:
+            # One that is differentiated may read any.
+            again = torch.is_grad_enabled()
+            places = range(len(found)) if again else self._rule.needed(found, cotangents, ctx.call.numbers)
+            for slot in (*(self._slots[index] for index in places), *self._watched):
+                if slot is not None:
+                    slot.check()
         return found
 
     def release(self, cotangents: Sequence[torch.Tensor | None], numbers: Sequence[Any]) -> bool:
@@ -89,54 +93,47 @@ class Kept:
         if not self._is_own:
             return False
         self._waiting -= {index for index, cotangent in enumerate(cotangents) if cotangent is not None}
-        found = [self._unread[i].restore() if i in self._unread else self._read[i].tensor for i in range(self._count)]
-        for index in self._rule.needed(found, cotangents, numbers):
-            if index in self._read:
-                self._read[index].release()
-        if not self._waiting:
-            for unread in self._unread.values():
-                unread.release()
+        places = self._rule.needed((), cotangents, numbers) if self._waiting else range(len(self._slots))
+        for index in places:  # it is known by now what is needed
+            slot = self._slots[index]
+            if slot is not None:
+                slot.release()
         return not self._waiting
-
-    def _needed(
-        self, found: list[torch.Tensor], cotangents: Sequence[torch.Tensor | None], numbers: Sequence[Any]
-    ) -> Iterable[int]:
-        """Which tensors a backward of these cotangents reads; one that is differentiated may read any."""
-        return range(self._count) if torch.is_grad_enabled() else self._rule.needed(found, cotangents, numbers)
 
 
 class _Read:
     """A tensor that a backward reads."""
 
-    def __init__(self, tensor: torch.Tensor, *, is_result: bool) -> None:
-        self.tensor = tensor.detach() if is_result else tensor  # which refers to this
+    __slots__ = ("_kind", "_tensor", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor: torch.Tensor | None = tensor
         self._version = tensor._version
-        self._is_there = True
+        self._kind: Kind | None = None
+
+    def restore(self) -> torch.Tensor:
+        """The tensor, or one of its kind."""
+        if self._tensor is not None:
+            return self._tensor
+        assert self._kind is not None
+        return without_memory(*self._kind)
 
     def check(self) -> None:
         """Complain if it is not as it was, in the words of torch."""
-        if not self._is_there:
-            raise RuntimeError(_GONE)
-        if self.tensor._version != self._version:
+        tensor = self._tensor
+        if tensor is None:
+            raise RuntimeError(GONE)
+        if tensor._version != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a"
-                f" tensor of shape {list(self.tensor.shape)} is at version {self.tensor._version}; expected version"
+                f" tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected version"
                 f" {self._version} instead."
             )
 
     def release(self) -> None:
         """Let it go."""
-        self._is_there = False
-        self.tensor = without_memory(self.tensor)
-        self._version = self.tensor._version
-
-
-_GONE = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been"
-    " freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify"
-    " retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors"
-    " after calling backward."
-)
+        if self._tensor is not None:
+            self._kind, self._tensor = kind_of(self._tensor), None
 
 
 def _are_hooked() -> bool:

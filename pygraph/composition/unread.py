@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+
+Kind: TypeAlias = "tuple[torch.Size, torch.dtype, torch.device]"
 
 
 class Unread:
@@ -21,19 +23,24 @@ class Unread:
     """
 
     def __init__(self, tensor: torch.Tensor, *, watched: bool) -> None:
-        self._tensor: torch.Tensor = tensor
+        self._tensor: torch.Tensor | None = tensor
         if tensor.grad_fn is not None:
             with torch.enable_grad():
                 self._tensor = _Twin.apply(tensor)  # pyright: ignore[reportAttributeAccessIssue]
         elif not tensor.requires_grad:
             self._tensor = tensor.detach()
         self._version = tensor._version if watched and not tensor.is_inference() else None
-        self.is_there = True
+        self._kind: Kind | None = None
 
     def release(self) -> None:
-        """Let it go; a tensor without its memory stays, for backwards that do not read it either."""
-        self.is_there = False
-        self._tensor, self._version = without_memory(self._tensor), None
+        """Let it go; backwards that do not read it either get one of its kind."""
+        if self._tensor is not None:
+            self._kind, self._tensor = kind_of(self._tensor), None
+
+    def check(self) -> None:
+        """Complain if it has been let go."""
+        if self._tensor is None:
+            raise RuntimeError(GONE)
 
     def restore(self) -> torch.Tensor:
         """The tensor, for a backward.
@@ -41,6 +48,9 @@ class Unread:
         Raises:
             RuntimeError: The backward may be differentiated, and the tensor has been updated.
         """
+        if self._tensor is None:
+            assert self._kind is not None
+            return without_memory(*self._kind)
         if torch.is_grad_enabled() and self._version is not None and self._tensor._version != self._version:
             raise RuntimeError(
                 "an argument of a transformed function was modified by an inplace operation, and is needed for the"
@@ -49,9 +59,22 @@ class Unread:
         return self._tensor
 
 
-def without_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same kind with memory for one element."""
-    return tensor.detach().new_empty(()).expand(tensor.shape)
+GONE = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been"
+    " freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify"
+    " retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors"
+    " after calling backward."
+)  # in the words of torch
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    """What `without_memory` takes."""
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def without_memory(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of this kind with memory for one element."""
+    return torch.empty((), dtype=dtype, device=device).expand(shape)
 
 
 class _Twin(torch.autograd.Function):

@@ -15,9 +15,13 @@ def is_autocast_on() -> bool:
     return any(map(torch.is_autocast_enabled, autocast_kinds()))
 
 
-@contextlib.contextmanager
-def without_autocast() -> Generator[None, None, None]:
+def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Have operations in the dtypes that they are given: a trace has all casts, and would get others on top."""
+    return _switched_off() if is_autocast_on() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _switched_off() -> Generator[None, None, None]:
     with contextlib.ExitStack() as stack:
         for kind in filter(torch.is_autocast_enabled, autocast_kinds()):
             stack.enter_context(torch.autocast(kind, enabled=False))

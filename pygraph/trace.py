@@ -141,10 +141,9 @@ def trace_call(
     with _LOCK, no_collection(), _dispatch_kept():
         recording, static = record_call(fn, args, kwargs, static, name)
         now = Environment(fn, objects_among(args, kwargs), recording.gradients)
-        if isinstance(fn, Rebinding):
-            now.release(fn.rebound())
         program = _functional(recording)
         if isinstance(fn, Rebinding):
+            now.release(fn.rebound())
             fn.check(program)
         return Traced(program, static, now)
 
@@ -216,11 +215,11 @@ def _clear_frames(error: BaseException) -> None:
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
-        error_or_none = chain.pop()
-        if error_or_none is not None and id(error_or_none) not in seen:
-            seen.add(id(error_or_none))
-            traceback.clear_frames(error_or_none.__traceback__)
-            chain += [error_or_none.__cause__, error_or_none.__context__]
+        link = chain.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            chain += [link.__cause__, link.__context__]
 
 
 def _functional(recording: Recording) -> Program:

@@ -196,7 +196,7 @@ class Pullback(HasEngines):
         passed: The function's tensors that the forward's Program takes; the others are captured.
         count: How many tensors the function returns.
         dims: Where batches are in them.
-        returned_count: How many of its results the backward reads.
+        first_result: Where among the tensors that are kept the results begin that the backward reads.
     """
 
     def __init__(self, forward: _BoundForward, joint: _Joint, traced: Traced) -> None:
@@ -212,12 +212,12 @@ class Pullback(HasEngines):
         returned = {source.index for source in self.parts.sources if source.of == "result"}
         self._returned = [joint.tensor_leaves.index(leaf) for leaf in sorted(returned)]
         self._leaves = sorted(returned)
-        self.returned_count = len(returned)
         self._saved = sum(source.of == "saved" for source in self.parts.sources)
+        self.first_result = self.inner.arity + self._saved
         of_all = Formula.of(self.parts.backward, self.parts.sources, joint.differentiated)
         self._formulas: dict[frozenset[int], Formula | None] = {frozenset(of_all.results): of_all}
         self._taken = frozenset(of_all.results)
-        self._needed: dict[frozenset[int], set[int]] = {}
+        self._needed = {self._taken: self._read_by(of_all)}
         self._backwards: dict[tuple[frozenset[int], tuple[bool, ...]], Backward] = {}
 
     def places(self, formula: Formula) -> list[int]:
@@ -267,7 +267,7 @@ class Pullback(HasEngines):
 
     def reads(self, tensors: Sequence[torch.Tensor]) -> tuple[set[int], list[torch.Tensor]]:
         """Which of the function's tensors the backward reads, and the others that it reads."""
-        passed = {self.passed[s.index] for s in self.parts.sources if s.of == "argument" and s.spec is not None}
+        passed = {index for index in self._needed[self._taken] if index < self.inner.arity}
         captured = {tensor.data_ptr(): tensor for tensor in self.parts.captured}
         bound = {
             i for i, t in enumerate(tensors) if i not in self.passed and captured.pop(t.data_ptr(), None) is not None
@@ -292,7 +292,7 @@ class Pullback(HasEngines):
             if source.of == "saved":
                 found.add(arity + source.index)
             elif source.of == "result":
-                found.add(arity + self._saved + self._leaves.index(source.index))
+                found.add(self.first_result + self._leaves.index(source.index))
             elif source.of == "argument" and source.spec is not None:
                 found.add(self.passed[source.index])
         return found

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from pygraph.composition.joint import Pullback
-from pygraph.composition.levels import is_dual_level, levels
-from pygraph.composition.unread import GONE, Kind, Unread, kind_of, without_memory
+from pygraph.composition.levels import is_dual_level, levels, saved_tensors_hooks
+from pygraph.composition.unread import Held, Unread
 
 
 class Kept:
@@ -47,15 +47,18 @@ class Kept:
             for index, tensor in enumerate(tensors):
                 if index not in read:
                     self._slots[index] = Unread(tensor, watched=index not in updated)
-            if not is_dual_level() and not _are_hooked() and not any(tensor.is_inference() for tensor in kept):
+            if (
+                not is_dual_level()
+                and saved_tensors_hooks() is None
+                and not any(tensor.is_inference() for tensor in kept)
+            ):
                 self._waiting = set(rule.differentiated)
         self._is_own = bool(self._waiting)
         if self._is_own:
-            first_result = len(kept) - rule.returned_count
             for index, tensor in enumerate(kept):
                 if self._slots[index] is None:
                     # A result refers to this; what was saved has no history.
-                    self._slots[index] = _Read(tensor.detach() if index >= first_result else tensor)
+                    self._slots[index] = _Read(tensor.detach() if index >= rule.first_result else tensor)
             found_inside = (tensors[index] for index in read if index not in rule.passed)
             self._watched = [_Read(tensor) for tensor in (*captured, *found_inside)]
             self.saved: list[torch.Tensor] = []
@@ -101,42 +104,19 @@ class Kept:
         return not self._waiting
 
 
-class _Read:
+class _Read(Held):
     """A tensor that a backward reads."""
 
-    __slots__ = ("_kind", "_tensor", "_version")
-
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor: torch.Tensor | None = tensor
-        self._version = tensor._version
-        self._kind: Kind | None = None
+        super().__init__(tensor, tensor._version)
 
-    def restore(self) -> torch.Tensor:
-        """The tensor, or one of its kind."""
-        if self._tensor is not None:
-            return self._tensor
-        assert self._kind is not None
-        return without_memory(*self._kind)
-
-    def check(self) -> None:
-        """Complain if it is not as it was, in the words of torch."""
-        tensor = self._tensor
-        if tensor is None:
-            raise RuntimeError(GONE)
+    def check(self) -> torch.Tensor:
+        """The tensor; complain if it is not as it was, in the words of torch."""
+        tensor = super().check()
         if tensor._version != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a"
                 f" tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected version"
                 f" {self._version} instead."
             )
-
-    def release(self) -> None:
-        """Let it go."""
-        if self._tensor is not None:
-            self._kind, self._tensor = kind_of(self._tensor), None
-
-
-def _are_hooked() -> bool:
-    """Whether somebody sees what is saved. Private; checked with torch 2.11 and 2.13."""
-    autograd: Any = torch._C._autograd  # pyright: ignore
-    return autograd._top_saved_tensors_default_hooks(True) is not None
+        return tensor

@@ -32,7 +32,7 @@ from pygraph.composition.outcome import Outcome, View
 from pygraph.composition.repeating import Before
 from pygraph.composition.sharing import without_bases
 from pygraph.composition.sites import InlineError, find_site
-from pygraph.composition.unread import kind_of, without_memory
+from pygraph.composition.unread import without_memory
 
 if TYPE_CHECKING:
     from pygraph.transformed import Transformed
@@ -104,7 +104,9 @@ class Call:
         if is_dual_level():  # tangents are written to what is returned
             found = [r.clone() if index in twins or _is_expanded(r) else r for index, r in enumerate(found)]
         else:
-            found = [without_memory(*kind_of(r)) if index in twins else r for index, r in enumerate(found)]
+            found = [
+                without_memory(r.shape, r.dtype, r.device) if index in twins else r for index, r in enumerate(found)
+            ]
         plain = [r.detach() if r.requires_grad or index in same else r for index, r in enumerate(found)]
         return tuple(without_bases(plain, tensors))
 

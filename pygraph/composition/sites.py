@@ -29,6 +29,7 @@ from pygraph.composition.levels import (
     is_tracked,
     levels,
     plain_of,
+    saved_tensors_hooks,
 )
 from pygraph.composition.repeating import Effects
 from pygraph.composition.sharing import Shared, shared_results
@@ -147,8 +148,7 @@ _NO_RULE = "Batching rule not implemented"  # torch 2.11 and 2.13
 
 def _saved_tensors_are_changed() -> bool:
     """Whether what is saved may not be what is restored; checkpoints restore what their functions save again."""
-    autograd: Any = torch._C._autograd  # pyright: ignore  # checked with torch 2.11 and 2.13
-    hooks: Any = autograd._top_saved_tensors_default_hooks(True)
+    hooks = saved_tensors_hooks()
     return hooks is not None and hooks[0].__module__ != torch.utils.checkpoint.__name__
 
 

@@ -1,17 +1,50 @@
-"""Tensors that only a derivative of a gradient needs."""
+"""Tensors that are kept for derivatives, and those that only a derivative of a gradient needs."""
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-Kind: TypeAlias = "tuple[torch.Size, torch.dtype, torch.device]"
+
+class Held:
+    """A tensor that can be let go.
+
+    Args:
+        tensor: The tensor.
+        version: The version that it must stay at; None if any will do.
+    """
+
+    __slots__ = ("_kind", "_tensor", "_version")
+
+    def __init__(self, tensor: torch.Tensor, version: int | None) -> None:
+        self._tensor: torch.Tensor | None = tensor
+        self._version = version
+        self._kind = tensor.shape, tensor.dtype, tensor.device
+
+    def release(self) -> None:
+        """Let it go."""
+        self._tensor = None
+
+    def check(self) -> torch.Tensor:
+        """The tensor; complain if it has been let go, in the words of torch."""
+        if self._tensor is None:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time (or directly access saved tensors after they have"
+                " already been freed). Saved intermediate values of the graph are freed when you call .backward() or"
+                " autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or"
+                " if you need to access saved tensors after calling backward."
+            )
+        return self._tensor
+
+    def restore(self) -> torch.Tensor:
+        """The tensor; if it has been let go, one of its kind, for what does not read it."""
+        return without_memory(*self._kind) if self._tensor is None else self._tensor
 
 
-class Unread:
+class Unread(Held):
     """A tensor that a call was passed and its backward does not read.
 
     The caller may update it, also with results of the call: then it would keep itself alive, through a history that
@@ -23,24 +56,13 @@ class Unread:
     """
 
     def __init__(self, tensor: torch.Tensor, *, watched: bool) -> None:
-        self._tensor: torch.Tensor | None = tensor
+        kept: Any = tensor
         if tensor.grad_fn is not None:
             with torch.enable_grad():
-                self._tensor = _Twin.apply(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+                kept = _Twin.apply(tensor)  # pyright: ignore[reportAttributeAccessIssue]
         elif not tensor.requires_grad:
-            self._tensor = tensor.detach()
-        self._version = tensor._version if watched and not tensor.is_inference() else None
-        self._kind: Kind | None = None
-
-    def release(self) -> None:
-        """Let it go; backwards that do not read it either get one of its kind."""
-        if self._tensor is not None:
-            self._kind, self._tensor = kind_of(self._tensor), None
-
-    def check(self) -> None:
-        """Complain if it has been let go."""
-        if self._tensor is None:
-            raise RuntimeError(GONE)
+            kept = tensor.detach()
+        super().__init__(kept, tensor._version if watched and not tensor.is_inference() else None)
 
     def restore(self) -> torch.Tensor:
         """The tensor, for a backward.
@@ -48,28 +70,16 @@ class Unread:
         Raises:
             RuntimeError: The backward may be differentiated, and the tensor has been updated.
         """
-        if self._tensor is None:
-            assert self._kind is not None
-            return without_memory(*self._kind)
-        if torch.is_grad_enabled() and self._version is not None and self._tensor._version != self._version:
+        tensor = super().restore()
+        if self._tensor is not None and self._is_outdated(tensor):
             raise RuntimeError(
                 "an argument of a transformed function was modified by an inplace operation, and is needed for the"
                 " gradient of the gradient"
             )
-        return self._tensor
+        return tensor
 
-
-GONE = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been"
-    " freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify"
-    " retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors"
-    " after calling backward."
-)  # in the words of torch
-
-
-def kind_of(tensor: torch.Tensor) -> Kind:
-    """What `without_memory` takes."""
-    return tensor.shape, tensor.dtype, tensor.device
+    def _is_outdated(self, tensor: torch.Tensor) -> bool:
+        return torch.is_grad_enabled() and self._version is not None and tensor._version != self._version
 
 
 def without_memory(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

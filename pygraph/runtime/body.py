@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pygraph.autocasting import is_autocast_on, without_autocast
+from pygraph.autocasting import without_autocast
 from pygraph.effects import is_host_number, is_selection, is_view, root, written_arguments
 from pygraph.evaluate import clone_strided
 from pygraph.program import Captured, Program, TensorSpec
@@ -99,7 +98,7 @@ class RegionBody:
         statics: Sequence[torch.Tensor] | None = None,
     ) -> list[Any]:
         """Run the nodes and return the values of ``outputs``; ``mark(i)`` is called before node ``i``."""
-        with without_autocast() if is_autocast_on() else contextlib.nullcontext():
+        with without_autocast():
             return self._run(inputs, numbers, mark, statics)
 
     def _run(

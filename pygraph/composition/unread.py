@@ -56,7 +56,7 @@ class Unread(Held):
     """
 
     def __init__(self, tensor: torch.Tensor, *, watched: bool) -> None:
-        kept: Any = tensor
+        kept: torch.Tensor = tensor
         if tensor.grad_fn is not None:
             with torch.enable_grad():
                 kept = _Twin.apply(tensor)  # pyright: ignore[reportAttributeAccessIssue]

@@ -56,13 +56,12 @@ class Unread(Held):
     """
 
     def __init__(self, tensor: torch.Tensor, *, watched: bool) -> None:
-        kept: torch.Tensor = tensor
+        super().__init__(tensor, tensor._version if watched and not tensor.is_inference() else None)
         if tensor.grad_fn is not None:
             with torch.enable_grad():
-                kept = _Twin.apply(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+                self._tensor = _Twin.apply(tensor)  # pyright: ignore[reportAttributeAccessIssue]
         elif not tensor.requires_grad:
-            kept = tensor.detach()
-        super().__init__(kept, tensor._version if watched and not tensor.is_inference() else None)
+            self._tensor = tensor.detach()
 
     def restore(self) -> torch.Tensor:
         """The tensor, for a backward.

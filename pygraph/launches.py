@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -23,6 +23,22 @@ Number = int | float | bool | complex
 Kind = Literal["written", "read", "number", "constant"]
 """Where a kernel gets an argument: from the tensors that it writes, those that it only reads, the numbers that the
 node holds, or the constants of the launch."""
+
+
+class Launchable(Protocol):
+    """What ``pygraph::launch`` launches."""
+
+    @property
+    def kernel(self) -> Any:
+        """What has ``run`` and ``fn``."""
+
+    def __call__(
+        self, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], numbers: Sequence[Number]
+    ) -> None:
+        """Launch the kernel on the current stream."""
+
+    def signature(self) -> Any:
+        """What two launches that are the same have in common."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,12 +101,12 @@ def kernel_name(kernel: Any) -> str:
     return getattr(kernel, "__name__", type(kernel).__name__)
 
 
-_LAUNCHES: dict[str, Launch] = {}
+_LAUNCHES: dict[str, Launchable] = {}
 _NAMES: dict[str, str] = {}
 _LOCK = threading.Lock()
 
 
-def register(launch: Launch) -> str:
+def register(launch: Launchable) -> str:
     """The name under which ``pygraph::launch`` finds a launch: the kernel's, numbered if others have it already."""
     signature = launch.signature()
     with _LOCK:
@@ -103,7 +119,7 @@ def register(launch: Launch) -> str:
         return _NAMES[signature]
 
 
-def launch_of(name: str) -> Launch:
+def launch_of(name: str) -> Launchable:
     """The launch that was registered under a name."""
     return _LAUNCHES[name]
 

@@ -1,11 +1,12 @@
 """The library's own operations: memory behind a pointer table, and host values that are read at every call.
 
-======================  ================================================================================
-``pygraph::load``       a tensor over the memory that one entry of a table of addresses points to
-``pygraph::store``      writes a tensor to the memory that one entry of a table points to
-``pygraph::scalar``     a 0-d device tensor of a host number, refreshed at every call or replay
-``pygraph::cotangent``  stands for the gradient of a result, where a forward and its backward are traced as one
-======================  ================================================================================
+========================  ==============================================================================
+``pygraph::load``         a tensor over the memory that one entry of a table of addresses points to
+``pygraph::store``        writes a tensor to the memory that one entry of a table points to
+``pygraph::scalar``       a 0-d device tensor of a host number, refreshed at every call or replay
+``pygraph::reinterpret``  a view of a tensor, laid out relative to its first element
+``pygraph::cotangent``    stands for the gradient of a result, where a forward and its backward are traced as one
+========================  ==============================================================================
 
 They work on every device, under ``FakeTensorMode``, ``make_fx`` and ``torch.func.functionalize``. A device other
 than ``cpu`` and ``cuda`` says how to make a tensor over its memory with `register_memory_view`.
@@ -32,6 +33,7 @@ _LIBRARY.define(
 )
 _LIBRARY.define("store(Tensor table, int slot, Tensor value) -> ()")
 _LIBRARY.define("scalar(Scalar value, *, ScalarType dtype, Device device) -> Tensor")
+_LIBRARY.define("reinterpret(Tensor(a) self, int[] size, int[] stride, int offset) -> Tensor(a)")
 _LIBRARY.define("cotangent(Tensor result, int index) -> Tensor")
 
 _MEMORY_VIEWS: dict[str, MemoryView] = {}
@@ -224,6 +226,26 @@ def _scalar_fake(value: Number, *, dtype: torch.dtype, device: torch.device) -> 
     return torch.empty((), dtype=dtype, device=device)
 
 
+def reinterpret(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """A view of ``tensor``'s memory, like ``as_strided``, but wherever the tensor is in its storage.
+
+    Args:
+        tensor: Any tensor.
+        size: Shape of the view.
+        stride: Its strides in elements.
+        offset: Elements from the first one of ``tensor`` to that of the view.
+
+    >>> reinterpret(torch.arange(6.0)[1:], (2, 2), (2, 1), 1)
+    tensor([[2., 3.],
+            [4., 5.]])
+    """
+    return torch.ops.pygraph.reinterpret.default(tensor, list(size), list(stride), offset)
+
+
+def _reinterpret(tensor: torch.Tensor, size: list[int], stride: list[int], offset: int) -> torch.Tensor:
+    return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
+
+
 def cotangent(result: torch.Tensor, index: int) -> torch.Tensor:
     """A tensor like ``result`` that stands for its gradient; no Program that runs has one.
 
@@ -254,6 +276,7 @@ def _register() -> None:
         ("load", _load, _load_fake),
         ("store", _store, _store_fake),
         ("scalar", _scalar, _scalar_fake),
+        ("reinterpret", _reinterpret, _reinterpret),
         ("cotangent", _cotangent, _cotangent),
     ):
         _LIBRARY.impl(name, real, "CompositeExplicitAutograd")

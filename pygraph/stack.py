@@ -14,6 +14,7 @@ from pygraph.jit import make_options, transformed
 from pygraph.program import MECHANISMS, Mechanism, Program
 from pygraph.transformed import PASSES, Options, Transformed
 from pygraph.transforms.devicify import devicify_program
+from pygraph.transforms.fuse import fuse_program
 from pygraph.transforms.graphify import graphify_program
 from pygraph.transforms.indirect import indirect_program
 from pygraph.transforms.select import select_program
@@ -41,6 +42,30 @@ def devicify(fn: Any = None, /) -> Any:
         [2.5, 2.5]
     """
     return _apply("devicify", fn, devicify_program, {})
+
+
+def fuse(fn: Any = None, /) -> Any:
+    """Have Inductor fuse the device's operations to fewer kernels.
+
+    See `pygraph.transforms.fuse.fuse_program` for the IR. Results are within the dtype's tolerance of eager's, random
+    numbers the same. Devices other than ``cuda`` keep their operations, and ``explain()`` says so.
+
+    Args:
+        fn: A function, a module, or a Program at stage ``aten``.
+
+    Returns:
+        The same kind of thing.
+
+    Raises:
+        StageError: It or a later transform has been applied already.
+
+    Example:
+        >>> import torch, pygraph
+        >>> x = torch.ones(2, device=pygraph.default_device())
+        >>> pygraph.graphify(pygraph.indirect(pygraph.fuse(lambda x: x.exp() + 1)))(x).shape
+        torch.Size([2])
+    """
+    return _apply("fuse", fn, fuse_program, {})
 
 
 def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:

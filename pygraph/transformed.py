@@ -25,7 +25,7 @@ from pygraph.errors import FallbackError, GradientError, StateChangeError, Trace
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
 from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
-from pygraph.lowering.aten import written_inputs
+from pygraph.lowering.aten import lower, written_inputs
 from pygraph.native import build
 from pygraph.native.callpath import CallPath, live_numbers
 from pygraph.program import Argument, Base, Captured, Fallback, Mechanism, Program
@@ -39,13 +39,17 @@ from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
 from pygraph.trace import Traced, trace_call
 from pygraph.tracing.leaves import static_leaves
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
+from pygraph.transforms.fuse import fuse_program
 from pygraph.transforms.graphify import graphify_program
 from pygraph.transforms.indirect import indirect_program
 
 P = ParamSpec("P")
 R = TypeVar("R")
-PASSES = ("devicify", "indirect", "graphify", "select")
+PASSES = ("devicify", "fuse", "indirect", "graphify", "select")
 """The transforms in the order in which they are applied."""
+
+UNFUSED = tuple(name for name in PASSES if name != "fuse")
+"""Those that leave the kernels as they are."""
 
 # After this many traces of one kind of call that were outdated by changes in what the function closes over, the
 # function is taken to change it at every call, and runs as it is.
@@ -435,6 +439,8 @@ class Transformed(Generic[P, R]):
                 if stuck and "graphify" in self.passes:
                     static = traced.static_leaves | stuck
                     continue
+            if "fuse" in self.passes and program.stage == "aten":
+                program = check_program(_fused(program, args, kwargs))
             if "indirect" in self.passes:
                 program = check_program(indirect_program(program, self.options.mechanism))
             if "graphify" in self.passes:
@@ -588,6 +594,24 @@ def _lookup(module: str, path: str) -> Any:
 def default_accelerator() -> str:
     """The type of the machine's accelerator, or of the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _fused(program: Program, args: Any, kwargs: Any) -> Program:
+    """The Program with fused kernels, which read tensors where their place in their storage says that they are."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [(d.path, d.spec, leaves[d.leaf]) for d in program.inputs if isinstance(d, Argument)]
+    tensors += [(d.path, d.spec, leaves[d.start]) for d in program.inputs if isinstance(d, Base)]
+    tensors += [(d.name, d.spec, d.value) for d in program.inputs if isinstance(d, Captured)]
+    for path, spec, tensor in tensors:
+        first = tensor.data_ptr() - spec.offset * tensor.element_size() if tensor.is_cuda and tensor.numel() else 0
+        if first % _VECTOR:
+            note = Fallback("fusion", f"the storage of {path} does not begin at a multiple of {_VECTOR} bytes")
+            return lower(program.replace(fallbacks=(*program.fallbacks, note)))
+    return fuse_program(program)
+
+
+_VECTOR = 16
+"""Inductor's kernels read this many bytes at once, from tensors that lie at multiples of it in their storage."""
 
 
 def _leaves_of(program: Program, inputs: set[int]) -> frozenset[int]:

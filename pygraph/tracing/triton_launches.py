@@ -182,6 +182,14 @@ def _memory(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage()._cdata, TensorSpec.of(tensor)
 
 
+def written_parameters(kernel: Any, meta: Mapping[str, Any]) -> list[str]:
+    """Names of the tensor parameters that a kernel of Inductor's, made of a user's code, writes or may write."""
+    function = _jit_function(kernel)
+    if function.fn is None:  # it was compiled in another process, which has the code
+        return [name for name, value in meta.items() if isinstance(value, torch.Tensor)]
+    return _written(kernel, function, {**meta, **kernel.configs[0].kwargs})
+
+
 def _written(kernel: Any, function: Any, meta: Mapping[str, Any]) -> list[str]:
     """Names of the tensor parameters that the kernel writes, or may write."""
     tensors = [name for name, value in meta.items() if isinstance(value, torch.Tensor)]

@@ -8,20 +8,18 @@ from collections.abc import Iterable
 from torch import fx
 
 from pygraph.effects import (
-    device_of,
     host_reason,
     is_host_number,
-    is_random,
     is_selection,
     is_view,
     root,
-    written_arguments,
 )
 from pygraph.errors import StageError, describe
 from pygraph.lowering.aten import lower
 from pygraph.printing import target_text
 from pygraph.program import Fallback, Program, Region, Way
 from pygraph.transforms.indirect import is_load, is_store
+from pygraph.transforms.schedule import alternating_runs, is_work, touches_device
 
 
 def graphify_program(program: Program) -> Program:
@@ -72,11 +70,11 @@ def graphify_program(program: Program) -> Program:
     graph = module.graph
     reasons: dict[fx.Node, str] = {}
     for node in graph.nodes:
-        if _is_work(node):
+        if is_work(node):
             reason = node.meta.get("refused") or _reason(node)
             if reason is not None:
                 reasons[node] = reason
-    schedule = _schedule(graph, reasons)
+    schedule = alternating_runs(graph, reasons)
     _rebuild(graph, schedule)
     module.recompile()
     regions: list[Region] = []
@@ -84,7 +82,7 @@ def graphify_program(program: Program) -> Program:
         if recordable:
             regions.append(Region(index, "graph", way))
             continue
-        on_device = [node for node in nodes if _touches_device(node)]
+        on_device = [node for node in nodes if touches_device(node)]
         if not on_device:
             regions.append(Region(index, "host", "launch"))
             continue
@@ -104,81 +102,12 @@ def _name(node: fx.Node) -> str:
     return target_text(node.target)
 
 
-def _is_work(node: fx.Node) -> bool:
-    return node.op == "call_function" and not is_view(node) and not is_load(node) and not is_store(node)
-
-
 def _reason(node: fx.Node) -> str | None:
     if is_selection(node):
         return None  # goes where its source goes
-    if is_host_number(node) and not _touches_device(node):
+    if is_host_number(node) and not touches_device(node):
         return "host arithmetic"
     return host_reason(node)
-
-
-def _touches_device(node: fx.Node) -> bool:
-    """Whether a node reads or makes tensors on an accelerator."""
-    if is_selection(node):
-        return False
-    devices = [device_of(argument) for argument in node.all_input_nodes] + [device_of(node)]
-    unknown = node.meta.get("spec") is None and not is_store(node)
-    return unknown or any(device is not None and device.type not in ("cpu", "meta") for device in devices)
-
-
-def _schedule(graph: fx.Graph, reasons: dict[fx.Node, str]) -> list[tuple[bool, list[fx.Node]]]:
-    """Order the work nodes in alternating runs of recordable and other nodes, starting with the others."""
-    work = [node for node in graph.nodes if _is_work(node)]
-    needs = _dependencies(graph, work)
-    waiting = dict.fromkeys(work)
-    done: set[fx.Node] = set()
-    runs: list[tuple[bool, list[fx.Node]]] = []
-    recordable = False
-    while waiting:
-        run: list[fx.Node] = []
-        for node in list(waiting):
-            if (_leader(node) not in reasons) == recordable and needs[node] <= done:
-                run.append(node)
-                done.add(node)
-                del waiting[node]
-        if run:
-            runs.append((recordable, run))
-        recordable = not recordable
-    return runs
-
-
-def _leader(node: fx.Node) -> fx.Node:
-    """The node that decides where this one runs: a selection follows its source."""
-    while is_selection(node):
-        node = node.args[0]  # pyright: ignore[reportAssignmentType]
-    return node
-
-
-def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
-    """What must have run before each work node: its data, random draws in order, and writes in order."""
-    needs: dict[fx.Node, set[fx.Node]] = {node: set() for node in work}
-    last_random: fx.Node | None = None
-    readers: dict[fx.Node, list[fx.Node]] = {}
-    writer: dict[fx.Node, fx.Node] = {}
-    for node in work:
-        memory = [root(argument) for argument in node.all_input_nodes]
-        for origin in memory:
-            if origin in needs:
-                needs[node].add(origin)
-            if origin in writer:
-                needs[node].add(writer[origin])
-        for written in written_arguments(node):
-            origin = root(written)
-            needs[node].update(reader for reader in readers.get(origin, ()) if reader is not node)
-            writer[origin] = node
-            readers[origin] = []
-        for origin in memory:
-            readers.setdefault(origin, []).append(node)
-        if is_random(node):
-            if last_random is not None:
-                needs[node].add(last_random)
-            last_random = node
-        needs[node].discard(node)
-    return needs
 
 
 def _rebuild(graph: fx.Graph, schedule: list[tuple[bool, list[fx.Node]]]) -> None:
@@ -252,7 +181,7 @@ def refuse(program: Program, nodes: Iterable[fx.Node], reason: str) -> Program:
 
 def kernels(nodes: Iterable[fx.Node]) -> int:
     """How many of the nodes are device work."""
-    return sum(_is_work(node) and _touches_device(node) for node in nodes)
+    return sum(is_work(node) and touches_device(node) for node in nodes)
 
 
 def with_ways(program: Program, ways: dict[int, tuple[Way, tuple[tuple[str, float], ...]]]) -> Program:

@@ -20,7 +20,7 @@ import pygraph
 from pygraph.errors import ArgumentError, DonatedError
 from pygraph.jit import make_options, transformed
 from pygraph.runtime.devices import driver_for
-from pygraph.transformed import PASSES
+from pygraph.transformed import UNFUSED
 
 
 def ones(device: torch.device, *shape: int) -> torch.Tensor:
@@ -36,7 +36,7 @@ STILL_READ = "it is still read when a result of its layout is written"
 
 def replayed(fn: Any, **options: Any) -> Any:
     """Donating, and always as graphs: jit runs tiny functions as ordinary launches, which take over no memory."""
-    return transformed(fn, PASSES[:-1], make_options(**options))
+    return transformed(fn, UNFUSED[:-1], make_options(**options))
 
 
 def notes(fn: Any) -> dict[str, set[str | None]]:

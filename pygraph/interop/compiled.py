@@ -1,0 +1,376 @@
+"""One graph of AOTAutograd's as a callable that replays: static inputs bound, results in the order that it expects.
+
+AOTAutograd passes a list with everything: parameters, buffers, what its forward has saved, sizes, the caller's tensors.
+Those that are the same tensors at every call become captured tensors of a Program, the sizes its constants, the rest
+its arguments. Results that are inputs, or views of them, need no graph: they are put where they belong after the call.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from pygraph import ops
+from pygraph.effects import is_random, root
+from pygraph.environment import Environment
+from pygraph.lowering.inductor import FusedGraph
+from pygraph.lowering.wrapper import KernelGraph
+from pygraph.program import (
+    Argument,
+    Captured,
+    Fallback,
+    Input,
+    Program,
+    Result,
+    TensorSpec,
+    graph_module,
+    output_values,
+    tensor_specs,
+)
+from pygraph.trace import SelfTracing, Traced, trace_call
+from pygraph.transformed import Options, Transformed
+
+_MAX_BINDINGS = 8
+"""So many sets of static inputs have graphs of their own; after that they are arguments like others."""
+
+
+class Source(Protocol):
+    """How a graph becomes a function of the inputs that change."""
+
+    def bind(self, inputs: Sequence[Any], static: Sequence[int]) -> Bound:
+        """The function, with the inputs at the positions ``static`` as they are now."""
+        ...
+
+
+class Bound(SelfTracing):
+    """A graph as a function of the inputs that change.
+
+    Attributes:
+        passed: Positions of those inputs.
+        passes: The transforms that are applied to its Program.
+        returned: What the graph returns: a position among what this function returns, or what to do with all inputs.
+    """
+
+    passed: tuple[int, ...]
+    passes: tuple[str, ...]
+    returned: tuple[int | Callable[[Sequence[Any]], Any], ...] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Run with ordinary launches."""
+        raise NotImplementedError
+
+
+class Replaying:
+    """What AOTAutograd calls: takes a list of all inputs, empties it, and returns a list of results.
+
+    Args:
+        source: The graph.
+        static: Positions of the inputs that are expected to be the same tensors at every call; None for those that are
+            parameters.
+        options: Options of the function; the numbers among the inputs are always static.
+        root: The function whose memory all graphs share.
+        name: What it is called in reports.
+    """
+
+    def __init__(
+        self, source: Source, static: Sequence[int] | None, options: Options, root: Transformed[..., Any], name: str
+    ) -> None:
+        self._boxed_call = True  # how torch knows that inputs come in a list; wrappers copy what an instance has
+        self._source = source
+        self._static = static
+        self._options = options
+        self._root = root
+        self.__name__ = name
+        self._engines: collections.OrderedDict[tuple[int, ...], _Engine] = collections.OrderedDict()
+        self._last: _Engine | None = None
+        self._bindings = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run."""
+        engine = self._last
+        if engine is None or not engine.fits(inputs):
+            engine = self._engine(inputs)
+        return engine(inputs)
+
+    def _engine(self, inputs: Sequence[Any]) -> _Engine:
+        with self._lock:
+            if self._static is None:
+                self._static = [i for i, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)]
+            static = self._static if self._bindings <= _MAX_BINDINGS else ()
+            key = tuple(id(inputs[index]) for index in static)
+            engine = self._engines.get(key)
+            if engine is None or not engine.fits(inputs):
+                self._bindings += 1
+                if self._bindings > _MAX_BINDINGS:
+                    self._forget()
+                    static, key = (), ()
+                bound = self._source.bind(inputs, static)
+                engine = self._engines[key] = _Engine(bound, inputs, static, self._options, self._root, self.__name__)
+            self._last = engine
+            return engine
+
+    def _forget(self) -> None:
+        for engine in self._engines.values():
+            engine.function.forget()
+        self._engines.clear()
+
+    def functions(self) -> list[Transformed[..., Any]]:
+        """The transformed functions behind it, one for each set of static inputs."""
+        return [engine.function for engine in list(self._engines.values())]
+
+    def __del__(self) -> None:
+        for engine in self.__dict__.get("_engines", {}).values():
+            engine.function.forget()
+
+
+class _Engine:
+    """A graph with its static inputs bound."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        inputs: Sequence[Any],
+        static: Sequence[int],
+        options: Options,
+        root: Transformed[..., Any],
+        name: str,
+    ) -> None:
+        self._static = [inputs[index] for index in static]
+        self._pick_static = _picker(static)
+        self._pick_passed = _picker(bound.passed)
+        numbers = tuple(
+            place for place, index in enumerate(bound.passed) if not isinstance(inputs[index], torch.Tensor)
+        )
+        bound.__name__ = name  # pyright: ignore[reportAttributeAccessIssue]
+        own = Options(
+            numbers, (), options.max_graphs, options.strict, options.timer, options.mechanism, options.reuse_outputs
+        )
+        self.function: Transformed[..., Any] = Transformed(bound, bound.passes, own, root)
+        self._bound = bound
+
+    def fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether its static inputs are these."""
+        return all(map(operator.is_, self._pick_static(inputs), self._static))
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        results = self.function(*self._pick_passed(inputs))
+        returned = self._bound.returned
+        if returned is None:
+            inputs.clear()
+            return results
+        found = [results[entry] if isinstance(entry, int) else entry(inputs) for entry in returned]
+        inputs.clear()
+        return found
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    if len(positions) < 2:
+        return lambda values: tuple(values[index] for index in positions)
+    return operator.itemgetter(*positions)  # pyright: ignore[reportReturnType]
+
+
+# ---- a graph that Inductor has compiled ------------------------------------------------------------------------
+
+
+class FusedSource:
+    """A graph whose kernels are Inductor's.
+
+    Args:
+        graph: The compiled graph.
+        draws: The random draws in the order in which eager makes them.
+        otherwise: How the graph runs if Inductor has put them in another order.
+    """
+
+    def __init__(self, graph: FusedGraph, draws: Sequence[Any] = (), otherwise: Source | None = None) -> None:
+        self._graph = graph
+        self._draws = list(draws)
+        self._otherwise = otherwise
+
+    def bind(self, inputs: Sequence[Any], static: Sequence[int]) -> Bound:
+        """The function, with the inputs at the positions ``static`` as they are now."""
+        bound = _FusedBound(self._graph, inputs, static)
+        if self._otherwise is not None and bound.draws != self._draws:
+            return self._otherwise.bind(inputs, static)
+        return bound
+
+
+def draws_of(graph: fx.Graph) -> list[tuple[str, tuple[int, ...]]]:
+    """The random draws of a graph whose nodes have specs: the operation, and the shape of what is drawn."""
+    found: list[tuple[str, tuple[int, ...]]] = []
+    for node in graph.nodes:
+        if is_random(node):
+            spec = next(iter(tensor_specs(node.meta["spec"])), None)
+            shape = () if spec is None else spec.shape
+            found.append((str(node.target), () if -1 in shape else shape))
+    return found
+
+
+class _FusedBound(Bound):
+    passes = ("indirect", "graphify", "select")
+
+    def __init__(self, graph: FusedGraph, inputs: Sequence[Any], static: Sequence[int]) -> None:
+        self._graph = graph
+        self._count = len(inputs)
+        self._static = {index: inputs[index] for index in static}
+        self.passed = tuple(index for index in range(len(inputs)) if index not in self._static)
+        kernels, _ = self._kernels([inputs[index] for index in self.passed])
+        self.draws = draws_of(kernels.module.graph)
+        self._plan_results(kernels, inputs)
+
+    def __call__(self, *args: Any) -> Any:
+        results = self._graph(self._all(args))
+        return [results[index] for index in self._fresh]
+
+    def _all(self, args: Sequence[Any]) -> list[Any]:
+        given = iter(args)
+        return [self._static[index] if index in self._static else next(given) for index in range(self._count)]
+
+    def _kernels(self, args: Sequence[Any]) -> tuple[KernelGraph, Fallback | None]:
+        values = self._all(args)
+        return self._graph.kernels([TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for v in values])
+
+    def _plan_results(self, kernels: KernelGraph, inputs: Sequence[Any]) -> None:
+        """Tell results that the graph makes from those that are inputs, or views of them, or there already."""
+        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        position = dict(zip(kernels.module.graph.find_nodes(op="placeholder"), tensors, strict=False))
+        returned: list[int | Callable[[Sequence[Any]], Any]] = []
+        fresh: dict[Any, int] = {}
+        self._fresh: list[int] = []
+        for index, value in enumerate(output_values(kernels.module.graph)):
+            if not isinstance(value, fx.Node):
+                returned.append(_Constant(value))
+            elif root(value) in position:
+                returned.append(_Passed(position[root(value)], None if value in position else value.meta["spec"]))
+            elif value in fresh:
+                returned.append(fresh[value])
+            else:
+                fresh[value] = len(self._fresh)
+                returned.append(fresh[value])
+                self._fresh.append(index)
+        if returned != list(range(len(self._fresh))):
+            self.returned = tuple(returned)
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
+        kernels, note = self._kernels(args)
+        return Traced(self._program(kernels, note, args, name), static, Environment(None))
+
+    def _program(self, kernels: KernelGraph, note: Fallback | None, args: Sequence[Any], name: str) -> Program:
+        leaf = {index: place for place, index in enumerate(self.passed)}
+        inputs: list[Input] = []
+        for index, value in enumerate(self._all(args)):
+            if index in self._static:
+                kind = "parameter" if isinstance(value, torch.nn.Parameter) else "buffer"
+                inputs.append(Captured(kind, f"input {index}", value))
+            elif isinstance(value, torch.Tensor):
+                inputs.append(Argument(f"args[{leaf[index]}]", leaf[index], TensorSpec.of(value)))
+        inputs += [Captured("constant", f"constant {i}", value) for i, value in enumerate(kernels.constants)]
+        graph = fx.Graph()
+        mapping: dict[fx.Node, fx.Node] = {}
+        graph.graph_copy(kernels.module.graph, mapping)
+        for old, new in mapping.items():
+            new.meta = dict(old.meta)
+        for node, descriptor in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+            node.meta = {"spec": descriptor.spec, "source": None}  # pyright: ignore
+        values = output_values(kernels.module.graph)
+        results = [mapping[values[index]] for index in self._fresh]
+        graph.output(tuple(results))
+        outputs = tuple(Result(f"result[{place}]", place, node.meta["spec"]) for place, node in enumerate(results))
+        return Program(
+            name=name,
+            module=graph_module(torch.nn.Module(), graph),
+            inputs=tuple(inputs),
+            outputs=outputs,
+            aliases=(),
+            statics=(),
+            in_tree=pytree.tree_structure((tuple([0] * len(args)), {})),
+            out_tree=pytree.tree_structure([0] * len(results)),
+            stage="kernels",
+            history=("inductor",),
+            fallbacks=() if note is None else (note,),
+        )
+
+
+class _Constant:
+    """A result that is no tensor."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        return self._value
+
+
+class _Passed:
+    """A result that is an input, or a view of one."""
+
+    def __init__(self, index: int, spec: TensorSpec | None) -> None:
+        self._index = index
+        self._spec = spec
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        tensor = inputs[self._index]
+        spec = self._spec
+        return tensor if spec is None else ops.reinterpret(tensor, spec.shape, spec.stride, spec.offset)
+
+
+# ---- a graph of ATen operations --------------------------------------------------------------------------------
+
+
+class TracedSource:
+    """A graph that takes the way of ordinary functions: through a Program of ATen operations.
+
+    Args:
+        module: The graph.
+        passes: The transforms.
+        ordinary: What launches it ordinarily, given a list of all inputs.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, passes: tuple[str, ...], ordinary: Callable[[list[Any]], Sequence[Any]]
+    ) -> None:
+        self._module = module
+        self._passes = passes
+        self._ordinary = ordinary
+
+    def bind(self, inputs: Sequence[Any], static: Sequence[int]) -> Bound:
+        """The function, with the inputs at the positions ``static`` as they are now."""
+        return _TracedBound(self._module, self._passes, self._ordinary, inputs, static)
+
+
+class _TracedBound(Bound):
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        passes: tuple[str, ...],
+        ordinary: Callable[[list[Any]], Sequence[Any]],
+        inputs: Sequence[Any],
+        static: Sequence[int],
+    ) -> None:
+        self._module = module
+        self.passes = passes
+        self._ordinary = ordinary
+        self._count = len(inputs)
+        self._static = {index: inputs[index] for index in static}
+        self.passed = tuple(index for index in range(len(inputs)) if index not in self._static)
+
+    def __call__(self, *args: Any) -> Any:
+        return list(self._ordinary(self._all(args)))
+
+    def _all(self, args: Sequence[Any]) -> list[Any]:
+        given = iter(args)
+        return [self._static[index] if index in self._static else next(given) for index in range(self._count)]
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
+        def graph(*passed: Any) -> list[Any]:
+            return list(self._module(*self._all(passed)))
+
+        traced = trace_call(graph, args, kwargs, static=static, name=name)
+        return Traced(traced.program, traced.static_leaves, Environment(None))

@@ -1,0 +1,178 @@
+"""Fused kernels: what Inductor makes of a graph, for ordinary launches and as nodes of a Program."""
+
+# Inductor's entry points and what it returns are private. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingModuleSource=false
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import operator
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from pygraph import ops
+from pygraph.launches import Number
+from pygraph.lowering.wrapper import KernelGraph, UntraceableError, kernel_graph
+from pygraph.program import Fallback, TensorSpec, graph_module
+
+# Random numbers as in eager; one wrapper for the whole graph; and no graphs of Inductor's own.
+SETTINGS: dict[str, Any] = {
+    "fallback_random": True,
+    "graph_partition": False,
+    "triton.cudagraphs": False,
+    "cpp_wrapper": False,
+    "fx_wrapper": False,
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FusedGraph:
+    """A graph compiled by Inductor.
+
+    Attributes:
+        code: Inductor's ``CompiledFxGraph``: takes a list of inputs, which it empties, and launches ordinarily.
+        outputs: What it returns, as far as that is known: tensors by their specs, in the strides that Inductor chose.
+        written: Positions of the inputs that it updates.
+        name: What it is called in reports.
+    """
+
+    code: Callable[[list[Any]], Sequence[Any]]
+    outputs: tuple[TensorSpec | None, ...]
+    written: tuple[int, ...]
+    name: str
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run on these inputs with ordinary launches."""
+        return self.code(list(inputs))
+
+    def kernels(self, inputs: Sequence[TensorSpec | Number]) -> tuple[KernelGraph, Fallback | None]:
+        """Its kernels for inputs like these; or all of it as one node, and why."""
+        try:
+            return kernel_graph(wrapper_of(self.code), inputs), None
+        except UntraceableError as error:
+            note = Fallback(f"the kernels of {self.name}", f"they are one node, whose parts are not seen: {error}")
+            return self._as_one_node(inputs), note
+
+    def _as_one_node(self, inputs: Sequence[TensorSpec | Number]) -> KernelGraph:
+        graph = fx.Graph()
+        numbers = {index: value for index, value in enumerate(inputs) if not isinstance(value, TensorSpec)}
+        nodes: dict[int, fx.Node] = {}
+        for index, spec in enumerate(inputs):
+            if isinstance(spec, TensorSpec):
+                nodes[index] = graph.placeholder(f"arg{index}")
+                nodes[index].meta = {"spec": spec, "source": None}
+        written = [index for index in nodes if index in self.written]
+        read = [index for index in nodes if index not in self.written]
+        name = _register(_Opaque(self, tuple(written), tuple(read), numbers))
+        call = graph.call_function(
+            torch.ops.pygraph.fused.default, (name, [nodes[i] for i in written], [nodes[i] for i in read])
+        )
+        call.meta = {"spec": self.outputs, "source": None}
+        values: list[Any] = []
+        for index, spec in enumerate(self.outputs):
+            item = graph.call_function(operator.getitem, (call, index))
+            item.meta = {"spec": spec, "source": None}
+            values.append(item)
+        graph.output(tuple(values))
+        return KernelGraph(graph_module(torch.nn.Module(), graph), ())
+
+
+def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **options: Any) -> FusedGraph | None:
+    """Compile a functional graph of decomposed ATen operations, which is used up; None if it computes nothing.
+
+    Args:
+        module: The graph, as AOTAutograd makes it: updates of inputs are ``copy_`` at its end.
+        inputs: Fake tensors, and sizes.
+        name: What it is called in reports.
+        **options: As ``torch._inductor.compile_fx.compile_fx_inner`` takes them.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool, output_node
+
+    values = list(output_node(module).args[0])  # pyright: ignore
+    specs = [value.meta.get("val") if isinstance(value, fx.Node) else None for value in values]
+    code: Any = compile_fx_inner(module, inputs, **{**options, "cudagraphs": BoxedBool(False)})
+    if not hasattr(code, "mutated_input_idxs"):
+        return None
+    strides = code.output_strides or [None] * len(specs)
+    outputs = tuple(_spec(spec, stride) for spec, stride in zip(specs, strides, strict=True))
+    return FusedGraph(code, outputs, tuple(sorted(code.mutated_input_idxs)), name)
+
+
+def _spec(value: Any, stride: Sequence[str] | None) -> TensorSpec | None:
+    """The spec of an output with the strides that Inductor reports, as texts; None if a size is not known."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    layout: list[Any] = [*value.shape, *(value.stride() if stride is None else stride)]
+    numbers = [int(n) for n in layout if isinstance(n, int) or (isinstance(n, str) and n.isdigit())]
+    if len(numbers) < len(layout):
+        return None
+    rank = value.dim()
+    return TensorSpec(tuple(numbers[:rank]), tuple(numbers[rank:]), value.dtype, value.device)
+
+
+def wrapper_of(code: Any) -> Callable[[list[Any]], Sequence[Any]]:
+    """The Python function that Inductor has written, without what looks after addresses around it."""
+    function: Any = code.current_callable
+    while getattr(getattr(function, "__code__", None), "co_name", "call") != "call":
+        names = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        if "model" not in names:
+            raise UntraceableError(f"its wrapper is not found in {function.__qualname__}")
+        function = names["model"].cell_contents
+    return function
+
+
+@contextlib.contextmanager
+def settings(**more: Any) -> Generator[None, None, None]:
+    """Inductor as pygraph uses it."""
+    import torch._functorch.config as functorch_config
+    from torch._inductor import config
+
+    # What AOTAutograd keeps on disk is a whole call without us; Inductor's own cache, below it, stays on.
+    with config.patch({**SETTINGS, **more}), functorch_config.patch(enable_autograd_cache=False):
+        yield
+
+
+# ---- a graph as one node ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Opaque:
+    """A compiled graph with the order of its inputs, and the numbers among them."""
+
+    graph: FusedGraph
+    written: tuple[int, ...]
+    read: tuple[int, ...]
+    numbers: dict[int, Number]
+
+    def __call__(self, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given: dict[int, Any] = dict(self.numbers)
+        given.update(zip(self.written, written, strict=True))
+        given.update(zip(self.read, read, strict=True))
+        return list(self.graph([given[index] for index in range(len(given))]))
+
+
+_OPAQUE: dict[str, _Opaque] = {}
+_COUNT = itertools.count()
+
+
+def _register(opaque: _Opaque) -> str:
+    name = f"{opaque.graph.name}#{next(_COUNT)}"
+    _OPAQUE[name] = opaque
+    return name
+
+
+def _fused(name: str, written: list[torch.Tensor], read: list[torch.Tensor]) -> list[torch.Tensor]:
+    return _OPAQUE[name](written, read)
+
+
+def _fused_fake(name: str, written: list[torch.Tensor], read: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [spec.empty() for spec in _OPAQUE[name].graph.outputs if spec is not None]
+
+
+ops.define("fused(str graph, Tensor(a!)[] written, Tensor[] read) -> Tensor[]", _fused, _fused_fake)

@@ -5,6 +5,8 @@ Those that are the same tensors at every call become captured tensors of a Progr
 its arguments. Results that are inputs, or views of them, need no graph: they are put where they belong after the call.
 """
 
+# AOTAutograd's conventions and torch's stack of modes are private. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import collections
@@ -16,10 +18,12 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from pygraph import ops
 from pygraph.effects import is_random, root
 from pygraph.environment import Environment
+from pygraph.lowering import states
 from pygraph.lowering.inductor import FusedGraph
 from pygraph.lowering.wrapper import KernelGraph
 from pygraph.program import (
@@ -95,6 +99,12 @@ class Replaying:
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         """Run."""
+        if torch._C._len_torch_dispatch_stack() and _is_unwatched():
+            with _disable_current_modes():
+                return self._run(inputs)
+        return self._run(inputs)
+
+    def _run(self, inputs: list[Any]) -> Sequence[Any]:
         engine = self._last
         if engine is None or not engine.fits(inputs):
             engine = self._engine(inputs)
@@ -171,6 +181,14 @@ class _Engine:
         return found
 
 
+def _is_unwatched() -> bool:
+    """Whether the modes that see operations are AOTAutograd's alone: it looks at custom operations in a first call."""
+    return all(type(mode).__name__ in _BLIND for mode in _get_current_dispatch_mode_stack())
+
+
+_BLIND = frozenset({"_AnalyzeCustomOpInputOutputMode"})
+
+
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     if len(positions) < 2:
         return lambda values: tuple(values[index] for index in positions)
@@ -226,8 +244,13 @@ class _FusedBound(Bound):
         self._plan_results(kernels, inputs)
 
     def __call__(self, *args: Any) -> Any:
-        results = self._graph(self._all(args))
-        return [results[index] for index in self._fresh]
+        results = self._graph(
+            [states.read(value) if i in self._read else value for i, value in enumerate(self._all(args))]
+        )
+        found = [results[index] for index in self._fresh]
+        for place, (device, drawn) in self._kept.items():
+            found[place] = states.keep(found[place], device, drawn)
+        return found
 
     def _all(self, args: Sequence[Any]) -> list[Any]:
         given = iter(args)
@@ -244,6 +267,12 @@ class _FusedBound(Bound):
         returned: list[int | Callable[[Sequence[Any]], Any]] = []
         fresh: dict[Any, int] = {}
         self._fresh: list[int] = []
+        # States of generators: the host's operations want them elsewhere than graphs.
+        self._kept: dict[int, Any] = {}
+        reads = (
+            node for node in position if any(u.target is torch.ops.pygraph.state_to_read.default for u in node.users)
+        )
+        self._read = {position[node] for node in reads}
         for index, value in enumerate(output_values(kernels.module.graph)):
             if not isinstance(value, fx.Node):
                 returned.append(_Constant(value))
@@ -253,6 +282,8 @@ class _FusedBound(Bound):
                 returned.append(fresh[value])
             else:
                 fresh[value] = len(self._fresh)
+                if value.target is torch.ops.pygraph.state_to_keep.default:
+                    self._kept[len(self._fresh)] = value.args[1:]
                 returned.append(fresh[value])
                 self._fresh.append(index)
         if returned != list(range(len(self._fresh))):

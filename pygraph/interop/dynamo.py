@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pygraph.effects import host_reason
@@ -88,7 +90,8 @@ def backend(
 
     patches = {**SETTINGS, **chosen.inductor}
     with settings(**chosen.inductor):
-        return compile_fx(module, inputs, inner_compile=compiler.fused, config_patches=patches)
+        made: Any = compile_fx(module, inputs, inner_compile=compiler.fused, config_patches=patches)
+        return made
 
 
 def _settings(mode: str | None, options: Mapping[str, Any]) -> _Settings:
@@ -130,17 +133,14 @@ def _specs(value: Any) -> list[TensorSpec]:
     return found
 
 
-_ROOT: Transformed[..., Any] | None = None
 _LIVE: weakref.WeakSet[Replaying] = weakref.WeakSet()
 _NUMBER = itertools.count()
 
 
+@functools.cache
 def _root() -> Transformed[..., Any]:
     """Whose memory all graphs share: they are replayed in turn, and what they return is not in it."""
-    global _ROOT
-    if _ROOT is None:
-        _ROOT = Transformed(_nothing, UNFUSED, Options())
-    return _ROOT
+    return Transformed(_nothing, UNFUSED, Options())
 
 
 def _nothing() -> None:
@@ -213,13 +213,13 @@ class _Compiler:
 
 def _static_inputs() -> Sequence[int]:
     """Positions of parameters, buffers and what is marked as static among the inputs of a forward."""
-    context = torch._guards.TracingContext.try_get()
+    context: Any = TracingContext.try_get()
     return () if context is None or context.fw_metadata is None else context.fw_metadata.static_input_indices or ()
 
 
 def _without_inductor(compiler: _Compiler, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     made: Any = aot_autograd(
         fw_compiler=compiler.aten("forward"),
@@ -232,7 +232,7 @@ def _without_inductor(compiler: _Compiler, module: fx.GraphModule, inputs: Seque
 
 
 def _boxed(graph: fx.GraphModule) -> Any:
-    from functorch.compile import make_boxed_func
+    from torch._functorch.aot_autograd import make_boxed_func  # pyright: ignore
 
     return make_boxed_func(graph.forward)
 

@@ -96,7 +96,8 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
 
     values = list(output_node(module).args[0])  # pyright: ignore
     specs = [value.meta.get("val") if isinstance(value, fx.Node) else None for value in values]
-    code: Any = compile_fx_inner(module, inputs, **{**options, "cudagraphs": BoxedBool(False)})
+    chosen: Any = {**options, "cudagraphs": BoxedBool(False)}
+    code: Any = compile_fx_inner(module, inputs, **chosen)
     if not hasattr(code, "mutated_input_idxs"):
         return None
     strides = code.output_strides or [None] * len(specs)

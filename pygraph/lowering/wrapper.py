@@ -26,8 +26,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph import ops
+from pygraph.effects import is_random
 from pygraph.launches import Kind, Number, constant_key, register
-from pygraph.program import TensorSpec, graph_module
+from pygraph.lowering.states import STATES, UNUSED_STATES
+from pygraph.program import TensorSpec, graph_module, tensor_specs
 from pygraph.tracing.triton_launches import written_parameters
 
 aten = torch.ops.aten
@@ -166,15 +168,16 @@ class _Recorder(TorchDispatchMode):
         """Run one operation on fake tensors and write it down."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        args, kwargs = self._with_states(func, args, kwargs)
         known = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         if func.namespace == "prim" or func in (aten.detach.default, aten.alias.default, aten.lift_fresh.default):
             if isinstance(result, torch.Tensor) and id(args[0]) in self._nodes:
                 self._nodes[id(result)] = self._nodes[id(args[0])]
                 self._alive.append(result)
             return result
-        node = self._graph.call_function(func, *self._as_nodes((args, kwargs)))
-        specs = pytree.tree_map(lambda leaf: TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else None, result)
-        node.meta = {"spec": tuple(specs) if isinstance(specs, (list, tuple)) else specs, "source": None}
+        node: fx.Node = self._graph.call_function(func, *self._as_nodes((args, kwargs)))
+        specs: Any = tuple(map(_spec, result)) if isinstance(result, (list, tuple)) else _spec(result)
+        node.meta = {"spec": specs, "source": None}
         if isinstance(result, torch.Tensor):
             if id(result) not in known:
                 self._know(result, node)
@@ -182,11 +185,43 @@ class _Recorder(TorchDispatchMode):
             for index, item in enumerate(result):
                 if isinstance(item, torch.Tensor) and id(item) not in known:
                     self._know(item, self._graph.call_function(operator.getitem, (node, index)))
-                elif item is not None and not isinstance(item, torch.Tensor):
+                    self._settle_state(node, index, item)
+                elif item is not None and not isinstance(item, (torch.Tensor, int)):
                     raise UntraceableError(f"{func} returns a {type(item).__name__}")
         elif result is not None:
             raise UntraceableError(f"{func} returns a {type(result).__name__}")
         return result
+
+    def _with_states(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments, with a generator's state where attention reads one from, which depends on who launches it."""
+        names = [argument.name for argument in func._schema.arguments]
+        if not STATES.intersection(names):
+            return args, kwargs
+
+        def settled(name: str, value: Any) -> Any:
+            if name not in STATES or not isinstance(value, torch.Tensor):
+                return value
+            node = self._graph.call_function(torch.ops.pygraph.state_to_read.default, (self._as_nodes(value),))
+            read = torch.empty_like(value)
+            self._know(read, node)
+            return read
+
+        return (
+            [settled(name, value) for name, value in zip(names, args, strict=False)],
+            {name: settled(name, value) for name, value in kwargs.items()},
+        )
+
+    def _settle_state(self, node: fx.Node, index: int, item: torch.Tensor) -> None:
+        """Have the generator's state that attention returns on the device, whoever launches it."""
+        target: Any = node.target
+        name = target._schema.returns[index].name if len(target._schema.returns) > index else ""
+        if name not in STATES | UNUSED_STATES or (name in UNUSED_STATES and is_random(node)):
+            return
+        device = next(spec.device for a in node.all_input_nodes for spec in tensor_specs(a.meta["spec"]))
+        args = (self._nodes[id(item)], device, is_random(node))
+        kept = self._graph.call_function(torch.ops.pygraph.state_to_keep.default, args)
+        self._nodes[id(item)] = kept
+        kept.meta = {"spec": dataclasses.replace(TensorSpec.of(item), device=device), "source": None}
 
     def _as_nodes(self, values: Any) -> Any:
         def node_of(leaf: Any) -> Any:
@@ -206,6 +241,10 @@ class _Recorder(TorchDispatchMode):
         """The graph, given what the wrapper has returned."""
         self._graph.output(tuple(self._as_nodes(list(returned))))
         return KernelGraph(graph_module(torch.nn.Module(), self._graph), tuple(self._constants))
+
+
+def _spec(value: Any) -> TensorSpec | None:
+    return TensorSpec.of(value) if isinstance(value, torch.Tensor) else None
 
 
 # ---- what the wrapper calls ------------------------------------------------------------------------------------

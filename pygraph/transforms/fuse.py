@@ -119,7 +119,7 @@ class _Fusion:
         program = self._program
         for node in program.placeholders:
             self._env[node] = self._copy(node)
-        self._last_placeholder = next(reversed(self._new.nodes), None)
+        self._last_placeholder = self._env[program.placeholders[-1]] if program.placeholders else None
         reasons = {
             node: "" for node in self._old.nodes if is_work(node) and not is_selection(node) and not _is_fusable(node)
         }
@@ -311,7 +311,7 @@ def compile_run(module: fx.GraphModule, specs: Sequence[TensorSpec], name: str) 
         ]
         options.pop("get_decomp_fn", None)
         found.append(compile_graph(graph, inputs, name, **options))
-        return lambda _: ()
+        return _never_called
 
     with settings(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         inputs = [_fake(spec) for spec in specs]
@@ -319,6 +319,10 @@ def compile_run(module: fx.GraphModule, specs: Sequence[TensorSpec], name: str) 
             node.meta["val"] = value
         compile_fx(module, inputs, inner_compile=inner)
     return found[0] if found else None
+
+
+def _never_called(inputs: list[Any]) -> Sequence[Any]:
+    raise NotImplementedError
 
 
 def _fake(spec: TensorSpec) -> torch.Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -23,7 +24,6 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from pygraph import ops
 from pygraph.effects import is_random, root
 from pygraph.environment import Environment
-from pygraph.lowering import states
 from pygraph.lowering.inductor import FusedGraph
 from pygraph.lowering.wrapper import KernelGraph
 from pygraph.program import (
@@ -137,6 +137,8 @@ class Replaying:
         return [engine.function for engine in list(self._engines.values())]
 
     def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
         for engine in self.__dict__.get("_engines", {}).values():
             engine.function.forget()
 
@@ -244,13 +246,8 @@ class _FusedBound(Bound):
         self._plan_results(kernels, inputs)
 
     def __call__(self, *args: Any) -> Any:
-        results = self._graph(
-            [states.read(value) if i in self._read else value for i, value in enumerate(self._all(args))]
-        )
-        found = [results[index] for index in self._fresh]
-        for place, (device, drawn) in self._kept.items():
-            found[place] = states.keep(found[place], device, drawn)
-        return found
+        results = self._graph(self._all(args))
+        return [results[index] for index in self._fresh]
 
     def _all(self, args: Sequence[Any]) -> list[Any]:
         given = iter(args)
@@ -267,12 +264,6 @@ class _FusedBound(Bound):
         returned: list[int | Callable[[Sequence[Any]], Any]] = []
         fresh: dict[Any, int] = {}
         self._fresh: list[int] = []
-        # States of generators: the host's operations want them elsewhere than graphs.
-        self._kept: dict[int, Any] = {}
-        reads = (
-            node for node in position if any(u.target is torch.ops.pygraph.state_to_read.default for u in node.users)
-        )
-        self._read = {position[node] for node in reads}
         for index, value in enumerate(output_values(kernels.module.graph)):
             if not isinstance(value, fx.Node):
                 returned.append(_Constant(value))
@@ -282,8 +273,6 @@ class _FusedBound(Bound):
                 returned.append(fresh[value])
             else:
                 fresh[value] = len(self._fresh)
-                if value.target is torch.ops.pygraph.state_to_keep.default:
-                    self._kept[len(self._fresh)] = value.args[1:]
                 returned.append(fresh[value])
                 self._fresh.append(index)
         if returned != list(range(len(self._fresh))):

@@ -28,6 +28,7 @@ from pygraph.errors import ArgumentError, describe
 from pygraph.interop.compiled import FusedSource, Replaying, TracedSource, draws_of
 from pygraph.jit import make_options
 from pygraph.lowering.inductor import SETTINGS, compile_graph, settings
+from pygraph.lowering.states import settle
 from pygraph.program import TensorSpec, output_values
 from pygraph.report.explain import Explanation
 from pygraph.transformed import PASSES, UNFUSED, Options, Transformed
@@ -182,14 +183,20 @@ class _Compiler:
             # Its results keep the strides that they have in eager, however it runs.
             output, values = original.graph.output_node(), output_values(original.graph)
             output.meta["user_visible_output_idxs"] = [i for i, v in enumerate(values) if isinstance(v, fx.Node)]
+            settle(original.graph, _device(original))
+            original.recompile()
             ordinary = _Lazily(_copy(original), inputs, options, self._chosen)
             return self._replaying(TracedSource(original, PASSES, ordinary), static, name)
         with settings(**self._chosen.inductor):
             compiled = compile_graph(graph, inputs, name, **options)
         if compiled is None:
             return _boxed(graph)
-        source = FusedSource(compiled, draws, TracedSource(original, PASSES, compiled) if len(draws) > 1 else None)
-        return self._replaying(source, static, name)
+        otherwise = None
+        if len(draws) > 1:
+            settle(original.graph, compiled.device)
+            original.recompile()
+            otherwise = TracedSource(original, PASSES, compiled)
+        return self._replaying(FusedSource(compiled, draws, otherwise), static, name)
 
     def aten(self, kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         """A compiler for AOTAutograd that leaves operations as they are."""
@@ -272,7 +279,13 @@ def _copy(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _touches_cuda(graph: fx.GraphModule) -> bool:
-    return any(spec.device.type == "cuda" for node in graph.graph.nodes for spec in _specs(node.meta.get("val")))
+    return _device(graph).type == "cuda"
+
+
+def _device(graph: fx.GraphModule) -> torch.device:
+    """The graph's CUDA device; the host if it has none."""
+    specs = (spec for node in graph.graph.nodes for spec in _specs(node.meta.get("val")))
+    return next((spec.device for spec in specs if spec.device.type == "cuda"), torch.device("cpu"))
 
 
 # Higher-order operations that Inductor makes launches of.

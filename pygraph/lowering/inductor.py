@@ -17,6 +17,7 @@ from torch import fx
 
 from pygraph import ops
 from pygraph.launches import Number
+from pygraph.lowering.states import Crossing
 from pygraph.lowering.wrapper import KernelGraph, UntraceableError, kernel_graph
 from pygraph.program import Fallback, TensorSpec, graph_module
 
@@ -38,17 +39,21 @@ class FusedGraph:
         code: Inductor's ``CompiledFxGraph``: takes a list of inputs, which it empties, and launches ordinarily.
         outputs: What it returns, as far as that is known: tensors by their specs, in the strides that Inductor chose.
         written: Positions of the inputs that it updates.
+        crossing: The states of generators among its inputs and results, which are on the device.
+        device: The device.
         name: What it is called in reports.
     """
 
     code: Callable[[list[Any]], Sequence[Any]]
     outputs: tuple[TensorSpec | None, ...]
     written: tuple[int, ...]
+    crossing: Crossing
+    device: torch.device
     name: str
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run on these inputs with ordinary launches."""
-        return self.code(list(inputs))
+        return self.crossing.after(self.code(self.crossing.before(inputs)), self.device)
 
     def kernels(self, inputs: Sequence[TensorSpec | Number]) -> tuple[KernelGraph, Fallback | None]:
         """Its kernels for inputs like these; or all of it as one node, and why."""
@@ -97,12 +102,18 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
     values = list(output_node(module).args[0])  # pyright: ignore
     specs = [value.meta.get("val") if isinstance(value, fx.Node) else None for value in values]
     chosen: Any = {**options, "cudagraphs": BoxedBool(False)}
+    crossing = Crossing.of(module.graph)
     code: Any = compile_fx_inner(module, inputs, **chosen)
     if not hasattr(code, "mutated_input_idxs"):
         return None
     strides = code.output_strides or [None] * len(specs)
-    outputs = tuple(_spec(spec, stride) for spec, stride in zip(specs, strides, strict=True))
-    return FusedGraph(code, outputs, tuple(sorted(code.mutated_input_idxs)), name)
+    device = torch.device("cuda", next(iter(code.device_idxs), 0))
+    outputs = [_spec(spec, stride) for spec, stride in zip(specs, strides, strict=True)]
+    for index in crossing.results:
+        found = outputs[index]
+        outputs[index] = None if found is None else dataclasses.replace(found, device=device)
+    written = tuple(sorted(code.mutated_input_idxs))
+    return FusedGraph(code, tuple(outputs), written, crossing, device, name)
 
 
 def _spec(value: Any, stride: Sequence[str] | None) -> TensorSpec | None:

@@ -7,9 +7,18 @@ Without dropout they are memory as it was found, which stands in nobody's way as
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch import fx
 
 from pygraph import ops
+from pygraph.effects import is_operation, is_random
+from pygraph.program import output_values
 
 # Names of attention's arguments and results. Checked with torch 2.11 and 2.13.
 STATES = frozenset({"philox_seed", "philox_offset"})
@@ -39,3 +48,73 @@ def keep(state: torch.Tensor, device: torch.device, drawn: bool) -> torch.Tensor
 
 ops.define("state_to_read(Tensor(a) state) -> Tensor(a)", read, torch.empty_like)
 ops.define("state_to_keep(Tensor state, Device device, bool drawn) -> Tensor", keep, keep)
+
+
+def read_by(node: fx.Node) -> list[fx.Node]:
+    """The states that an operation reads."""
+    target: Any = node.target
+    names: list[str] = [argument.name for argument in target._schema.arguments] if is_operation(node) else []
+    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return [value for name, value in given.items() if name in STATES and isinstance(value, fx.Node)]
+
+
+def is_state(source: fx.Node, index: int) -> bool:
+    """Whether one of the results of an operation is a state, or memory in the place of one."""
+    target: Any = source.target
+    returns: Any = target._schema.returns if is_operation(source) else ()
+    name: str = returns[index].name if index < len(returns) else ""
+    return name in STATES or (name in UNUSED_STATES and not is_random(source))
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """The states among the inputs and results of a graph.
+
+    Attributes:
+        inputs: Positions of the inputs that attention reads as states.
+        results: Per position of a result that is one: whether random numbers were drawn.
+    """
+
+    inputs: frozenset[int]
+    results: dict[int, bool]
+
+    @classmethod
+    def of(cls, graph: fx.Graph) -> Crossing:
+        """Those of a graph of ATen operations."""
+        position = {node: index for index, node in enumerate(graph.find_nodes(op="placeholder"))}
+        inputs = {position[value] for node in graph.nodes for value in read_by(node) if value in position}
+        results: dict[int, bool] = {}
+        for index, value in enumerate(output_values(graph)):
+            if isinstance(value, fx.Node) and value.target is operator.getitem:
+                source: Any = value.args[0]
+                if is_state(source, value.args[1]):  # pyright: ignore
+                    results[index] = is_random(source)
+        return cls(frozenset(inputs), results)
+
+    def before(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs as operations want them that are launched now."""
+        return [read(value) if index in self.inputs else value for index, value in enumerate(inputs)]
+
+    def after(self, results: Sequence[Any], device: torch.device) -> list[Any]:
+        """The results with all states on the device."""
+        return [
+            keep(value, device, self.results[index]) if index in self.results else value
+            for index, value in enumerate(results)
+        ]
+
+
+def settle(graph: fx.Graph, device: torch.device) -> None:
+    """Write into a graph of ATen operations where states are, for operations that are launched by anyone."""
+    for node in list(graph.nodes):
+        for state in read_by(node):
+            with graph.inserting_before(node):
+                there = graph.call_function(torch.ops.pygraph.state_to_read.default, (state,))
+            there.meta = dict(state.meta)
+            node.replace_input_with(state, there)
+        if node.target is operator.getitem and is_state(node.args[0], node.args[1]):
+            with graph.inserting_after(node):
+                kept = graph.call_function(
+                    torch.ops.pygraph.state_to_keep.default, (node, device, is_random(node.args[0]))
+                )
+            kept.meta = dict(node.meta)
+            node.replace_all_uses_with(kept, delete_user_cb=functools.partial(operator.is_not, kept))

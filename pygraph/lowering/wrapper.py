@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pygraph import ops
 from pygraph.effects import is_random
 from pygraph.launches import Kind, Number, constant_key, register
-from pygraph.lowering.states import STATES, UNUSED_STATES
+from pygraph.lowering import states
 from pygraph.program import TensorSpec, graph_module, tensor_specs
 from pygraph.tracing.triton_launches import written_parameters
 
@@ -195,11 +195,11 @@ class _Recorder(TorchDispatchMode):
     def _with_states(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments, with a generator's state where attention reads one from, which depends on who launches it."""
         names = [argument.name for argument in func._schema.arguments]
-        if not STATES.intersection(names):
+        if not states.STATES.intersection(names):
             return args, kwargs
 
         def settled(name: str, value: Any) -> Any:
-            if name not in STATES or not isinstance(value, torch.Tensor):
+            if name not in states.STATES or not isinstance(value, torch.Tensor):
                 return value
             node = self._graph.call_function(torch.ops.pygraph.state_to_read.default, (self._as_nodes(value),))
             read = torch.empty_like(value)
@@ -207,15 +207,13 @@ class _Recorder(TorchDispatchMode):
             return read
 
         return (
-            [settled(name, value) for name, value in zip(names, args, strict=False)],
+            tuple(settled(name, value) for name, value in zip(names, args, strict=False)),
             {name: settled(name, value) for name, value in kwargs.items()},
         )
 
     def _settle_state(self, node: fx.Node, index: int, item: torch.Tensor) -> None:
         """Have the generator's state that attention returns on the device, whoever launches it."""
-        target: Any = node.target
-        name = target._schema.returns[index].name if len(target._schema.returns) > index else ""
-        if name not in STATES | UNUSED_STATES or (name in UNUSED_STATES and is_random(node)):
+        if not states.is_state(node, index):
             return
         device = next(spec.device for a in node.all_input_nodes for spec in tensor_specs(a.meta["spec"]))
         args = (self._nodes[id(item)], device, is_random(node))

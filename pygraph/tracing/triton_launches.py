@@ -185,9 +185,12 @@ def _memory(tensor: torch.Tensor) -> Any:
 def written_parameters(kernel: Any, meta: Mapping[str, Any]) -> list[str]:
     """Names of the tensor parameters that a kernel of Inductor's, made of a user's code, writes or may write."""
     function = _jit_function(kernel)
-    if function.fn is None:  # it was compiled in another process, which has the code
+    if function.fn is None and callable(getattr(kernel, "_reload_kernel", None)):
+        function = kernel._reload_kernel().fn  # it was compiled in another process
+    if function.fn is None:
         return [name for name, value in meta.items() if isinstance(value, torch.Tensor)]
-    return _written(kernel, function, {**meta, **kernel.configs[0].kwargs})
+    configs: Any = [made.config for made in (*kernel.launchers, *kernel.compile_results)] or kernel.configs
+    return _written(function, function, {**meta, **configs[0].kwargs})
 
 
 def _written(kernel: Any, function: Any, meta: Mapping[str, Any]) -> list[str]:

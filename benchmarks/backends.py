@@ -2,10 +2,10 @@
 
     python benchmarks/backends.py --out benchmarks/results/backends-h200.json
 
-Inference in bfloat16 without gradients, and training steps (forward, backward, SGD) with autocast. Every way is timed in
-turns in the same process, on two sets of inputs in turn; ``limit`` is the replay of a raw capture of what
-``torch.compile`` launches, on inputs that do not change. For each: wall and CPU time of a call in a row of calls, medians
-and quartiles in µs. With ``--compile``, each way compiles in a process of its own with an empty cache, then in another
+Inference in bfloat16 without gradients, and training steps (forward, backward, SGD) with autocast. Every way is timed
+in turns in the same process, on two sets of inputs in turn; ``limit`` is the replay of a raw capture of what
+``torch.compile`` launches, on inputs that do not change. For each: wall time of a call in a row of calls, and CPU time of
+a few calls into an empty queue, as quartiles in µs. With ``--compile``, each way compiles in a process of its own with an empty cache, then in another
 with the cache that this has left: seconds until calls are steady, and the memory that was reserved at most.
 """
 
@@ -126,7 +126,7 @@ def limit_of(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Call:
 
     def replay(_: int) -> Any:
         graph.replay()
-        return kept
+        return kept, run  # whose parameters the graph reads
 
     return replay
 
@@ -151,7 +151,6 @@ def measure(calls: dict[str, Call], seconds: float, rounds: int = 7) -> dict[str
             start = time.perf_counter()
             for i in range(counts[name]):
                 call(i)
-            submitted = time.perf_counter()
             torch.cuda.synchronize()
             wall[name].append((time.perf_counter() - start) / counts[name] * 1e6)
             # What the host needs by itself: a few calls into an empty queue.
@@ -162,7 +161,7 @@ def measure(calls: dict[str, Call], seconds: float, rounds: int = 7) -> dict[str
             submitted = time.perf_counter() - start
             torch.cuda.synchronize()
             cpu[name].append(submitted / few * 1e6)
-    return {name: {"wall_us": quartiles(wall[name]), "cpu_us": quartiles(cpu[name])} for name in calls}
+    return {name: {"wall_us": quartiles(wall[name], 1), "cpu_us": quartiles(cpu[name], 1)} for name in calls}
 
 
 def compare(name: str, training: bool, seconds: float) -> dict[str, Any]:

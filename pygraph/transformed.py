@@ -26,6 +26,7 @@ from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
 from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
 from pygraph.lowering.aten import lower, written_inputs
+from pygraph.lowering.inductor import ALIGNED
 from pygraph.native import build
 from pygraph.native.callpath import CallPath, live_numbers
 from pygraph.program import Argument, Base, Captured, Fallback, Mechanism, Program
@@ -604,14 +605,10 @@ def _fused(program: Program, args: Any, kwargs: Any) -> Program:
     tensors += [(d.name, d.spec, d.value) for d in program.inputs if isinstance(d, Captured)]
     for path, spec, tensor in tensors:
         first = tensor.data_ptr() - spec.offset * tensor.element_size() if tensor.is_cuda and tensor.numel() else 0
-        if first % _VECTOR:
-            note = Fallback("fusion", f"the storage of {path} does not begin at a multiple of {_VECTOR} bytes")
+        if first % ALIGNED:
+            note = Fallback("fusion", f"the storage of {path} does not begin at a multiple of {ALIGNED} bytes")
             return lower(program.replace(fallbacks=(*program.fallbacks, note)))
     return fuse_program(program)
-
-
-_VECTOR = 16
-"""Inductor's kernels read this many bytes at once, from tensors that lie at multiples of it in their storage."""
 
 
 def _leaves_of(program: Program, inputs: set[int]) -> frozenset[int]:

@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from pygraph import ops
 from pygraph.effects import is_random, root
 from pygraph.environment import Environment
-from pygraph.lowering.inductor import FusedGraph
+from pygraph.errors import TraceError, describe
+from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.wrapper import KernelGraph
 from pygraph.program import (
     Argument,
@@ -241,6 +242,8 @@ class _FusedBound(Bound):
         self._count = len(inputs)
         self._static = {index: inputs[index] for index in static}
         self.passed = tuple(index for index in range(len(inputs)) if index not in self._static)
+        #: The kernels for inputs of the last sizes.
+        self._known: tuple[list[Any], KernelGraph, Fallback | None] | None = None
         kernels, _ = self._kernels([inputs[index] for index in self.passed])
         self.draws = draws_of(kernels.module.graph)
         self._plan_results(kernels, inputs)
@@ -254,8 +257,10 @@ class _FusedBound(Bound):
         return [self._static[index] if index in self._static else next(given) for index in range(self._count)]
 
     def _kernels(self, args: Sequence[Any]) -> tuple[KernelGraph, Fallback | None]:
-        values = self._all(args)
-        return self._graph.kernels([TensorSpec.of(v) if isinstance(v, torch.Tensor) else v for v in values])
+        specs = [TensorSpec.of(value) if isinstance(value, torch.Tensor) else value for value in self._all(args)]
+        if self._known is None or self._known[0] != specs:
+            self._known = (specs, *self._graph.kernels(specs))
+        return self._known[1], self._known[2]
 
     def _plan_results(self, kernels: KernelGraph, inputs: Sequence[Any]) -> None:
         """Tell results that the graph makes from those that are inputs, or views of them, or there already."""
@@ -279,7 +284,11 @@ class _FusedBound(Bound):
             self.returned = tuple(returned)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
+        for index, value in enumerate(self._all(args)):
+            if index in self._graph.aligned and value.data_ptr() % ALIGNED:
+                raise TraceError(describe(name, f"input {index} does not lie at a multiple of {ALIGNED} bytes"))
         kernels, note = self._kernels(args)
+        self._known = None
         return Traced(self._program(kernels, note, args, name), static, Environment(None))
 
     def _program(self, kernels: KernelGraph, note: Fallback | None, args: Sequence[Any], name: str) -> Program:

@@ -28,7 +28,7 @@ from pygraph.errors import ArgumentError, describe
 from pygraph.interop.compiled import FusedSource, Replaying, TracedSource, draws_of
 from pygraph.jit import make_options
 from pygraph.lowering.inductor import SETTINGS, compile_graph, settings
-from pygraph.lowering.states import settle
+from pygraph.lowering.states import Crossing, settle
 from pygraph.program import TensorSpec, output_values
 from pygraph.report.explain import Explanation
 from pygraph.transformed import PASSES, UNFUSED, Options, Transformed
@@ -172,23 +172,23 @@ class _Compiler:
 
     def fused(self, graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """In the place of Inductor's own inner compiler."""
-        name = self._name("backward" if options.get("is_backward") else "forward")
+        kind = "backward" if options.get("is_backward") else "inference" if options.get("is_inference") else "forward"
         static = None if options.get("is_backward") else options.get("static_input_idxs", ())
         if not self._chosen.replay or not _touches_cuda(graph):
             return _ordinary(graph, inputs, options)
-        draws = _draws(graph.graph)
+        draws = _draws(graph.graph) if self._chosen.inductor.get("fallback_random", True) else []
         # Inductor uses up what it is given, and orders draws by their data alone.
         original = _copy(graph) if len(draws) > 1 else graph
         if _needs_host(graph.graph):
             # Its results keep the strides that they have in eager, however it runs.
             output, values = original.graph.output_node(), output_values(original.graph)
             output.meta["user_visible_output_idxs"] = [i for i, v in enumerate(values) if isinstance(v, fx.Node)]
+            ordinary = _Lazily(_copy(original), inputs, options, self._chosen)
             settle(original.graph, _device(original))
             original.recompile()
-            ordinary = _Lazily(_copy(original), inputs, options, self._chosen)
-            return self._replaying(TracedSource(original, PASSES, ordinary), static, name)
+            return self._replaying(TracedSource(original, PASSES, ordinary), static, kind)
         with settings(**self._chosen.inductor):
-            compiled = compile_graph(graph, inputs, name, **options)
+            compiled = compile_graph(graph, inputs, self._name(kind), **options)
         if compiled is None:
             return _boxed(graph)
         otherwise = None
@@ -196,7 +196,7 @@ class _Compiler:
             settle(original.graph, compiled.device)
             original.recompile()
             otherwise = TracedSource(original, PASSES, compiled)
-        return self._replaying(FusedSource(compiled, draws, otherwise), static, name)
+        return self._replaying(FusedSource(compiled, draws, otherwise), static, kind)
 
     def aten(self, kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         """A compiler for AOTAutograd that leaves operations as they are."""
@@ -205,15 +205,18 @@ class _Compiler:
             if not self._chosen.replay:
                 return _boxed(graph)
             static = None if kind == "backward" else _static_inputs()
-            return self._replaying(TracedSource(graph, UNFUSED, lambda all: graph(*all)), static, self._name(kind))
+            return self._replaying(TracedSource(graph, UNFUSED, lambda all: graph(*all)), static, kind)
 
         return compiler
 
     def _name(self, kind: str) -> str:
         return f"{kind} {self._number}"
 
-    def _replaying(self, source: Any, static: Sequence[int] | None, name: str) -> Replaying:
-        made = Replaying(source, static, self._chosen.options, _root(), name)
+    def _replaying(self, source: Any, static: Sequence[int] | None, kind: str) -> Replaying:
+        options = self._chosen.options
+        if kind != "inference":  # what a forward saves must last until its backward
+            options = dataclasses.replace(options, reuse_outputs=False)
+        made = Replaying(source, static, options, _root(), self._name(kind))
         _LIVE.add(made)
         return made
 
@@ -231,7 +234,7 @@ def _without_inductor(compiler: _Compiler, module: fx.GraphModule, inputs: Seque
     made: Any = aot_autograd(
         fw_compiler=compiler.aten("forward"),
         bw_compiler=compiler.aten("backward"),
-        inference_compiler=compiler.aten("forward"),
+        inference_compiler=compiler.aten("inference"),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
@@ -257,6 +260,7 @@ class _Lazily:
         self, graph: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], chosen: _Settings
     ) -> None:
         self._made = (graph, inputs, options, chosen)
+        self._crossing, self._device = Crossing.of(graph.graph), _device(graph)
         self._compiled: Any = None
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
@@ -264,7 +268,7 @@ class _Lazily:
             graph, examples, options, chosen = self._made
             with settings(**chosen.inductor):
                 self._compiled = _ordinary(graph, examples, options)
-        return self._compiled(list(inputs))
+        return self._crossing.after(self._compiled(self._crossing.before(inputs)), self._device)
 
 
 def _copy(graph: fx.GraphModule) -> fx.GraphModule:

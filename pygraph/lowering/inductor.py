@@ -30,6 +30,9 @@ SETTINGS: dict[str, Any] = {
     "fx_wrapper": False,
 }
 
+ALIGNED = 16
+"""Inductor's kernels read this many bytes at once."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FusedGraph:
@@ -39,6 +42,8 @@ class FusedGraph:
         code: Inductor's ``CompiledFxGraph``: takes a list of inputs, which it empties, and launches ordinarily.
         outputs: What it returns, as far as that is known: tensors by their specs, in the strides that Inductor chose.
         written: Positions of the inputs that it updates.
+        aligned: Positions of the inputs that its kernels take to lie at multiples of 16 bytes; ordinary launches copy
+            those that do not.
         crossing: The states of generators among its inputs and results, which are on the device.
         device: The device.
         name: What it is called in reports.
@@ -47,6 +52,7 @@ class FusedGraph:
     code: Callable[[list[Any]], Sequence[Any]]
     outputs: tuple[TensorSpec | None, ...]
     written: tuple[int, ...]
+    aligned: frozenset[int]
     crossing: Crossing
     device: torch.device
     name: str
@@ -113,7 +119,7 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
         found = outputs[index]
         outputs[index] = None if found is None else dataclasses.replace(found, device=device)
     written = tuple(sorted(code.mutated_input_idxs))
-    return FusedGraph(code, tuple(outputs), written, crossing, device, name)
+    return FusedGraph(code, tuple(outputs), written, frozenset(code.inputs_to_check), crossing, device, name)
 
 
 def _spec(value: Any, stride: Sequence[str] | None) -> TensorSpec | None:

@@ -4,9 +4,9 @@
 
 Inference in bfloat16 without gradients, and training steps (forward, backward, SGD) with autocast. Every way is timed
 in turns in the same process, on two sets of inputs in turn; ``limit`` is the replay of a raw capture of what
-``torch.compile`` launches, on inputs that do not change. For each: wall time of a call in a row of calls, and CPU time of
-a few calls into an empty queue, as quartiles in µs. With ``--compile``, each way compiles in a process of its own with an empty cache, then in another
-with the cache that this has left: seconds until calls are steady, and the memory that was reserved at most.
+``torch.compile`` launches, on inputs that do not change. For each: wall time of a call in a row of calls, and CPU time
+of a few calls into an empty queue, as quartiles in µs. With ``--compile``, each way compiles in a process of its own
+with an empty cache, then in another with the cache that this has left: seconds until three calls have run, and memory.
 """
 
 from __future__ import annotations

@@ -129,6 +129,8 @@ def host_reason(node: fx.Node) -> str | None:
         return "it needs a value on the host"
     if name in _SYNCHRONIZING:
         return "it synchronises with the host"
+    if torch.Tag.cudagraph_unsafe in target.tags:
+        return "its author has tagged it as unsafe in CUDA graphs"
     depends = torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags
     if depends and not (name in ("aten::index", "aten::index_put") and node.meta.get("spec") is not None):
         return "the shape of its result depends on data"

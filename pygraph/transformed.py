@@ -386,6 +386,7 @@ class Transformed(Generic[P, R]):
         if self._past_budget() and key not in self._seen:
             self._seen.add(key)
             note = Fallback("the call", f"past the budget of {self.options.max_graphs} graphs")
+            self._inlined[note] += 1  # the entry is not kept
             return Entry(None, None, None, [note])
         static = self.static_leaves(args, kwargs)
         try:

@@ -1,0 +1,194 @@
+"""Fused kernels on a GPU: what Inductor makes, replayed on other memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import dropout, layer_norm, scaled_dot_product_attention
+
+import pygraph
+from pygraph.interop import dynamo
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of Inductor's, which differ between versions
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    dynamo._LIVE.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def close(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected, check_stride=True)
+
+
+def block(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, cache: torch.Tensor, k: float) -> Any:
+    h = dropout(torch.relu(x @ w + b).softmax(-1), 0.5)
+    h = layer_norm(h, (h.shape[-1],))
+    cache.add_(h.mean() * k)
+    return h.t(), (x * 2 + 1).sum(-1), torch.sort(x, -1)[0], x[0], (x + 1, x + 1)
+
+
+def arguments() -> list[Any]:
+    shapes = (64, 128), (128, 256), (256,), (7,)
+    return [torch.randn(shape, device="cuda") for shape in shapes]
+
+
+STACKS: dict[str, Callable[[Any], Any]] = {
+    "jit": lambda f: pygraph.jit(f, fuse=True),
+    "fuse": lambda f: pygraph.graphify(pygraph.indirect(pygraph.fuse(pygraph.devicify(f)))),
+    "copies": lambda f: pygraph.graphify(pygraph.fuse(pygraph.devicify(f))),
+    "no graphs": lambda f: pygraph.fuse(pygraph.devicify(f)),
+    "table": lambda f: pygraph.graphify(pygraph.indirect(pygraph.fuse(pygraph.devicify(f)), mechanism="table")),
+    "compile": lambda f: torch.compile(f, backend=pygraph.backend),
+}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_block_with_everything(stack: str) -> None:
+    """Matrix products, reductions, random numbers, updates, views, a live number: as eager, call after call."""
+    fast = STACKS[stack](block)
+    kept: list[Any] = []
+    for i in range(4):
+        args = arguments()
+        others = copy.deepcopy(args)
+        torch.manual_seed(i)
+        expected = block(*others, 0.5 + i)
+        torch.manual_seed(i)
+        kept.append((fast(*args, 0.5 + i), expected))
+        close(args, others)
+    for got, expected in kept:
+        close(got, expected)
+
+
+def test_kernels_are_fused() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return ((x.sin() + 1) * x).exp().sum(-1)
+
+    fused, plain = pygraph.jit(f, fuse=True), pygraph.jit(f)
+    x = torch.randn(64, 64, device="cuda")
+    close(fused(x), f(x))
+    close(plain(x), f(x))
+    assert fused.explain().to_dict()["nodes"] < plain.explain().to_dict()["nodes"]
+
+
+def test_bits_are_those_of_torch_compile() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to("cuda", torch.bfloat16).eval()
+    with torch.no_grad():
+        theirs = torch.compile(model)
+        ours = torch.compile(model, backend=pygraph.backend)
+        for _ in range(3):
+            x = torch.randn(4, 16, 64, device="cuda", dtype=torch.bfloat16)
+            assert torch.equal(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("way", ["compile", "jit"])
+def test_attention_hands_on_its_generators_state(dtype: torch.dtype, p: float, way: str) -> None:
+    """Forward and backward are graphs of their own; attention's backward drops what its forward has dropped."""
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(q * 1.5, k.sin(), v, dropout_p=p).cos()
+
+    fast = torch.compile(f, backend=pygraph.backend) if way == "compile" else pygraph.jit(f, fuse=True)
+    for i in range(4):
+        args = [torch.randn(2, 4, 64, 32, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
+        found = []
+        for run in (f, fast):
+            torch.manual_seed(i)
+            out = run(*args)
+            torch.manual_seed(99)
+            found.append((out, *torch.autograd.grad(out.float().square().sum(), args)))
+        for got, expected in zip(found[1], found[0], strict=True):
+            rough = 2e-2 if dtype == torch.bfloat16 else 1e-4
+            torch.testing.assert_close(got, expected, rtol=rough, atol=rough)
+
+
+def test_a_users_kernels_and_operations() -> None:
+    from tests import fused_kernels
+
+    for fn in (fused_kernels.with_triton, fused_kernels.with_operation, fused_kernels.with_updating_operation):
+        for stack in ("jit", "compile"):
+            torch._dynamo.reset()
+            fast = STACKS[stack](fn)
+            for _ in range(4):
+                x, y = torch.randn(1000, device="cuda"), torch.randn(1000, device="cuda")
+                close(fast(x, y), fn(x, y))
+
+
+def test_what_inductor_cannot_lower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper that is not understood is one node of a graph; a run that fails to compile keeps its operations."""
+    from pygraph.lowering import inductor, wrapper
+    from pygraph.transforms import fuse
+
+    def refuse(*_: Any) -> Any:
+        raise wrapper.UntraceableError("it is a test")
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("it is a test")
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.add_(x.mean())
+        return (x @ x).relu() + 1
+
+    for where, name, instead in ((inductor, "kernel_graph", refuse), (fuse, "compile_run", fail)):
+        with monkeypatch.context() as patched:
+            patched.setattr(where, name, instead)
+            fast = pygraph.jit(f, fuse=True)
+            for _ in range(3):
+                x, y = torch.randn(32, 32, device="cuda"), torch.randn(3, device="cuda")
+                z = y.clone()
+                close(fast(x, y), f(x, z))
+                close(y, z)
+            assert any("it is a test" in fallback["reason"] for fallback in fast.explain().to_dict()["fallbacks"])
+            assert fast.explain().to_dict()["nodes"]
+
+
+def test_misaligned_tensors() -> None:
+    """Kernels that read 16 bytes at once are not given others, however the tensors come to lie there."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() + 1) * 2
+
+    whole = torch.randn(4097, device="cuda")
+    for stack in ("jit", "compile", "fuse"):
+        fast = STACKS[stack](f)
+        for start in (0, 1, 0, 2, 3, 4, 1):
+            x = whole[start : start + 4000]
+            close(fast(x), f(x))
+    torch.cuda.synchronize()
+
+
+def test_a_training_step_as_one_graph() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)).cuda()
+    reference = copy.deepcopy(model)
+
+    def step_of(model: nn.Module) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    fast, slow = pygraph.jit(step_of(model), fuse=True), step_of(reference)
+    for _ in range(6):
+        x, y = torch.randn(8, 16, device="cuda"), torch.randint(0, 4, (8,), device="cuda")
+        close(fast(x, y), slow(x, y))
+    for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+        close(a, b)

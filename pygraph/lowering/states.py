@@ -1,10 +1,13 @@
 """The states of random generators that attention hands from its forward to its backward.
 
 Where they are depends on whether a graph is being captured: on the device then, else on the host (torch's "Note [Seed
-and Offset Device]"). A forward and a backward that are graphs of their own need them in one place, which is the device.
-Without dropout they are memory as it was found, which stands in nobody's way as zeros.
+and Offset Device]"), where the memory-efficient backward wants them; cuDNN's takes them on the device alone. A forward
+and a backward that are graphs of their own need them in one place, which is the device. Without dropout they are memory
+as it was found, which stands in nobody's way as zeros.
 """
 
+# torch has no public names for operator overloads. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import dataclasses
@@ -23,6 +26,9 @@ from pygraph.program import output_values
 # Names of attention's arguments and results. Checked with torch 2.11 and 2.13.
 STATES = frozenset({"philox_seed", "philox_offset"})
 UNUSED_STATES = frozenset({"rng_state", "unused"})
+
+# The operations that read them on the host unless they are captured.
+_READERS = frozenset({"aten::_scaled_dot_product_efficient_attention_backward", "aten::_efficient_attention_backward"})
 
 
 def read(state: torch.Tensor) -> torch.Tensor:
@@ -50,12 +56,18 @@ ops.define("state_to_read(Tensor(a) state) -> Tensor(a)", read, torch.empty_like
 ops.define("state_to_keep(Tensor state, Device device, bool drawn) -> Tensor", keep, keep)
 
 
+def reads(target: Any) -> list[str]:
+    """The names of an operation's arguments, if it reads states where the host launches it; else none."""
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.name not in _READERS:
+        return []
+    return [argument.name for argument in target._schema.arguments]
+
+
 def read_by(node: fx.Node) -> list[fx.Node]:
-    """The states that an operation reads."""
-    target: Any = node.target
-    names: list[str] = [argument.name for argument in target._schema.arguments] if is_operation(node) else []
-    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    return [value for name, value in given.items() if name in STATES and isinstance(value, fx.Node)]
+    """The states that an operation reads where the host launches it."""
+    given: dict[str, Any] = {**dict(zip(reads(node.target), node.args, strict=False)), **node.kwargs}
+    wanted = STATES if reads(node.target) else frozenset[str]()
+    return [value for name, value in given.items() if name in wanted and isinstance(value, fx.Node)]
 
 
 def is_state(source: fx.Node, index: int) -> bool:

@@ -194,8 +194,8 @@ class _Recorder(TorchDispatchMode):
 
     def _with_states(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments, with a generator's state where attention reads one from, which depends on who launches it."""
-        names = [argument.name for argument in func._schema.arguments]
-        if not states.STATES.intersection(names):
+        names = states.reads(func)
+        if not names:
             return args, kwargs
 
         def settled(name: str, value: Any) -> Any:

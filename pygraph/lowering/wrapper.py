@@ -238,6 +238,9 @@ class _Recorder(TorchDispatchMode):
     def finish(self, returned: Sequence[Any]) -> KernelGraph:
         """The graph, given what the wrapper has returned."""
         self._graph.output(tuple(self._as_nodes(list(returned))))
+        for node in reversed(list(self._graph.nodes)):
+            if node.target is torch.ops.pygraph.state_to_keep.default and not node.users:
+                self._graph.erase_node(node)  # a state that nobody takes
         return KernelGraph(graph_module(torch.nn.Module(), self._graph), tuple(self._constants))
 
 

@@ -424,13 +424,15 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return stand_in(tensor) if tensor.numel() else dataclasses.replace(TensorSpec.of(tensor), offset=0).empty()
 
 
-_MARGIN = 0.9
-"""Another way must take less than this share of the default's time: smaller differences are noise."""
+_MARGINS = ((200.0, 0.97), (0.0, 0.9))
+"""From so many µs on, another way must take less than this share of the default's time: smaller differences are noise,
+which is larger in short runs."""
 
 
 def _choice(times: dict[Way, float], default: Way) -> Way:
     best = min(times, key=lambda way: times[way])
-    return best if times[best] < _MARGIN * times[default] else default
+    margin = next(share for start, share in _MARGINS if times[default] >= start)
+    return best if times[best] < margin * times[default] else default
 
 
 def _output_nodes(program: Program) -> list[fx.Node | None]:

@@ -16,6 +16,7 @@ import enum
 import functools
 import gc
 import heapq
+import itertools
 import operator
 import pathlib
 import sys
@@ -147,6 +148,22 @@ class Environment:
         try:
             return self._check()
         except (LookupError, ValueError, RuntimeError):  # the last: a set that another thread changes
+            return False
+
+    def may_return(self) -> bool:
+        """Whether all that differs now are plain values (a flag, a number), so that it may be as it was again.
+
+        Where an object is another one, what was kept for the old one would only keep that alive.
+        """
+        try:
+            if any(len(container) != length for container, length in self._lengths):
+                return False
+            cells = ((cell.cell_contents, expected) for cell, expected in self._cells)
+            items = ((container[key], expected) for container, key, expected in self._entries)
+            if any(isinstance(container, Contents) and not container[key] for container, key, _ in self._entries):
+                return False
+            return all(now is expected or _are_values(now, expected) for now, expected in itertools.chain(cells, items))
+        except (LookupError, ValueError, RuntimeError):  # as in `is_current`
             return False
 
     def _compile_check(self) -> Callable[[], bool]:
@@ -500,6 +517,10 @@ def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[s
     if isinstance(expected, IMMUTABLE):
         return [f"    if {place} is not {name} and not same({place}, {name}): return False"]
     return [f"    if {place} is not {name}: return False"]
+
+
+def _are_values(now: Any, expected: Any) -> bool:
+    return isinstance(now, IMMUTABLE) and isinstance(expected, IMMUTABLE)
 
 
 def _changed_entry(name: str, container: Any, before: Any) -> str:

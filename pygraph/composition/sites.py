@@ -94,6 +94,10 @@ class Site:
             return False
         return tuple(map(describe_tensor, found)) == self.lifted and _special_among(self.environment) == self.unused
 
+    def may_return(self) -> bool:
+        """Whether it may describe calls again, although it may not now."""
+        return self.environment.may_return()
+
     def tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors of a call with these leaves, and those that the function closes over now."""
         return [*(leaves[i] for i in self.primal.tensors), *(place() for place in self.primal.lifted.values())]

@@ -6,20 +6,19 @@ import collections
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from pygraph.entries import MOST_VARIANTS
+
 if TYPE_CHECKING:
     from pygraph.composition.sites import Site
     from pygraph.transformed import Transformed
-
-
-# Of one kind of call, as many are kept that differ in what the function finds besides its arguments.
-_MOST_VARIANTS = 8
 
 
 class Sites:
     """Sites by kind of call, or why there is none; the kind that was found out first makes room.
 
     A function may find other tensors from call to call, as a module does whose parameters each step of an inner loop
-    replaces: others carry batches, or have other strides. There is one site for each.
+    replaces: others carry batches, or have other strides. Or it finds other flags and numbers, as a module does that is
+    in training or not. There is one site for each.
 
     Args:
         limit: How many kinds are kept.
@@ -48,7 +47,7 @@ class Sites:
             self._known[key] = site
         else:
             others = () if isinstance(before, str) else before
-            kept = [other for other in others if other.environment.is_current()][: _MOST_VARIANTS - 1]
+            kept = [other for other in others if other.may_return()][: MOST_VARIANTS - 1]
             _forget(tuple(other for other in others if other not in kept))
             self._known[key] = (site, *kept)
         while len(self._known) > self._limit:

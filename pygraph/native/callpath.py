@@ -28,9 +28,9 @@ from pygraph.runtime.turns import here, members
 from pygraph.tracing.leaves import is_live_number
 
 if TYPE_CHECKING:
+    from pygraph.entries import Entry
     from pygraph.runtime.capture import RegionGraph
     from pygraph.runtime.executable import Executable
-    from pygraph.transformed import Entry
 
 # Plans are stricter than cache keys, so that an entry can have several; beyond this it does without.
 _MAX_PLANS = 8

@@ -61,6 +61,14 @@ def test_a_whole_step(name: str) -> None:
     assert_explained(fast, EXAMPLES[name].why_not_trained)
 
 
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+def test_the_part_of_a_detector_that_depends_on_no_data(train: bool) -> None:
+    """Jitting the whole of Mask R-CNN gives no graph; its backbone, where most of the work is, is one."""
+    check = check_training if train else check_inference
+    backbone = check(EXAMPLES["mask r-cnn"], "jit", CUDA, part="backbone").backbone
+    assert_explained(backbone, None, trained=train)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_generation_by_llama(how: str, dtype: torch.dtype) -> None:
     if how == "compile" and dtype is torch.bfloat16:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pygraph.effects import writes_memory
+from pygraph.environment import Environment
 from pygraph.keys import Key
 from pygraph.lowering.aten import written_inputs
 from pygraph.program import Captured, Fallback, Program
@@ -30,8 +31,9 @@ class Entry:
     """What one kind of call runs: an executable, a Program that is evaluated, or the function as it is.
 
     ``described`` is a Program to report when it is not the one that runs, ``recordable`` the one that the executable
-    was recorded from. With ``once``, this call alone runs like that, and the next one is traced again. Calls that are
-    ``differentiated`` by autograd run as compiled functions of their own, see `pygraph.composition`.
+    was recorded from. With ``once``, this call alone runs like that, and the next one is traced again. What cannot be
+    traced is ``refused_in`` the modes that its modules are in. Calls that are ``differentiated`` by autograd run as
+    compiled functions of their own, see `pygraph.composition`.
     """
 
     traced: Traced | None
@@ -45,6 +47,7 @@ class Entry:
     once: bool = False
     differentiated: bool = False
     recordable: Program | None = None
+    refused_in: Environment | None = None
 
     def __post_init__(self) -> None:
         program = self.program or self.described
@@ -53,6 +56,11 @@ class Entry:
         self._offsets = [value.storage_offset() for value in self._captured]
         self._writes = program is not None and (bool(written_inputs(program)) or writes_memory(program.nodes))
         self._owned = Ranges(self._captured if self._writes else ())
+
+    @property
+    def environment(self) -> Environment | None:
+        """What it depends on besides its arguments and settings; None if nothing."""
+        return self.refused_in if self.traced is None else self.traced.environment
 
     def points_to_live_memory(self) -> bool:
         """Whether captured tensors are still where the graphs read them: without this a replay is not safe."""
@@ -68,7 +76,8 @@ class Entry:
 
     def is_current(self) -> bool:
         """Whether everything else that was baked in is unchanged."""
-        if self.traced is not None and not self.traced.environment.is_current():
+        environment = self.environment
+        if environment is not None and not environment.is_current():
             return False
         return [_layout(value) for value in self._captured] == self._specs
 
@@ -80,7 +89,8 @@ class Entry:
 
     def may_return(self) -> bool:
         """Whether it may be current again, although it is not now."""
-        return not self.once and self.traced is not None and self.traced.environment.may_return()
+        environment = self.environment
+        return not self.once and environment is not None and environment.may_return()
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -139,6 +139,19 @@ class Environment:
         self._containers.clear()
         self._check = None
 
+    def narrow_to_modes(self) -> None:
+        """Guard only which modules there are and whether they are in training; nothing can be restored after it."""
+        self._entries = [entry for entry in self._entries if _is_mode(entry[1], entry[2])]
+        self._cells = [cell for cell in self._cells if isinstance(cell[1], torch.nn.Module)]
+        self._lengths.clear()
+        self._containers.clear()
+        self._contents.clear()
+        self._places.clear()
+        self._grads.clear()
+        self._keep.clear()
+        self.tensors.clear()
+        self._check = None
+
     # -- guards ---------------------------------------------------------------------------------------------------
 
     def is_current(self) -> bool:
@@ -149,6 +162,10 @@ class Environment:
             return self._check()
         except (LookupError, ValueError, RuntimeError):  # the last: a set that another thread changes
             return False
+
+    def guards_anything(self) -> bool:
+        """Whether there is anything that `is_current` looks at."""
+        return bool(self._lengths or self._entries or self._cells)
 
     def may_return(self) -> bool:
         """Whether all that differs now are plain values (a flag, a number), so that it may be as it was again.
@@ -517,6 +534,20 @@ def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[s
     if isinstance(expected, IMMUTABLE):
         return [f"    if {place} is not {name} and not same({place}, {name}): return False"]
     return [f"    if {place} is not {name}: return False"]
+
+
+def modes_of(fn: Any, roots: dict[str, Any]) -> Environment | None:
+    """What may end a refusal to trace a function: its modules' modes; None where there are none, or none to find."""
+    try:
+        environment = Environment(fn, roots)
+    except TraceError:
+        return None
+    environment.narrow_to_modes()
+    return environment if environment.guards_anything() else None
+
+
+def _is_mode(key: Any, expected: Any) -> bool:
+    return (key == "training" and isinstance(expected, bool)) or isinstance(expected, torch.nn.Module)
 
 
 def _are_values(now: Any, expected: Any) -> bool:

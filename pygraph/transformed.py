@@ -22,6 +22,7 @@ from pygraph.check import check_program
 from pygraph.composition.sites_cache import Sites
 from pygraph.effects import writes_memory
 from pygraph.entries import MOST_VARIANTS, Entries, Entry
+from pygraph.environment import modes_of
 from pygraph.errors import FallbackError, GradientError, StateChangeError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
@@ -37,7 +38,7 @@ from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
-from pygraph.trace import Traced, trace_call
+from pygraph.trace import Traced, objects_among, trace_call
 from pygraph.tracing.leaves import static_leaves
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
 from pygraph.transforms.graphify import graphify_program
@@ -350,7 +351,8 @@ class Transformed(Generic[P, R]):
                 raise FallbackError(str(error)) from error
             # What a first call changes (a cache that it fills), a second one may leave as it is.
             once = isinstance(error, StateChangeError) and not is_known
-            return self._keep(key, Entry(None, None, None, [note], once=once))
+            modes = None if once else modes_of(self.fn, objects_among(args, kwargs))
+            return self._keep(key, Entry(None, None, None, [note], once=once, refused_in=modes))
         found = traced.static_leaves - static
         if found:
             # Also when all were known: another thread may have found them after this call's key was made.

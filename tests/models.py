@@ -329,7 +329,7 @@ def compare(how: str, got: Sequence[Any], expected: Sequence[Any], again: Sequen
 def check_inference(
     example: Example, how: str, device: torch.device, dtype: torch.dtype = torch.float32, part: str | None = None
 ) -> Any:
-    """Several calls with other inputs; results that are held stay what they were. ``part`` is as in `check_training`."""
+    """Several calls with other inputs; results that are held stay what they were; ``part`` as in `check_training`."""
     reference = example.model(device, dtype).eval()
     fast = copy.deepcopy(reference)
     if part is None:

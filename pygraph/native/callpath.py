@@ -101,7 +101,7 @@ class CallPath:
             "device": device_type,
             "captured": _captured(entry),
             "owned": tuple(entry._owned.pairs),
-            "environment": _environment_guards(None if entry.traced is None else entry.traced.environment),
+            "environment": _environment_guards(entry.environment),
             "run": fn if executable is None else executable,
             "alone": executable is not None,
             "replay": None if executable is None else _replay(executable),

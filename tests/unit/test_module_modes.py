@@ -219,3 +219,52 @@ def test_to_the_host_and_back(device: torch.device, native: bool) -> None:
         pair.change(lambda m, where=where: m.to(where))
         for call in range(2):
             assert pair.check(batch(where, call)).device.type == where.type
+
+
+class Checked(nn.Module):
+    """What cannot be a graph in training: it asks for a value on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and x.sum() > 1e6:
+            return x
+        return torch.relu(self.linear(x))
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "backward"])
+@pytest.mark.parametrize("first", [True, False], ids=["training first", "evaluation first"])
+def test_what_cannot_be_traced_in_one_mode_is_a_graph_in_the_other(
+    device: torch.device, grad: bool, first: bool, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = pair_of(device, Checked)
+    for training in (first, not first, first):
+        pair.change(lambda m, training=training: m.train(training))
+        for seed in range(3):
+            pair.check(batch(device, seed), grad=grad)
+    assert pair.fast.cache_info().captures > 0
+    assert "data-dependent" in str(pair.fast.explain().to_dict()["fallbacks"])
+    with counted(monkeypatch, device) as work:
+        for turn in range(6):
+            pair.change(lambda m, turn=turn: m.train(turn % 2 == 0))
+            for seed in range(1 + turn % 3):
+                pair.check(batch(device, seed), grad=grad)
+    assert (work.traces, work.captures) == (0, 0)
+    assert work.replays > 0
+
+
+def test_what_is_refused_keeps_no_module_alive(device: torch.device) -> None:
+    driver = driver_for(device)
+    assert driver is not None
+    pair = pair_of(device, Checked)
+    pair.check(batch(device, 0))
+    gc.collect()
+    before = driver.live_bytes()
+    for _ in range(3):
+        pair.change(lambda m: setattr(m, "linear", nn.Linear(4, 4).to(device)))
+        for _ in range(2):
+            pair.check(batch(device, 0))
+    gc.collect()
+    assert driver.live_bytes() <= before

@@ -42,6 +42,8 @@ class Pair:
         self._calls += 1
         found = [self._run(model, grad, args, kwargs) for model in (self.fast, self.reference)]
         check_same(*found)
+        if self.device.type != "cuda":  # where kernels may add in another order from run to run
+            torch.testing.assert_close(*found, rtol=0, atol=0)
         return found[0][0]
 
     def _run(self, model: Any, grad: bool, args: Any, kwargs: Any) -> Any:
@@ -60,10 +62,15 @@ class Pair:
         # Results are kept as they were: a later call must not write to them.
         return out.detach().clone() if grad else out, gradients, [b.clone() for b in model.buffers()]
 
-    def assert_graphs(self, grad: bool = False) -> None:
-        """All of its calls ran as graphs, forwards and backwards."""
+    def assert_graphs(self, grad: bool = False, but: str | None = None) -> None:
+        """All of its calls ran as graphs, forwards and backwards; or a reason names what did not."""
         report = self.fast.explain().to_dict()
-        assert not report["fallbacks"], report["fallbacks"]
+        # Some kernels on CUDA take a tensor that they do not read; what cannot be proven is copied inside the graph.
+        told = [f for f in report["fallbacks"] if "no pointer to it was found" not in f["reason"]]
+        if but is not None:
+            assert any(but in fallback["what"] + fallback["reason"] for fallback in told), told
+            return
+        assert not told, told
         assert self.fast.cache_info().captures > 0
         compiled = [entry for entry in report["entries"] if entry["kernels"]]
         assert compiled

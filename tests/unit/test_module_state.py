@@ -76,7 +76,7 @@ def tokens(device: torch.device, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "backward"])
-def test_running_statistics(device: torch.device, grad: bool, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_statistics(device: torch.device, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(Normed(), device)
     pair.check(batch(device, 0), grad=grad)
     with nothing_new(monkeypatch, device):
@@ -155,7 +155,7 @@ def test_a_cache_that_is_replaced(device: torch.device, native: bool) -> None:
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "backward"])
-def test_tied_weights(device: torch.device, grad: bool, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tied_weights(device: torch.device, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One parameter in two places has one gradient, the sum; an update is seen in both."""
     pair = tied_pair(device)
     assert len(list(pair.fast.parameters())) == 3
@@ -168,7 +168,7 @@ def test_tied_weights(device: torch.device, grad: bool, native: bool, monkeypatc
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "backward"])
-def test_weights_that_are_untied_and_tied_again(device: torch.device, grad: bool, native: bool) -> None:
+def test_weights_that_are_untied_and_tied_again(device: torch.device, grad: bool) -> None:
     pair = tied_pair(device)
     for _ in range(2):
         pair.check(tokens(device, 0), grad=grad)
@@ -183,7 +183,7 @@ def test_weights_that_are_untied_and_tied_again(device: torch.device, grad: bool
 
 @pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "backward"])
-def test_a_state_goes_out_and_in_again(device: torch.device, assign: bool, grad: bool, native: bool) -> None:
+def test_a_state_goes_out_and_in_again(device: torch.device, assign: bool, grad: bool) -> None:
     """Out of either, into either, with the same keys; tied weights stay tied where eager's do."""
     pair = Pair(Normed(), device)
     saved = {}

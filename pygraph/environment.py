@@ -16,6 +16,7 @@ import enum
 import functools
 import gc
 import heapq
+import itertools
 import operator
 import pathlib
 import sys
@@ -138,6 +139,19 @@ class Environment:
         self._containers.clear()
         self._check = None
 
+    def narrow_to_modes(self) -> None:
+        """Guard only which modules there are and whether they are in training; nothing can be restored after it."""
+        self._entries = [entry for entry in self._entries if _is_mode(entry[1], entry[2])]
+        self._cells = [cell for cell in self._cells if isinstance(cell[1], torch.nn.Module)]
+        self._lengths.clear()
+        self._containers.clear()
+        self._contents.clear()
+        self._places.clear()
+        self._grads.clear()
+        self._keep.clear()
+        self.tensors.clear()
+        self._check = None
+
     # -- guards ---------------------------------------------------------------------------------------------------
 
     def is_current(self) -> bool:
@@ -147,6 +161,26 @@ class Environment:
         try:
             return self._check()
         except (LookupError, ValueError, RuntimeError):  # the last: a set that another thread changes
+            return False
+
+    def guards_anything(self) -> bool:
+        """Whether there is anything that `is_current` looks at."""
+        return bool(self._lengths or self._entries or self._cells)
+
+    def may_return(self) -> bool:
+        """Whether all that differs now are plain values (a flag, a number), so that it may be as it was again.
+
+        Where an object is another one, what was kept for the old one would only keep that alive.
+        """
+        try:
+            if any(len(container) != length for container, length in self._lengths):
+                return False
+            cells = ((cell.cell_contents, expected) for cell, expected in self._cells)
+            items = ((container[key], expected) for container, key, expected in self._entries)
+            if any(isinstance(container, Contents) and not container[key] for container, key, _ in self._entries):
+                return False
+            return all(now is expected or _are_values(now, expected) for now, expected in itertools.chain(cells, items))
+        except (LookupError, ValueError, RuntimeError):  # as in `is_current`
             return False
 
     def _compile_check(self) -> Callable[[], bool]:
@@ -500,6 +534,24 @@ def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[s
     if isinstance(expected, IMMUTABLE):
         return [f"    if {place} is not {name} and not same({place}, {name}): return False"]
     return [f"    if {place} is not {name}: return False"]
+
+
+def modes_of(fn: Any, roots: dict[str, Any]) -> Environment | None:
+    """What may end a refusal to trace a function: its modules' modes; None where there are none, or none to find."""
+    try:
+        environment = Environment(fn, roots)
+    except TraceError:
+        return None
+    environment.narrow_to_modes()
+    return environment if environment.guards_anything() else None
+
+
+def _is_mode(key: Any, expected: Any) -> bool:
+    return (key == "training" and isinstance(expected, bool)) or isinstance(expected, torch.nn.Module)
+
+
+def _are_values(now: Any, expected: Any) -> bool:
+    return isinstance(now, IMMUTABLE) and isinstance(expected, IMMUTABLE)
 
 
 def _changed_entry(name: str, container: Any, before: Any) -> str:

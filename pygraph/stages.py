@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.donation import Donating, Donation
+from pygraph.entries import Entry
 from pygraph.errors import ArgumentError, describe
 from pygraph.evaluate import check_call, evaluate
 from pygraph.keys import overlap_key
@@ -16,7 +17,7 @@ from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.body import alignment
 from pygraph.runtime.turns import reason_inside
 from pygraph.trace import Traced
-from pygraph.transformed import Entry, Transformed
+from pygraph.transformed import Transformed
 
 
 class Lowered:

@@ -21,6 +21,8 @@ from torch.utils import _pytree as pytree
 from pygraph.check import check_program
 from pygraph.composition.sites_cache import Sites
 from pygraph.effects import writes_memory
+from pygraph.entries import MOST_VARIANTS, Entries, Entry
+from pygraph.environment import modes_of
 from pygraph.errors import FallbackError, GradientError, StateChangeError, TraceError, describe
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
@@ -37,7 +39,7 @@ from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
-from pygraph.trace import Traced, trace_call
+from pygraph.trace import Traced, objects_among, trace_call
 from pygraph.tracing.leaves import static_leaves
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
 from pygraph.transforms.fuse import fuse_program
@@ -55,7 +57,6 @@ UNFUSED = tuple(name for name in PASSES if name != "fuse")
 # After this many traces of one kind of call that were outdated by changes in what the function closes over, the
 # function is taken to change it at every call, and runs as it is.
 _MAX_RETRACES = 32
-
 
 _BLOCKED = Fallback("the call", "the stream of the last replay is being captured, and cannot be waited for")
 
@@ -92,56 +93,6 @@ class Options:
     def donates(self) -> bool:
         """Whether calls consume arguments."""
         return bool(self.donate_argnums or self.donate_argnames)
-
-
-@dataclasses.dataclass
-class Entry:
-    """What one kind of call runs: an executable, a Program that is evaluated, or the function as it is.
-
-    ``described`` is a Program to report when it is not the one that runs. With ``once``, this call alone runs like
-    that, and the next one is traced again. Calls that are ``differentiated`` by autograd run as compiled functions of
-    their own, see `pygraph.composition`.
-    """
-
-    traced: Traced | None
-    program: Program | None
-    executable: Executable | None
-    fallbacks: list[Fallback]
-    calls: int = 0
-    described: Program | None = None
-    plans: int = 0
-    stamp: int = 0
-    once: bool = False
-    differentiated: bool = False
-
-    def __post_init__(self) -> None:
-        program = self.program or self.described
-        self._captured = [] if program is None else [d.value for d in program.inputs if isinstance(d, Captured)]
-        self._specs = [_layout(value) for value in self._captured]
-        self._writes = program is not None and (bool(written_inputs(program)) or writes_memory(program.nodes))
-        self._owned = Ranges(self._captured if self._writes else ())
-
-    def points_to_live_memory(self) -> bool:
-        """Whether captured tensors are still where the graphs read them: without this a replay is not safe."""
-        return self.executable is None or self.executable.is_current()
-
-    def shares_memory(self, leaves: list[Any]) -> bool:
-        """Whether an argument lies in a captured tensor's memory and one of them is written: not this Program."""
-        if not self._writes or not self._captured:
-            return False
-        # Graphs read captured tensors where they were; a Program that is evaluated reads them where they are.
-        owned = self._owned if self.executable is not None else Ranges(self._captured)
-        return any(isinstance(x, torch.Tensor) and owned.meet(x) for x in leaves)
-
-    def is_current(self) -> bool:
-        """Whether everything else that was baked in is unchanged."""
-        if self.traced is not None and not self.traced.environment.is_current():
-            return False
-        return [_layout(value) for value in self._captured] == self._specs
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
 
 
 @dataclasses.dataclass
@@ -184,7 +135,7 @@ class Transformed(Generic[P, R]):
         # What is derived from a function shares its memory, and so its turns.
         self._lock: threading.RLock = threading.RLock() if parent is None else parent._lock
         self.sites: Sites = Sites(options.max_graphs)
-        self._entries: collections.OrderedDict[Key, Entry] = collections.OrderedDict()
+        self._entries = Entries()
         self._needed: dict[Hashable, frozenset[int]] = {}
         self._retraces: collections.Counter[Hashable] = collections.Counter()
         self._seen: set[Key] = set()
@@ -235,12 +186,12 @@ class Transformed(Generic[P, R]):
                     self._clear()
                 if any(pool.is_blocked() for pool in self._pools.values()):
                     return self._run_inline(_BLOCKED, args, kwargs)
-                entry = self._entries.get(key)
-                if entry is not None and not entry.once and entry.points_to_live_memory() and entry.is_current():
+                entry = self._entries.find(key)
+                if entry is not None:
                     self._count_hit(key, entry)
                     self._plan(key, entry, leaves, args, kwargs)
                 else:
-                    entry = self._compile(key, entry, leaves, structure, args, kwargs)
+                    entry = self._compile(key, leaves, structure, args, kwargs)
                 shared = entry.shares_memory(leaves)
                 if entry.executable is not None and not shared:
                     return entry.executable(leaves)
@@ -284,7 +235,7 @@ class Transformed(Generic[P, R]):
 
     def marks(self) -> Iterator[Any]:
         """What the Programs of its calls return that is made of nothing that a call passes."""
-        for entry in list(self._entries.values()):
+        for entry in self._entries:
             program = entry.program or entry.described
             yield from (static.value for static in program.statics) if program is not None else ()
 
@@ -302,7 +253,7 @@ class Transformed(Generic[P, R]):
             self._streak = 0
             self._seen.clear()
         entry.stamp = self._native.tick()
-        self._entries.move_to_end(key)
+        self._entries.touch(entry)
 
     def _plan(self, key: Key, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> None:
         """Have calls like this one take the native path from now on, where that can do what is done here."""
@@ -328,8 +279,7 @@ class Transformed(Generic[P, R]):
         if served:
             self._streak = 0
             self._seen.clear()
-            for key in sorted(self._entries, key=lambda key: self._entries[key].stamp):
-                self._entries.move_to_end(key)
+            self._entries.order()
 
     def _run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:
         self._inlined[fallback] += 1
@@ -371,16 +321,17 @@ class Transformed(Generic[P, R]):
         pools = tuple(self._pools)  # at once: another thread may clear the cache
         return pools[0].type if pools else default_accelerator()
 
-    def _compile(
-        self, key: Key, old: Entry | None, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any
-    ) -> Entry:
+    def _compile(self, key: Key, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any) -> Entry:
         self._settle()
         self._counts.misses += 1
         base = key[0]
-        if old is not None:
+        is_known = bool(self._entries.of(key))
+        moved = self._make_room(key)
+        if is_known:
             self._retraces[base] += 1
-            self._drop(key)
         if self._retraces[base] > _MAX_RETRACES:
+            for entry in self._entries.of(key):
+                self._drop(entry)
             note = Fallback("the call", "something that the function closes over changes at every call")
             return self._keep(key, Entry(None, None, None, [note]))
         if self._past_budget() and key not in self._seen:
@@ -390,7 +341,7 @@ class Transformed(Generic[P, R]):
             return Entry(None, None, None, [note])
         static = self.static_leaves(args, kwargs)
         try:
-            traced, program = self.make_programs(args, kwargs, static | self._needed.get(base, frozenset()))
+            traced, program = moved or self.make_programs(args, kwargs, static | self._needed.get(base, frozenset()))
             _check_disjoint(program, leaves, self.function_name)
             _check_updatable(traced.program, leaves, self.function_name)
         except TraceError as error:
@@ -405,15 +356,15 @@ class Transformed(Generic[P, R]):
             if self.options.strict:
                 raise FallbackError(str(error)) from error
             # What a first call changes (a cache that it fills), a second one may leave as it is.
-            once = isinstance(error, StateChangeError) and old is None
-            return self._keep(key, Entry(None, None, None, [note], once=once))
+            once = isinstance(error, StateChangeError) and not is_known
+            modes = None if once else modes_of(self.fn, objects_among(args, kwargs))
+            return self._keep(key, Entry(None, None, None, [note], once=once, refused_in=modes))
         found = traced.static_leaves - static
         if found:
             # Also when all were known: another thread may have found them after this call's key was made.
             self._needed[base] = self._needed.get(base, frozenset()) | found
             key = self._key(leaves, structure, args, kwargs)
-            if key in self._entries:
-                self._drop(key)
+            self._make_room(key)
         executable = self.make_executable(program, leaves)
         fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
         if self.options.strict and fallbacks and "graphify" in self.passes:
@@ -421,7 +372,7 @@ class Transformed(Generic[P, R]):
                 executable.release()
             raise self._strict_error(fallbacks)
         if executable is not None and executable.graphs:
-            entry = Entry(traced, executable.program, executable, fallbacks)
+            entry = Entry(traced, executable.program, executable, fallbacks, recordable=program)
         elif "graphify" in self.passes:
             # Nothing to replay: the function itself is the fastest way to launch its kernels.
             described = program if executable is None else executable.program
@@ -464,12 +415,25 @@ class Transformed(Generic[P, R]):
         self._counts.captures += executable.recorded
         return executable
 
+    def _make_room(self, key: Key) -> tuple[Traced, Program] | None:
+        """Drop the entries of a key that no call will run again; what was traced of one whose tensors have moved."""
+        moved: tuple[Traced, Program] | None = None
+        kept = 0
+        for entry in self._entries.of(key):
+            if kept < MOST_VARIANTS - 1 and not entry.is_current() and entry.may_return():
+                kept += 1
+                continue
+            if entry.has_only_moved() and entry.traced is not None and entry.recordable is not None:
+                moved = entry.traced, entry.recordable
+            self._drop(entry)
+        return moved
+
     def _keep(self, key: Key, entry: Entry) -> Entry:
-        self._entries[key] = entry
+        self._entries.add(key, entry)
         entry.calls = 1
         entry.stamp = self._native.tick()
         while len(self._entries) > self.options.max_graphs:
-            self._drop(next(iter(self._entries)))
+            self._drop(self._entries.oldest())
             self._counts.evictions += 1
             self._streak += 1
         return entry
@@ -478,8 +442,8 @@ class Transformed(Generic[P, R]):
         """Whether the cache only turns over: new kinds of calls push out others before they are used again."""
         return self._streak >= 2 * self.options.max_graphs
 
-    def _drop(self, key: Key) -> None:
-        entry = self._entries.pop(key)
+    def _drop(self, entry: Entry) -> None:
+        self._entries.remove(entry)
         self._native.drop(entry)
         if entry.executable is not None:
             entry.executable.release()
@@ -505,8 +469,8 @@ class Transformed(Generic[P, R]):
 
     def _clear(self) -> None:
         self._clear_first = False
-        for key in list(self._entries):
-            self._drop(key)
+        for entry in self._entries:
+            self._drop(entry)
         self._native.clear()
         self._counts.hits += sum(calls.hits for calls in self._native.served())
         self._needed.clear()
@@ -555,7 +519,7 @@ class Transformed(Generic[P, R]):
             inline = self._inlined
             if self._reused is not None:
                 inline = inline + self._reused.notes
-            report = explain(self.function_name, list(self._entries.values()), dict(inline))
+            report = explain(self.function_name, list(self._entries), dict(inline))
             return report.with_derived(engine.explain() for engine in self.sites.engines())
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

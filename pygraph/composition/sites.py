@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +35,7 @@ from pygraph.composition.repeating import Effects
 from pygraph.composition.sharing import Shared, shared_results
 from pygraph.composition.substitution import Substitution, substituting
 from pygraph.effects import is_random, is_view, root, written_arguments
-from pygraph.environment import Environment
+from pygraph.environment import Environment, modes_of
 from pygraph.errors import TraceError
 from pygraph.interop.functorch import NOTHING_ON_DEVICE
 from pygraph.keys import UnhashableError, static_key
@@ -53,6 +53,26 @@ _MAX_ROUNDS = 100
 
 class InlineError(Exception):
     """A call runs as it is, for the reason that the message gives."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Refused:
+    """Why calls with arguments like these run as they are, while the function's modules are in these modes."""
+
+    reason: str
+    modes: Environment | None
+
+    def is_current(self) -> bool:
+        """Whether that holds now."""
+        return self.modes is None or self.modes.is_current()
+
+    def may_return(self) -> bool:
+        """Whether it may hold again, although it may not now."""
+        return self.modes is None or self.modes.may_return()
+
+    def engines(self) -> Iterator[Transformed[..., Any]]:
+        """No compiled functions."""
+        return iter(())
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,6 +113,14 @@ class Site:
         if any(other is not values[0] for values in groups for other in values) or len({*map(id, found)}) < len(found):
             return False
         return tuple(map(describe_tensor, found)) == self.lifted and _special_among(self.environment) == self.unused
+
+    def may_return(self) -> bool:
+        """Whether it may describe calls again, although it may not now."""
+        return self.environment.may_return()
+
+    def engines(self) -> Iterator[Transformed[..., Any]]:
+        """Its compiled functions."""
+        return self.primal.engines()
 
     def tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors of a call with these leaves, and those that the function closes over now."""
@@ -167,14 +195,15 @@ def find_site(
         raise InlineError("an argument cannot be part of a cache key") from None
     baked = function.sites.baked.get(key, ())
     known = function.sites.get((key, _values(leaves, baked)))
-    if isinstance(known, str):
-        raise InlineError(known)
+    if isinstance(known, Refused):
+        raise InlineError(known.reason)
     if known is None:
         try:
             with function.turn():
                 known, baked = _discover(function, leaves, tree, static, settings)
         except TraceError as error:
-            function.sites.put((key, _values(leaves, baked)), str(error))
+            modes = modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
+            function.sites.put((key, _values(leaves, baked)), Refused(str(error), modes))
             raise InlineError(str(error)) from error
         function.sites.baked[key] = baked
         function.sites.put((key, _values(leaves, baked)), known)

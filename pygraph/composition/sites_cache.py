@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from pygraph.entries import MOST_VARIANTS
+
 if TYPE_CHECKING:
-    from pygraph.composition.sites import Site
+    from pygraph.composition.sites import Refused, Site
     from pygraph.transformed import Transformed
-
-
-# Of one kind of call, as many are kept that differ in what the function finds besides its arguments.
-_MOST_VARIANTS = 8
 
 
 class Sites:
     """Sites by kind of call, or why there is none; the kind that was found out first makes room.
 
     A function may find other tensors from call to call, as a module does whose parameters each step of an inner loop
-    replaces: others carry batches, or have other strides. There is one site for each.
+    replaces: others carry batches, or have other strides. Or it finds other flags and numbers, as a module does that is
+    in training or not. There is one site for each.
 
     Args:
         limit: How many kinds are kept.
@@ -30,27 +29,19 @@ class Sites:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._known: collections.OrderedDict[Hashable, tuple[Site, ...] | str] = collections.OrderedDict()
+        self._known: collections.OrderedDict[Hashable, tuple[Site | Refused, ...]] = collections.OrderedDict()
         self.baked: dict[Hashable, tuple[int, ...]] = {}
 
-    def get(self, key: Hashable) -> Site | str | None:
+    def get(self, key: Hashable) -> Site | Refused | None:
         """What is known of this kind of call, and still so."""
-        known = self._known.get(key, ())
-        if isinstance(known, str):
-            return known
-        return next((site for site in known if site.is_current()), None)
+        return next((site for site in self._known.get(key, ()) if site.is_current()), None)
 
-    def put(self, key: Hashable, site: Site | str) -> None:
+    def put(self, key: Hashable, site: Site | Refused) -> None:
         """Remember it, and forget what is outdated for good."""
         before = self._known.pop(key, ())
-        if isinstance(site, str):
-            _forget(before)
-            self._known[key] = site
-        else:
-            others = () if isinstance(before, str) else before
-            kept = [other for other in others if other.environment.is_current()][: _MOST_VARIANTS - 1]
-            _forget(tuple(other for other in others if other not in kept))
-            self._known[key] = (site, *kept)
+        kept = [other for other in before if other.may_return()][: MOST_VARIANTS - 1]
+        _forget(other for other in before if other not in kept)
+        self._known[key] = (site, *kept)
         while len(self._known) > self._limit:
             _forget(self._known.popitem(last=False)[1])
 
@@ -63,12 +54,12 @@ class Sites:
     def engines(self) -> Iterator[Transformed[..., Any]]:
         """The compiled functions of all sites."""
         for known in list(self._known.values()):
-            for site in () if isinstance(known, str) else known:
-                yield from site.primal.engines()
+            for site in known:
+                yield from site.engines()
 
 
-def _forget(known: tuple[Site, ...] | str) -> None:
+def _forget(known: Iterable[Site | Refused]) -> None:
     """Give back the graphs of sites; a backward that is still to come records its own again."""
-    for site in () if isinstance(known, str) else known:
-        for engine in list(site.primal.engines()):
+    for site in known:
+        for engine in list(site.engines()):
             engine.forget()

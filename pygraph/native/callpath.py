@@ -28,9 +28,9 @@ from pygraph.runtime.turns import here, members
 from pygraph.tracing.leaves import is_live_number
 
 if TYPE_CHECKING:
+    from pygraph.entries import Entry
     from pygraph.runtime.capture import RegionGraph
     from pygraph.runtime.executable import Executable
-    from pygraph.transformed import Entry
 
 # Plans are stricter than cache keys, so that an entry can have several; beyond this it does without.
 _MAX_PLANS = 8
@@ -101,7 +101,7 @@ class CallPath:
             "device": device_type,
             "captured": _captured(entry),
             "owned": tuple(entry._owned.pairs),
-            "environment": _environment_guards(None if entry.traced is None else entry.traced.environment),
+            "environment": _environment_guards(entry.environment),
             "run": fn if executable is None else executable,
             "alone": executable is not None,
             "replay": None if executable is None else _replay(executable),

@@ -14,7 +14,7 @@ from pygraph.program import Fallback, Region
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pygraph.transformed import Entry
+    from pygraph.entries import Entry
 
 
 @dataclasses.dataclass(frozen=True)

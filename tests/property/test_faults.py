@@ -179,7 +179,7 @@ def test_work_that_is_forgotten_breaks_the_law_or_the_proof(device: torch.device
 
 
 def executable(stacked: Any) -> Any:
-    return next(reversed(stacked._entries.values())).executable
+    return list(stacked._entries)[-1].executable
 
 
 @pytest.mark.parametrize("faults", [(missed_pointer, no_proof), (stale_number,), (output_left_in_pool,)],

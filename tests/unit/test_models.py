@@ -1,0 +1,62 @@
+"""Small real models on the emulated device: inference, training and generation against eager; all are graphs there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.runtime.emulated import driver
+from tests.models import (
+    EXAMPLES,
+    Decoder,
+    assert_explained,
+    check_generation,
+    check_inference,
+    check_training,
+    llama_with_cache,
+)
+
+SMALL = ("bert", "gpt2", "decoder", "gcn", "gcn without loops", "lstm")
+ON_CUDA_ONLY = ("lstm",)  # which runs as it is there, by cuDNN
+
+
+@pytest.fixture
+def emulated() -> torch.device:
+    """The emulated device; `tests/gpu/test_models.py` has all models on CUDA."""
+    driver()  # registers the torch device
+    return torch.device("emu", 0)
+
+
+def why_not(name: str) -> Any:
+    return None if name in ON_CUDA_ONLY else EXAMPLES[name].why_not
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_inference(name: str, emulated: torch.device) -> None:
+    assert_explained(check_inference(EXAMPLES[name], "jit", emulated), why_not(name))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_training(name: str, emulated: torch.device) -> None:
+    """The loop outside; forward and backward are graphs."""
+    assert_explained(check_training(EXAMPLES[name], "jit", emulated), why_not(name), trained=True)
+
+
+@pytest.mark.parametrize("name", ["bert", "decoder"])
+def test_a_whole_step(name: str, emulated: torch.device) -> None:
+    assert_explained(check_training(EXAMPLES[name], "jit", emulated, whole=True), None)
+
+
+def test_generation_by_a_decoder(emulated: torch.device) -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        return Decoder().to(emulated).eval()
+
+    check_generation(make, "jit", emulated)
+
+
+def test_generation_by_llama(emulated: torch.device) -> None:
+    make = lambda: llama_with_cache(EXAMPLES["llama"].model(emulated).eval(), 24)  # noqa: E731
+    check_generation(make, "jit", emulated)

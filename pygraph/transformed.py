@@ -185,6 +185,8 @@ class Transformed(Generic[P, R]):
         parent: Transformed[..., Any] | None = None,
     ) -> None:
         self.fn: Callable[..., R] = fn
+        owner: Any = getattr(fn, "__self__", fn)
+        self._module = owner if isinstance(owner, torch.nn.Module) else None
         self.passes = passes
         self.options = options
         self._is_root = parent is None
@@ -367,9 +369,15 @@ class Transformed(Generic[P, R]):
 
     def _key(self, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any) -> Key:
         static = self.static_leaves(args, kwargs)
-        base = (structure, static, leaf_keys(leaves, static), overlap_key(leaves), mode_key(self._device_type(leaves)))
+        modes = (*mode_key(self._device_type(leaves)), self.mode)
+        base = (structure, static, leaf_keys(leaves, static), overlap_key(leaves), modes)
         needed = self._needed.get(base, frozenset())
         return (base, tuple((index, static_key(leaves[index], index)) for index in sorted(needed)))
+
+    @property
+    def mode(self) -> bool | None:
+        """Whether the function is that of a module in training: calls in the other mode have graphs of their own."""
+        return None if self._module is None else self._module.training
 
     def static_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions of a call's arguments that the options make static."""

@@ -162,7 +162,7 @@ def find_site(
     """
     settings = Settings.now()
     try:
-        key = (tree, static, settings, _leaf_keys(leaves, static))
+        key = (tree, static, settings, function.mode, _leaf_keys(leaves, static))
     except UnhashableError:
         raise InlineError("an argument cannot be part of a cache key") from None
     baked = function.sites.baked.get(key, ())

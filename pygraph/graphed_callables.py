@@ -190,14 +190,15 @@ def _run_once(fn: Any, args: tuple[Any, ...], inputs: list[torch.Tensor], others
         return [False] * len(inputs)
     cotangents = [torch.ones_like(out) for out in results]
     found = torch.autograd.grad(results, [*inputs, *others], cotangents, allow_unused=True)
-    return [gradient is None for gradient in found[: len(inputs)]]
+    gradients = cast("Sequence[torch.Tensor | None]", found)
+    return [gradient is None for gradient in gradients[: len(inputs)]]
 
 
 @contextlib.contextmanager
 def _unchanged(tensors: Sequence[torch.Tensor], environment: Environment) -> Generator[None, None, None]:
     """Put back what runs inside change: contents of tensors and of their gradients, gradients, random generators."""
-    gradients: list[torch.Tensor | None] = [tensor.grad for tensor in environment.differentiable]
-    kept = {id(tensor): tensor for tensor in [*tensors, *gradients] if tensor is not None}
+    gradients = [tensor.grad for tensor in environment.differentiable if isinstance(tensor.grad, torch.Tensor)]
+    kept = {id(tensor): tensor for tensor in [*tensors, *gradients]}
     devices = {tensor.device for tensor in kept.values()}
     drivers = [driver for driver in map(driver_for, devices) if driver is not None]
     generators = Generators()

@@ -238,12 +238,15 @@ def _mark_spent(leaves: list[Any], spent: Sequence[int]) -> None:
     """Have results require grad as in eager, where a gradient of them is an error."""
     marked: dict[int, torch.Tensor] = {}
     with torch.enable_grad():
-        anchor = torch.empty(0, device="cpu", requires_grad=True)
         for index in spent:
             leaf = leaves[index]
             if id(leaf) not in marked:
-                marked[id(leaf)] = _Spent.apply(anchor, leaf)  # pyright: ignore
+                marked[id(leaf)] = _Spent.apply(_ANCHOR, leaf)  # pyright: ignore
             leaves[index] = marked[id(leaf)]
+
+
+# What has no gradient, as its graph ends in an error, but makes results require one.
+_ANCHOR = torch.empty(0, device="cpu", requires_grad=True)
 
 
 class _Spent(torch.autograd.Function):

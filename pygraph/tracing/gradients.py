@@ -29,7 +29,8 @@ class Accumulations:
             yield  # where autograd is off
             return
         # The nodes are kept, as a leaf does not: another one would know nothing of the hook.
-        nodes = [(get_gradient_edge(leaf).node, leaf) for leaf in leaves]
+        with torch.enable_grad():  # by a view it is found
+            nodes = [(get_gradient_edge(leaf).node, leaf) for leaf in leaves]
         hooks = [node.register_prehook(self._note(leaf)) for node, leaf in nodes]
         try:
             yield

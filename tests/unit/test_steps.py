@@ -489,6 +489,18 @@ def test_a_learning_rate_that_becomes_a_tensor(device: torch.device) -> None:
           between=change, hits=5)  # fmt: skip
 
 
+def test_a_momentum_that_a_schedule_cycles_is_not_baked_in(device: torch.device) -> None:
+    schedules: list[Any] = []
+
+    def make_optimizer(params: Any) -> Any:
+        optimizer = torch.optim.SGD(params, 0.1, momentum=0.9)
+        schedules.append(torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20))
+        return optimizer
+
+    check(device, ordinary, steps=6, make_optimizer=make_optimizer,
+          between=lambda call, net, optimizer: schedules[-1].step(), hits=0)  # fmt: skip
+
+
 # ---- what is refused -----------------------------------------------------------------------------------------------
 
 
@@ -574,6 +586,45 @@ def test_gradients_that_require_grad_need_eager(device: torch.device) -> None:
             fast(*batch)
         assert net[0].weight.grad.requires_grad
     net.zero_grad()
+
+
+def test_sparse_gradients_need_eager() -> None:
+    """On the host: the emulated device has no sparse tensors."""
+    found: list[Tensor] = []
+    for transform in (lambda fn: fn, pygraph.jit):
+        torch.manual_seed(0)
+        table = nn.Embedding(5, 3, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), 0.1)
+
+        def step(x: Tensor, table: Any = table, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = table(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        fn = transform(lambda x, step=step: step(x))
+        for _ in range(4):
+            fn(torch.tensor([1, 3, 1]))
+        assert table.weight.grad.is_sparse
+        found.append(table.weight.detach())
+    assert torch.equal(*found)
+
+
+def test_gradients_that_are_one_tensor_or_a_view(device: torch.device) -> None:
+    def make(net: nn.Module, optimizer: Any) -> Step:
+        inner = accumulating(net, None)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            net.zero_grad()
+            loss = inner(x, y)
+            net[1].weight.grad = net[1].bias.grad
+            net[4].bias.grad = net[4].weight.grad[:, 0]
+            return loss
+
+        return step
+
+    check(device, make, steps=5, hits=3)
 
 
 @pytest.mark.parametrize("deep", [False, True])

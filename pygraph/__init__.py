@@ -4,6 +4,7 @@ from pygraph import errors as errors
 from pygraph.check import check_program as check_program
 from pygraph.errors import PygraphError as PygraphError
 from pygraph.evaluate import evaluate as evaluate
+from pygraph.graphed_callables import make_graphed_callables as make_graphed_callables
 from pygraph.interop.dynamo import backend as backend
 from pygraph.interop.dynamo import explain as explain
 from pygraph.jit import jit as jit

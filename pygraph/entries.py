@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from pygraph.ranges import Ranges
 from pygraph.runtime.executable import Executable
 from pygraph.trace import Traced
 
+if TYPE_CHECKING:
+    from pygraph.steps import Steps
+
 # Of one key, as many are kept that differ in what the function reads besides its arguments.
 MOST_VARIANTS = 8
 
@@ -33,7 +36,7 @@ class Entry:
     ``described`` is a Program to report when it is not the one that runs, ``recordable`` the one that the executable
     was recorded from. With ``once``, this call alone runs like that, and the next one is traced again. What cannot be
     traced is ``refused_in`` the modes that its modules are in. Calls that are ``differentiated`` by autograd run as
-    compiled functions of their own, see `pygraph.composition`.
+    compiled functions of their own, see `pygraph.composition`; those that set gradients are taken by ``steps``.
     """
 
     traced: Traced | None
@@ -48,6 +51,7 @@ class Entry:
     differentiated: bool = False
     recordable: Program | None = None
     refused_in: Environment | None = None
+    steps: Steps | None = None
 
     def __post_init__(self) -> None:
         program = self.program or self.described

@@ -84,6 +84,7 @@ class Environment:
         self.names: dict[int, str] = {}
         self.kinds: dict[int, str] = {}
         self.tensors: list[torch.Tensor] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._containers: list[tuple[str, Any, Any]] = []
         self._lengths: list[tuple[Any, int]] = []
         self._entries: list[tuple[Any, Any, Any]] = []
@@ -110,14 +111,43 @@ class Environment:
         for name, root in (roots or {}).items():
             self._visit(name, root, 0)
         self._walk()
-        if gradients:
-            self._entries.append((gradients_of(gradients), 0, True))
+        self._gradients = gradients_of(gradients) if gradients else None
+        if self._gradients is not None:
+            self._entries.append((self._gradients, 0, True))
         self._grads = [(tensor, tensor.grad) for tensor in self.tensors if _is_leaf_of_autograd(tensor)]
         self._check: Callable[[], bool] | None = None
 
     def reaches(self, value: Any) -> bool:
         """Whether this very object was there when the walk was made."""
         return id(value) in self._seen
+
+    # -- what a training step changes ---------------------------------------------------------------------------------
+
+    @property
+    def differentiable(self) -> list[torch.Tensor]:
+        """The tensors whose ``.grad`` a backward may set."""
+        return [tensor for tensor, _ in self._grads]
+
+    @property
+    def rates(self) -> list[dict[str, Any]]:
+        """The groups of parameters of optimizers, whose learning rates schedules change."""
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    def step_is_current(self) -> bool:
+        """Whether the gradients that the callable reads are the same tensors as then, and learning rates the same."""
+        return (self._gradients is None or self._gradients[0]) and self.rates_are_current()
+
+    def rates_are_current(self) -> bool:
+        """Whether learning rates that are numbers are the same as then."""
+        groups = {id(group) for group in self.rates}
+        rates = [(c, value) for c, key, value in self._entries if id(c) in groups and key == "lr"]
+        return all(group.get("lr") is value or same(group.get("lr"), value) for group, value in rates)
+
+    def release_rates(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Guard the learning rates of these groups no longer."""
+        released = {id(group) for group in groups}
+        self._entries = [entry for entry in self._entries if id(entry[0]) not in released or entry[1] != "lr"]
+        self._check = None
 
     # -- tensors that are not the same at every call ------------------------------------------------------------------
 
@@ -211,7 +241,8 @@ class Environment:
     def restore(self) -> str | None:
         """Undo every change since the walk; the name of the first thing that had changed, or None.
 
-        What belongs to an installed package is put back without a word: a cache that knows fake tensors now.
+        What belongs to an installed package is put back without a word: a cache that knows fake tensors now. Gradients
+        are not among this, see `restore_gradients`.
         """
         changed: str | None = None
         for name, container, before in self._containers:
@@ -243,6 +274,11 @@ class Environment:
             if _contents(cell) is not expected:
                 changed = changed or self.names.get(id(cell), "a closed-over variable")
                 cell.cell_contents = expected
+        return changed
+
+    def restore_gradients(self) -> str | None:
+        """The same for the gradients of tensors."""
+        changed: str | None = None
         for tensor, grad in self._grads:
             if tensor.grad is not grad:
                 changed = changed or f"{self.names.get(id(tensor), 'a tensor')}.grad"
@@ -499,6 +535,8 @@ class Environment:
                     self._visit(_join(name, key), value, depth + 1)
 
     def _object(self, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, torch.optim.Optimizer):
+            self._optimizers.append(value)
         state = _attributes(value)
         if state is not None:
             self._snapshot(name, state)

@@ -50,11 +50,27 @@ class StateChangeError(TraceError):
     """
 
 
+class GradientChangeError(StateChangeError):
+    """A function leaves other gradients behind than there were, and changes nothing else.
+
+    Example: ``pygraph.trace(step)(x)`` of a step with ``zero_grad()`` and ``backward()``. Remedy: return the gradients;
+    a jitted function is passed them and sets what it returns.
+    """
+
+
 class GradientError(TraceError):
     """A function that is traced by itself returns a tensor that requires grad.
 
     Example: ``pygraph.trace(f)(x)`` with parameters in ``f``. Remedy: ``torch.no_grad()``; a call of a transformed
     function is traced together with its gradient.
+    """
+
+
+class SpentGraphError(GradientError):
+    """A function returns tensors that require grad, and has itself used up what their gradients need.
+
+    Example: ``pygraph.trace(step)(x)`` of a step that returns the loss of which it took the ``backward()``. Remedy:
+    return ``loss.detach()``; a jitted function does so by itself.
     """
 
 

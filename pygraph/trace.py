@@ -87,6 +87,22 @@ class Rebinding:
         """
 
 
+class Passing:
+    """A function that is passed what another one finds for itself, and puts it there while that one is traced.
+
+    Attributes:
+        differentiated: The tensors whose gradients are passed.
+        groups: The parameter groups whose learning rates are passed.
+    """
+
+    differentiated: Sequence[torch.Tensor]
+    groups: Sequence[dict[str, Any]]
+
+    def path(self, path: str) -> str:
+        """What reports call an argument or a result, in terms of the other function."""
+        raise NotImplementedError
+
+
 def trace(
     fn: Callable[P, Any], *, static_argnums: Sequence[int] = (), static_argnames: Sequence[str] = ()
 ) -> Callable[P, Program]:
@@ -140,12 +156,30 @@ def trace_call(
         return fn.trace(args, kwargs, static, name)
     with _LOCK, no_collection(), _dispatch_kept():
         recording, static = record_call(fn, args, kwargs, static, name)
-        now = Environment(fn, objects_among(args, kwargs), recording.gradients)
+        passing = fn if isinstance(fn, Passing) else None
+        passed = {id(tensor) for tensor in passing.differentiated} if passing is not None else set[int]()
+        read = [tensor for tensor in recording.gradients if id(tensor) not in passed]
+        now = Environment(fn, objects_among(args, kwargs), read)
+        if passing is not None:
+            now.release_rates(passing.groups)
         program = _functional(recording)
+        if passing is not None:
+            program = _with_paths(program, passing.path)
         if isinstance(fn, Rebinding):
             now.release(fn.rebound())
             fn.check(program)
         return Traced(program, static, now)
+
+
+def _with_paths(program: Program, path: Callable[[str], str]) -> Program:
+    """The same Program with other names for arguments and results."""
+
+    def renamed(descriptor: Any) -> Any:
+        named = hasattr(descriptor, "path") and descriptor.path.startswith(("args", "result"))
+        return dataclasses.replace(descriptor, path=path(descriptor.path)) if named else descriptor
+
+    fields = ("inputs", "outputs", "aliases", "statics", "baked")
+    return program.replace(**{field: tuple(map(renamed, getattr(program, field))) for field in fields})
 
 
 def record_call(

@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -22,8 +22,16 @@ from pygraph.check import check_program
 from pygraph.composition.sites_cache import Sites
 from pygraph.effects import writes_memory
 from pygraph.entries import MOST_VARIANTS, Entries, Entry
-from pygraph.environment import modes_of
-from pygraph.errors import FallbackError, GradientError, StateChangeError, TraceError, describe
+from pygraph.environment import Environment, modes_of
+from pygraph.errors import (
+    FallbackError,
+    GradientChangeError,
+    GradientError,
+    SpentGraphError,
+    StateChangeError,
+    TraceError,
+    describe,
+)
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
 from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
@@ -46,6 +54,9 @@ from pygraph.transforms.fuse import fuse_program
 from pygraph.transforms.graphify import graphify_program
 from pygraph.transforms.indirect import indirect_program
 
+if TYPE_CHECKING:
+    pass
+
 P = ParamSpec("P")
 R = TypeVar("R")
 PASSES = ("devicify", "fuse", "indirect", "graphify", "select")
@@ -56,13 +67,13 @@ UNFUSED = tuple(name for name in PASSES if name != "fuse")
 
 # After this many traces of one kind of call that were outdated by changes in what the function closes over, the
 # function is taken to change it at every call, and runs as it is.
-_MAX_RETRACES = 32
+MAX_RETRACES = 32
 
 _BLOCKED = Fallback("the call", "the stream of the last replay is being captured, and cannot be waited for")
 
 
 # After this many calls of one trace, what it closes over does not change at every call.
-_SETTLED = 4
+SETTLED = 4
 
 
 class CacheInfo(NamedTuple):
@@ -199,6 +210,8 @@ class Transformed(Generic[P, R]):
                 here.inside = False
         if entry.differentiated:
             return self._compose(args, kwargs)
+        if entry.steps is not None:
+            return entry.steps(args, kwargs)
         if shared:
             note = Fallback("the call", "an argument shares memory with a captured tensor, and one is written")
             return self._run_inline(note, args, kwargs)
@@ -227,11 +240,14 @@ class Transformed(Generic[P, R]):
 
     def derived(self, fn: Callable[..., Any]) -> Transformed[..., Any]:
         """A function made from this one by ``vmap``, ``grad`` or ``jvp``, transformed in the same way."""
-        options = dataclasses.replace(
+        return Transformed(fn, self.passes, self.derived_options(), self)
+
+    def derived_options(self) -> Options:
+        """The options of what is derived from this function, whose arguments are others."""
+        return dataclasses.replace(
             self.options, static_argnums=(), static_argnames=(), donate_argnums=(), donate_argnames=(),
             reuse_outputs=False,
         )  # fmt: skip
-        return Transformed(fn, self.passes, options, self)
 
     def marks(self) -> Iterator[Any]:
         """What the Programs of its calls return that is made of nothing that a call passes."""
@@ -245,9 +261,9 @@ class Transformed(Generic[P, R]):
             self._clear()
 
     def _count_hit(self, key: Key, entry: Entry) -> None:
-        self._counts.hits += 1
+        self._counts.hits += entry.steps is None  # which counts for itself
         entry.calls += 1
-        if entry.calls >= _SETTLED:
+        if entry.calls >= SETTLED:
             self._retraces.pop(key[0], None)
         if self._streak:
             self._streak = 0
@@ -259,7 +275,7 @@ class Transformed(Generic[P, R]):
         """Have calls like this one take the native path from now on, where that can do what is done here."""
         if entry.executable is None and (entry.program is not None or (self.options.strict and entry.fallbacks)):
             return
-        if entry.differentiated:
+        if entry.differentiated or entry.steps is not None:
             return
         if self._clear_first:  # asked for during this call; the native path would pass it by
             return
@@ -274,7 +290,7 @@ class Transformed(Generic[P, R]):
             self._counts.hits += calls.hits
             calls.entry.calls += calls.hits
             calls.entry.stamp = max(calls.entry.stamp, calls.stamp)
-            if calls.entry.calls >= _SETTLED:
+            if calls.entry.calls >= SETTLED:
                 self._retraces.pop(calls.key[0], None)
         if served:
             self._streak = 0
@@ -326,10 +342,15 @@ class Transformed(Generic[P, R]):
         self._counts.misses += 1
         base = key[0]
         is_known = bool(self._entries.of(key))
+        outdated = self._outdated_step(key)
         moved = self._make_room(key)
         if is_known:
             self._retraces[base] += 1
-        if self._retraces[base] > _MAX_RETRACES:
+        if outdated is not None:
+            for entry in self._entries.of(key):
+                self._drop(entry)
+            return self._keep_steps(key, args, kwargs, not outdated.rates_are_current())
+        if self._retraces[base] > MAX_RETRACES:
             for entry in self._entries.of(key):
                 self._drop(entry)
             note = Fallback("the call", "something that the function closes over changes at every call")
@@ -347,11 +368,14 @@ class Transformed(Generic[P, R]):
         except TraceError as error:
             if (
                 isinstance(error, GradientError)
+                and not isinstance(error, SpentGraphError)
                 and self._is_root
                 and torch.is_grad_enabled()
                 and not self.options.donates
             ):
                 return self._keep(key, Entry(None, None, None, [], differentiated=True))
+            if isinstance(error, (GradientChangeError, SpentGraphError)) and self._may_step():
+                return self._keep_steps(key, args, kwargs)
             note = Fallback("the call", str(error), None)
             if self.options.strict:
                 raise FallbackError(str(error)) from error
@@ -380,6 +404,20 @@ class Transformed(Generic[P, R]):
         else:
             entry = Entry(traced, program, None, fallbacks)
         return self._keep(key, entry)
+
+    def _outdated_step(self, key: Key) -> Environment | None:
+        """What the function read when it was traced, if gradients or learning rates are others now."""
+        found = (entry.traced.environment for entry in self._entries.of(key) if entry.traced is not None)
+        return next((one for one in found if not one.step_is_current()), None) if self._may_step() else None
+
+    def _may_step(self) -> bool:
+        return self._is_root and not self.options.donates
+
+    def _keep_steps(self, key: Key, args: Any, kwargs: Any, scheduled: bool = False) -> Entry:
+        """An entry for calls that leave other gradients behind, or whose optimizer has another learning rate now."""
+        from pygraph.steps import Steps
+
+        return self._keep(key, Entry(None, None, None, [], steps=Steps(self, args, kwargs, scheduled)))
 
     def make_programs(self, args: Any, kwargs: Any, static: frozenset[int]) -> tuple[Traced, Program]:
         """Trace and apply the passes; numbers that a device operation takes by value are baked in."""
@@ -445,6 +483,8 @@ class Transformed(Generic[P, R]):
     def _drop(self, entry: Entry) -> None:
         self._entries.remove(entry)
         self._native.drop(entry)
+        if entry.steps is not None:
+            entry.steps.forget()
         if entry.executable is not None:
             entry.executable.release()
 
@@ -452,10 +492,10 @@ class Transformed(Generic[P, R]):
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
-        engines = [self, *self.sites.engines()]
+        engines = [self, *self._engines()]
         counts = self._counts
         hits = counts.hits + sum(engine._native.unsettled for engine in engines)
-        size = sum(len(engine._entries) for engine in engines)
+        size = sum(entry.steps is None for engine in engines for entry in engine._entries)
         return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
 
     def cache_clear(self) -> None:
@@ -519,8 +559,14 @@ class Transformed(Generic[P, R]):
             inline = self._inlined
             if self._reused is not None:
                 inline = inline + self._reused.notes
-            report = explain(self.function_name, list(self._entries), dict(inline))
-            return report.with_derived(engine.explain() for engine in self.sites.engines())
+            entries = [entry for entry in self._entries if entry.steps is None]  # whose engines say more
+            report = explain(self.function_name, entries, dict(inline))
+            return report.with_derived(engine.explain() for engine in self._engines())
+
+    def _engines(self) -> Iterator[Transformed[..., Any]]:
+        """The functions that are derived from this one and run calls of it."""
+        yield from self.sites.engines()
+        yield from (entry.steps.engine for entry in self._entries if entry.steps is not None)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does, so that methods can be decorated; the instance is a static argument."""

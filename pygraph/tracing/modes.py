@@ -94,6 +94,7 @@ class Sources(TorchDispatchMode):
 
     Attributes:
         problem: What was refused first, also if the function catches the error; None if nothing was.
+        used: Tensors from outside that operations were given, besides arguments, by id.
     """
 
     supports_higher_order_operators = True
@@ -107,6 +108,7 @@ class Sources(TorchDispatchMode):
         self._default = next(iter(devices), torch.device("cpu"))
         self._dtype = torch.get_default_dtype()
         self.problem: str | None = None
+        self.used: dict[int, torch.Tensor] = {}
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -162,6 +164,7 @@ class Sources(TorchDispatchMode):
         if tensor._is_zerotensor():
             device = self._default if tensor.is_meta else tensor.device
             return aten._efficientzerotensor.default(list(tensor.shape), dtype=tensor.dtype, device=device)
+        self.used[id(tensor)] = tensor
         alias = aten.alias.default(tensor)
         self._outside[alias.untyped_storage()._cdata] = alias
         return alias

@@ -9,7 +9,7 @@ Everything real that the function could change is put back, and what a Program c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,14 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_sym
 from torch.utils import _pytree as pytree
 
 from pygraph.environment import Environment
-from pygraph.errors import GradientError, StateChangeError, TraceError, describe
+from pygraph.errors import (
+    GradientChangeError,
+    GradientError,
+    SpentGraphError,
+    StateChangeError,
+    TraceError,
+    describe,
+)
 from pygraph.program import (
     Argument,
     Baked,
@@ -31,6 +38,7 @@ from pygraph.program import (
 )
 from pygraph.ranges import holder, span_of
 from pygraph.tracing.generators import Generators
+from pygraph.tracing.gradients import Accumulations, is_spent
 from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt, texts_noticed
 from pygraph.tracing.modes import (
@@ -152,18 +160,21 @@ def record(
     refusals = Refusals(fakes.values())
     settings = SettingsWatch(fake.device.type for fake in fakes.values())
     attributes = _attributes(fakes)
+    accumulations = Accumulations()
     failure: BaseException | None = None
     module: fx.GraphModule | None = None
     try:
         with (
-            fake_tracing(mode), torch.inference_mode(False), torch.set_grad_enabled(grad),
-            texts_noticed(symbols, asked), generators.watched(),
+            accumulations.watched(environment.differentiable), fake_tracing(mode), torch.inference_mode(False),
+            torch.set_grad_enabled(grad), texts_noticed(symbols, asked), generators.watched(),
         ):  # fmt: skip
             module = proxy_tensor.make_fx(body, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
     except Exception as error:
         failure = error
     finally:
         changed = environment.restore() or _changed_attribute(fakes, attributes)
+        gradient = environment.restore_gradients()
+        changed = changed or _unreached_gradient(sources.used.values())
         seeded = generators.restore()
     if failure is not None:
         raise TraceError(
@@ -174,9 +185,10 @@ def record(
     refused = sources.problem or refusals.problem
     if refused is not None:  # the function has caught the error
         raise TraceError(describe(call, refused))
-    if changed is not None:
-        raise StateChangeError(
-            describe(call, f"it changes {changed}", expected="no lasting change but to tensors in place",
+    if changed is not None or gradient is not None:
+        kind = GradientChangeError if changed is None else StateChangeError
+        raise kind(
+            describe(call, f"it changes {changed or gradient}", expected="no lasting change but to tensors in place",
                      remedy="Return the new value instead.")
         )  # fmt: skip
     if seeded is not None:
@@ -186,6 +198,8 @@ def record(
         )  # fmt: skip
     _check_arguments_kept(call, traced_leaves, in_tree, fake_args, fake_kwargs, fakes, before, paths, required)
     given = {id(fake) for fake in fakes.values()}
+    tracked = [leaf for leaf in box["leaves"] if isinstance(leaf, FakeTensor) and leaf.requires_grad]
+    spent = tracked and all(map(is_spent, tracked))
     for path, leaf in zip(box["paths"], box["leaves"], strict=True):
         if not isinstance(leaf, FakeTensor):
             continue
@@ -196,16 +210,29 @@ def record(
         if leaf.is_meta:
             raise TraceError(describe(call, f"{path} is on meta", expected="a tensor with elements"))
         if leaf.requires_grad:
-            raise GradientError(
+            raise (SpentGraphError if spent else GradientError)(
                 describe(call, f"{path} requires grad", expected="no gradient outside the call",
                          remedy="Call it under torch.no_grad(), or take the gradient inside it.")
             )  # fmt: skip
     return Recording(
         name, mode, module, inputs, values, box["leaves"], box["paths"], in_tree, box["tree"], environment,
-        list({id(tensor): tensor for tensor in gradients.tensors}.values()),
+        list({id(tensor): tensor for tensor in (*gradients.tensors, *accumulations.tensors)}.values()),
         _needed_values(shape_env, module, symbols) | _computed_by_numpy(module, inputs, leaves) | asked,
         _baked(inputs, paths, leaves),
     )  # fmt: skip
+
+
+def _unreached_gradient(used: Iterable[torch.Tensor]) -> str | None:
+    """A gradient that the function has set of a tensor that was not found before it ran; all such are cleared.
+
+    There was none: autograd adds to one in place.
+    """
+    changed: str | None = None
+    for tensor in used:
+        if tensor.is_leaf and isinstance(tensor.grad, FakeTensor):
+            tensor.grad = None
+            changed = "the gradient of a tensor that is too deep in what it closes over"
+    return changed
 
 
 def _computed_by_numpy(module: fx.GraphModule, inputs: list[Input], leaves: list[Any]) -> set[int]:

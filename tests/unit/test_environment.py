@@ -197,7 +197,8 @@ def test_restore_undoes_gradients() -> None:
     model = Model()
     environment = Environment(model)
     model(torch.ones(2)).sum().backward()
-    assert environment.restore() is not None
+    assert environment.restore() is None
+    assert environment.restore_gradients() is not None
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

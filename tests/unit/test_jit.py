@@ -335,13 +335,15 @@ def test_gradients_that_are_replaced(device: torch.device, set_to_none: bool, na
     got, step = _train(device, pygraph.jit, set_to_none)
     expected, _ = _train(device, lambda fn: fn, set_to_none)
     assert got == expected
-    assert step.cache_info().misses == (5 if set_to_none else 1)
+    # Another gradient at the second call is the sign that it will be another one at every call.
+    assert step.cache_info().misses == (3 if set_to_none else 1)
 
 
-def test_gradients_that_change_at_every_call_end_in_ordinary_calls(device: torch.device) -> None:
+def test_gradients_that_change_at_every_call_are_passed(device: torch.device) -> None:
     got, step = _train(device, pygraph.jit, True, steps=40)
     assert got == _train(device, lambda fn: fn, True, steps=40)[0]
-    assert "changes at every call" in str(step.explain())
+    assert step.cache_info().hits == 38
+    assert "no fallbacks" in str(step.explain())
 
 
 def test_an_optimizer_that_is_closed_over(device: torch.device) -> None:

@@ -85,6 +85,20 @@ def test_train_and_eval_are_shared(pair: tuple[Model, Any], x: torch.Tensor) -> 
     torch.testing.assert_close(fast(x), model(x))
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_graphs_of_both_modes_stay(pair: tuple[Model, Any], x: torch.Tensor, grad: bool) -> None:
+    """Each mode's first call once threw away what the other had."""
+    model, fast = pair
+    reference = copy.deepcopy(model)
+    torch.manual_seed(0)
+    with torch.set_grad_enabled(grad):
+        found = [fast.train(call % 2 == 1)(x).detach() for call in range(6)]
+        torch.manual_seed(0)
+        expected = [reference.train(call % 2 == 1)(x).detach() for call in range(6)]
+    torch.testing.assert_close(found, expected)
+    assert fast.cache_info().captures == 2
+
+
 def test_attributes_are_set_on_the_original(pair: tuple[Model, Any], x: torch.Tensor) -> None:
     model, fast = pair
     fast(x)

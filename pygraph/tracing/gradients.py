@@ -1,0 +1,76 @@
+"""What backwards do while a function is traced: to which tensors' ``.grad`` they add, and which graphs they use up."""
+
+# Nodes of autograd's graph are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+
+class Accumulations:
+    """Note to which tensors' gradients a backward adds: autograd reads them itself, where no mode sees it.
+
+    Attributes:
+        tensors: These tensors.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    @contextlib.contextmanager
+    def watched(self, leaves: Iterable[torch.Tensor]) -> Generator[None, None, None]:
+        """Watch these leaves of autograd's graph while what is inside runs."""
+        if torch.is_inference_mode_enabled():
+            yield  # where autograd is off
+            return
+        # The nodes are kept, as a leaf does not: another one would know nothing of the hook.
+        with torch.enable_grad():  # by a view it is found
+            nodes = [(get_gradient_edge(leaf).node, leaf) for leaf in leaves]
+        hooks = [node.register_prehook(self._note(leaf)) for node, leaf in nodes]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _note(self, leaf: torch.Tensor) -> Any:
+        def hook(gradients: object) -> None:
+            del gradients
+            self.tensors.append(leaf)
+
+        return hook
+
+
+def is_spent(tensor: torch.Tensor) -> bool:
+    """Whether a backward of ``tensor`` raises an error, as another one has let go of what it needs."""
+    seen: set[Any] = set()
+    queue: list[Any] = [tensor.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if _has_let_go(node):
+            return True
+        queue += [following for following, _ in node.next_functions]
+    return False
+
+
+def _has_let_go(node: Any) -> bool:
+    """Whether what a node had saved is gone, which shows when it is asked for."""
+    names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
+    for name in names:
+        try:
+            getattr(node, name)
+        except RuntimeError as error:
+            return _SPENT in str(error)
+    return False
+
+
+# What autograd says of it (torch 2.11 to 2.13).
+_SPENT = "backward through the graph a second time"

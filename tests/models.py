@@ -293,8 +293,10 @@ EXAMPLES: dict[str, Example] = {
 WAYS = ("jit", "compile")
 
 # Fused kernels keep intermediate values in float32 and add in another order, so that results of many layers differ
-# from eager's by more than those of one operation, for which the defaults of torch.testing are made.
-COMPILED = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 5e-2}}
+# from eager's by more than those of one operation, for which the defaults of torch.testing are made. So do on a GPU, by
+# a few last bits, models with atomic additions (scatter, ROI alignment), which do not repeat either, and those in which
+# torch or transformers choose other operations while they are traced (cuDNN's batch norm, masks for attention).
+WITHIN = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 5e-2}}
 
 
 def run_by(how: str, fn: Any) -> Any:
@@ -313,13 +315,13 @@ def kept(result: Any) -> list[Any]:
 
 
 def compare(how: str, got: Sequence[Any], expected: Sequence[Any], again: Sequence[Any], dtype: torch.dtype) -> None:
-    """A replay of the same kernels is exact where eager is: where two runs of it are equal bit for bit."""
+    """On the emulated device, a replay is exact where eager is: where two runs of it are equal bit for bit."""
     assert len(got) == len(expected)
     for mine, other, repeated in zip(got, expected, again, strict=True):
         if not isinstance(other, Tensor):
             assert mine == other
-        elif how == "compile":
-            torch.testing.assert_close(mine, other, **COMPILED[dtype], equal_nan=True)
+        elif how == "compile" or other.is_cuda:
+            torch.testing.assert_close(mine, other, **WITHIN[dtype], equal_nan=True)
         elif torch.equal(other, repeated):
             torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)
         else:

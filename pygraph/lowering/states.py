@@ -21,7 +21,7 @@ from torch import fx
 
 from pygraph import ops
 from pygraph.effects import is_operation, is_random
-from pygraph.program import output_values
+from pygraph.program import Program, output_values
 
 # Names of attention's arguments and results. Checked with torch 2.11 and 2.13.
 STATES = frozenset({"philox_seed", "philox_offset"})
@@ -116,17 +116,47 @@ class Crossing:
 
 
 def settle(graph: fx.Graph, device: torch.device) -> None:
-    """Write into a graph of ATen operations where states are, for operations that are launched by anyone."""
+    """Write into a graph of ATen operations where drawn states are, for operations that are launched by anyone."""
     for node in list(graph.nodes):
         for state in read_by(node):
             with graph.inserting_before(node):
                 there = graph.call_function(torch.ops.pygraph.state_to_read.default, (state,))
             there.meta = dict(state.meta)
             node.replace_input_with(state, there)
-        if node.target is operator.getitem and is_state(node.args[0], node.args[1]):
+        source = node.args[0] if node.target is operator.getitem else None
+        if isinstance(source, fx.Node) and node.users and is_random(source) and is_state(source, node.args[1]):  # pyright: ignore
             with graph.inserting_after(node):
-                kept = graph.call_function(
-                    torch.ops.pygraph.state_to_keep.default, (node, device, is_random(node.args[0]))
-                )
+                kept = graph.call_function(torch.ops.pygraph.state_to_keep.default, (node, device, True))
             kept.meta = dict(node.meta)
             node.replace_all_uses_with(kept, delete_user_cb=functools.partial(operator.is_not, kept))
+
+
+def settle_program(program: Program) -> Program:
+    """A Program whose forward and backward may become graphs of their own.
+
+    IR before::
+
+        attention = aten._scaled_dot_product_efficient_attention.default(q, k, v, None, True, 0.1)
+        seed = operator.getitem(attention, 2)
+        grads = aten._scaled_dot_product_efficient_attention_backward.default(…, seed, …)
+
+    IR after::
+
+        attention = aten._scaled_dot_product_efficient_attention.default(q, k, v, None, True, 0.1)
+        seed = operator.getitem(attention, 2)
+        kept = pygraph.state_to_keep(seed, device("cuda:0"), True)
+        read = pygraph.state_to_read(kept)
+        grads = aten._scaled_dot_product_efficient_attention_backward.default(…, read, …)
+
+    Args:
+        program: A Program at stage ``aten``; without such operations it is returned as it is.
+
+    Returns:
+        A Program at the same stage.
+    """
+    if program.device.type != "cuda" or not any(map(read_by, program.nodes)):
+        return program
+    module = program.copy_graph()
+    settle(module.graph, program.device)
+    module.recompile()
+    return program.replace(module=module)

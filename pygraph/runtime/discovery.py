@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from pygraph.effects import is_operation, is_view, root
 from pygraph.errors import CaptureError
@@ -31,8 +32,11 @@ _SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, Fa
 # Operations that take a tensor for its shape and dtype only, so that their nodes need not point to it.
 _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
-# Operations that do so with one of their arguments: its position.
-_SHAPE_ONLY_ARGUMENT = {"aten.fill": 0, "aten.max_pool2d_with_indices_backward": 1}
+# Operations that do so with some of their arguments: their positions.
+_SHAPE_ONLY_ARGUMENTS = {"aten.fill": (0,), "aten.max_pool2d_with_indices_backward": (1,)}
+
+# Where the statistics are among the arguments of this operation, which reads those of the batch instead while training.
+_BATCH_NORM, _STATISTICS, _IS_TRAINING = "aten.native_batch_norm_backward", (3, 4), 7
 
 
 class RefusedError(CaptureError):
@@ -260,8 +264,7 @@ class Discovery:
                     continue
                 if is_operation(node) and any(part in name for part in _SHAPE_ONLY):
                     continue
-                ignored = _SHAPE_ONLY_ARGUMENT.get(name.rpartition(".")[0])
-                if ignored is not None and self.body.takes_only_at(node, position, ignored):
+                if any(self.body.takes_only_at(node, position, ignored) for ignored in _unread_arguments(node)):
                     continue
                 missing.add(slot)
                 self._note_copy(
@@ -296,6 +299,14 @@ class Discovery:
         """The operation and the nodes that it became, for a report."""
         names = dict.fromkeys(node.name for node in self.graph.nodes if node.op == op)
         return f"{target_text(self.body.nodes[op].target)} ({', '.join(names)})"
+
+
+def _unread_arguments(node: fx.Node) -> tuple[int, ...]:
+    """Positions of the arguments whose elements an operation does not read."""
+    name = target_text(node.target).rpartition(".")[0]
+    if name == _BATCH_NORM and node.args[_IS_TRAINING] is True:
+        return _STATISTICS
+    return _SHAPE_ONLY_ARGUMENTS.get(name, ())
 
 
 _PLACES = 8

@@ -18,7 +18,10 @@ from tests.models import (
     llama_with_cache,
 )
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk"),  # copies of models
+]
 
 CUDA = torch.device("cuda", 0)
 

@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 import training_comparison
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # of the ways of torch
 def test_training_comparison(device: torch.device) -> None:
     """Losses are equal in all ways (`compare` raises an error where they are not), and graphs are replayed."""
     task = training_comparison.Task(device, width=16, layers=1, heads=2, batch=2, length=8)

@@ -1,0 +1,60 @@
+"""The states of generators that attention hands from its forward to its backward."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from pygraph.lowering.states import Crossing, settle
+from pygraph.program import TensorSpec
+
+CUDA = torch.device("cuda", 0)
+ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention.default
+BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+
+
+def graph(p: float) -> fx.Graph:
+    """A forward that returns its states, and a backward that takes others."""
+    found = fx.Graph()
+
+    def placed(node: fx.Node, *shape: int, dtype: torch.dtype = torch.float32) -> fx.Node:
+        node.meta = {"spec": TensorSpec(shape, (1,) * len(shape), dtype, CUDA), "source": None}
+        return node
+
+    q, seed, offset = (placed(found.placeholder(name), 2) for name in ("q", "seed", "offset"))
+    attention = placed(found.call_function(ATTENTION, (q, q, q, None, True, p)), 2)
+    parts = [placed(found.call_function(operator.getitem, (attention, i)), 2) for i in range(4)]
+    args: Any = (q, q, q, q, None, parts[0], parts[1], seed, offset, p, [True, True, True, False])
+    gradient = placed(found.call_function(BACKWARD, args), 2)
+    found.output((parts[0], parts[2], parts[3], gradient))
+    return found
+
+
+def test_crossing() -> None:
+    assert Crossing.of(graph(0.1)) == Crossing(frozenset({1, 2}), {1: True, 2: True})
+    assert Crossing.of(graph(0.0)) == Crossing(frozenset({1, 2}), {1: False, 2: False})
+    states = Crossing(frozenset({0}), {1: True, 2: False})
+    assert states.before([torch.ones(())])[0].device.type == "cpu"
+    kept = states.after([None, torch.tensor(3), torch.tensor(4)], torch.device("cpu"))
+    assert kept[0] is None
+    assert kept[1:] == [torch.tensor(3), torch.tensor(0)]
+
+
+def test_settle() -> None:
+    found = graph(0.1)
+    settle(found, CUDA)
+    backward = next(node for node in found.nodes if node.target is BACKWARD)
+    assert [str(argument.target) for argument in backward.args[7:9]] == ["pygraph.state_to_read.default"] * 2
+    returned = found.output_node().args[0]
+    assert [str(value.target) for value in returned[1:3]] == ["pygraph.state_to_keep.default"] * 2
+    assert all(value.args[1:] == (CUDA, True) for value in returned[1:3])
+    found.lint()
+
+
+def test_what_was_not_drawn_stays() -> None:
+    found = graph(0.0)
+    settle(found, CUDA)
+    assert not any("state_to_keep" in str(node.target) for node in found.nodes)

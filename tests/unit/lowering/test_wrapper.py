@@ -1,0 +1,138 @@
+"""Wrappers of Inductor's as graphs: written by hand here, so that no GPU and no Triton is needed."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pygraph.launches import launch_of
+from pygraph.lowering.wrapper import KernelGraph, UntraceableError, kernel_graph
+from pygraph.program import TensorSpec
+
+CPU = torch.device("cpu")
+MATRIX = TensorSpec((2, 2), (2, 1), torch.float32, CPU)
+
+
+class Tuner:
+    """Looks like one of Inductor's kernels, and adds 1 to what it writes."""
+
+    triton_meta: dict[str, Any] = {}  # noqa: RUF012  # how kernels are told from other globals
+    mutated_arg_names = ("in_out_ptr0",)
+    fn = SimpleNamespace(arg_names=["in_out_ptr0", "in_ptr0", "out_ptr0", "xnumel", "XBLOCK"], fn=None)
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[Any, ...]] = []
+
+    def run(self, *args: Any, stream: int) -> None:
+        self.launched.append((*args, stream))
+
+
+def wrapper(body: Callable[..., Any], **names: Any) -> Callable[[list[Any]], Sequence[Any]]:
+    """A function with globals of its own, as those that Inductor writes."""
+    return type(body)(body.__code__, {"__builtins__": builtins, "torch": torch, **names}, "call")
+
+
+def text(found: KernelGraph) -> list[str]:
+    return [f"{node.target}" for node in found.module.graph.nodes if node.op == "call_function"]
+
+
+def test_writes_are_to_the_nodes_that_were_allocated() -> None:
+    tuner = Tuner()
+
+    def call(args: list[Any]) -> Any:
+        x, y = args
+        args.clear()
+        assert_size_stride(x, (2, 2), (2, 1))  # noqa: F821
+        buf0 = torch.empty_strided((2, 2), (2, 1))
+        torch.mm(x, y, out=buf0)
+        buf1 = torch.empty_strided((2, 2), (2, 1))
+        kernel.run(buf0, x, buf1, 4, stream=get_raw_stream(0))  # noqa: F821
+        buf2 = buf0
+        del buf0
+        return (buf2, reinterpret_tensor(buf1, (2,), (1,), 2), None, x)  # noqa: F821
+
+    names = {"assert_size_stride": None, "get_raw_stream": None, "reinterpret_tensor": None, "kernel": tuner}
+    found = kernel_graph(wrapper(call, **names), [MATRIX, MATRIX])
+    assert text(found) == [
+        "aten.empty_strided.default", "aten.mm.out", "aten.empty_strided.default", "pygraph.launch.default",
+        "pygraph.reinterpret.default",
+    ]  # fmt: skip
+    nodes = list(found.module.graph.nodes)
+    x, _, first, product, second, launch, view, output = nodes
+    assert product.kwargs == {"out": first}
+    assert launch.args[1:] == ([first, second], [x], [])
+    assert view.args == (second, [2], [1], 2)
+    assert output.args == ((first, view, None, x),)
+    assert view.meta["spec"] == TensorSpec((2,), (1,), torch.float32, CPU, 2)
+    launch_of(str(launch.args[0]))
+    assert not tuner.launched
+
+
+def test_the_same_launch_is_registered_once() -> None:
+    tuner = Tuner()
+
+    def call(args: list[Any]) -> Any:
+        (x,) = args
+        kernel.run(x, x, x, 4, stream=0)  # noqa: F821
+        kernel.run(x, x, x, 4, stream=0)  # noqa: F821
+        kernel.run(x, x, x, 5, stream=0)  # noqa: F821
+        return ()
+
+    found = kernel_graph(wrapper(call, kernel=tuner), [MATRIX])
+    names = [node.args[0] for node in found.module.graph.nodes if node.op == "call_function"]
+    assert names[0] == names[1] != names[2]
+    assert all(node.args[1:3] == ([x], []) for x, *nodes in [list(found.module.graph.nodes)] for node in nodes[:-1])
+
+
+def test_constants_are_inputs_of_their_own() -> None:
+    constant = torch.arange(2.0)
+
+    def call(args: list[Any]) -> Any:
+        (x,) = args
+        return (torch.add(x, constant0),)  # noqa: F821
+
+    found = kernel_graph(wrapper(call, constant0=constant), [MATRIX])
+    assert found.constants == (constant,)
+    assert [node.op for node in found.module.graph.nodes] == ["placeholder", "placeholder", "call_function", "output"]
+    x = torch.ones(2, 2)
+    assert torch.equal(found.module(x, constant)[0], x + constant)
+
+
+def test_sizes_are_numbers() -> None:
+    def call(args: list[Any]) -> Any:
+        n, x = args
+        return (torch.empty_strided((n, 3), (3, 1)), x)
+
+    found = kernel_graph(wrapper(call), [5, MATRIX])
+    assert list(found.module.graph.nodes)[1].args[0] == [5, 3]
+    assert len(found.module.graph.find_nodes(op="placeholder")) == 1
+
+
+def test_what_is_not_known_is_refused() -> None:
+    def calls_something(args: list[Any]) -> Any:
+        return (something(args[0]),)  # noqa: F821
+
+    def computes_on_the_host(args: list[Any]) -> Any:
+        return (empty_strided_cpu((2,), (1,), torch.float32),)  # noqa: F821
+
+    def fails(args: list[Any]) -> Any:
+        raise KeyError("x")
+
+    def with_options(args: list[Any]) -> Any:
+        kernel.run(args[0], 4, stream=0, warmup=True)  # noqa: F821
+
+    for body, names, reason in (
+        (calls_something, {"something": SimpleNamespace()}, "it calls something, a SimpleNamespace"),
+        (computes_on_the_host, {}, "it computes on the cpu"),
+        (fails, {}, "KeyError: 'x'"),
+        (with_options, {"kernel": Tuner()}, "a launch has options: warmup"),
+    ):
+        with pytest.raises(UntraceableError, match=reason):
+            kernel_graph(wrapper(body, **names), [MATRIX])
+    with pytest.raises(UntraceableError, match="its wrapper is a Tuner"):
+        kernel_graph(Tuner(), [MATRIX])  # pyright: ignore

@@ -21,19 +21,21 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from pygraph import ops
 from pygraph.effects import is_random, root
 from pygraph.environment import Environment
 from pygraph.errors import TraceError, describe
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.wrapper import KernelGraph
 from pygraph.program import (
+    Alias,
     Argument,
     Captured,
     Fallback,
     Input,
+    Output,
     Program,
     Result,
+    Static,
     TensorSpec,
     graph_module,
     output_values,
@@ -250,7 +252,7 @@ class _FusedBound(Bound):
 
     def __call__(self, *args: Any) -> Any:
         results = self._graph(self._all(args))
-        return [results[index] for index in self._fresh]
+        return [results[index] for index in self._own]
 
     def _all(self, args: Sequence[Any]) -> list[Any]:
         given = iter(args)
@@ -263,25 +265,23 @@ class _FusedBound(Bound):
         return self._known[1], self._known[2]
 
     def _plan_results(self, kernels: KernelGraph, inputs: Sequence[Any]) -> None:
-        """Tell results that the graph makes from those that are inputs, or views of them, or there already."""
-        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
-        position = dict(zip(kernels.module.graph.find_nodes(op="placeholder"), tensors, strict=False))
+        """Tell results that are inputs from those that depend on a call: new tensors, views of inputs, sizes."""
+        position = self._positions(kernels, inputs)
         returned: list[int | Callable[[Sequence[Any]], Any]] = []
-        fresh: dict[Any, int] = {}
-        self._fresh: list[int] = []
+        self._own: list[int] = []
         for index, value in enumerate(output_values(kernels.module.graph)):
-            if not isinstance(value, fx.Node):
-                returned.append(_Constant(value))
-            elif root(value) in position:
-                returned.append(_Passed(position[root(value)], None if value in position else value.meta["spec"]))
-            elif value in fresh:
-                returned.append(fresh[value])
+            if isinstance(value, fx.Node) and value in position:
+                returned.append(operator.itemgetter(position[value]))
             else:
-                fresh[value] = len(self._fresh)
-                returned.append(fresh[value])
-                self._fresh.append(index)
-        if returned != list(range(len(self._fresh))):
+                returned.append(len(self._own))
+                self._own.append(index)
+        if returned != list(range(len(self._own))):
             self.returned = tuple(returned)
+
+    @staticmethod
+    def _positions(kernels: KernelGraph, inputs: Sequence[Any]) -> dict[fx.Node, int]:
+        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        return dict(zip(kernels.module.graph.find_nodes(op="placeholder"), tensors, strict=False))
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
         for index, value in enumerate(self._all(args)):
@@ -308,46 +308,46 @@ class _FusedBound(Bound):
             new.meta = dict(old.meta)
         for node, descriptor in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
             node.meta = {"spec": descriptor.spec, "source": None}  # pyright: ignore
-        values = output_values(kernels.module.graph)
-        results = [mapping[values[index]] for index in self._fresh]
+        results, outputs, aliases, statics = self._described(kernels, mapping)
         graph.output(tuple(results))
-        outputs = tuple(Result(f"result[{place}]", place, node.meta["spec"]) for place, node in enumerate(results))
         return Program(
             name=name,
             module=graph_module(torch.nn.Module(), graph),
             inputs=tuple(inputs),
-            outputs=outputs,
-            aliases=(),
-            statics=(),
+            outputs=tuple(outputs),
+            aliases=tuple(aliases),
+            statics=tuple(statics),
             in_tree=pytree.tree_structure((tuple([0] * len(args)), {})),
-            out_tree=pytree.tree_structure([0] * len(results)),
+            out_tree=pytree.tree_structure([0] * len(self._own)),
             stage="kernels",
             history=("inductor",),
             fallbacks=() if note is None else (note,),
         )
 
-
-class _Constant:
-    """A result that is no tensor."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __call__(self, inputs: Sequence[Any]) -> Any:
-        return self._value
-
-
-class _Passed:
-    """A result that is an input, or a view of one."""
-
-    def __init__(self, index: int, spec: TensorSpec | None) -> None:
-        self._index = index
-        self._spec = spec
-
-    def __call__(self, inputs: Sequence[Any]) -> Any:
-        tensor = inputs[self._index]
-        spec = self._spec
-        return tensor if spec is None else ops.reinterpret(tensor, spec.shape, spec.stride, spec.offset)
+    def _described(
+        self, kernels: KernelGraph, mapping: dict[fx.Node, fx.Node]
+    ) -> tuple[list[fx.Node], list[Output], list[Alias], list[Static]]:
+        """The nodes that a Program returns, and what all its results are."""
+        number = {node: index for index, node in enumerate(kernels.module.graph.find_nodes(op="placeholder"))}
+        values = output_values(kernels.module.graph)
+        results: list[fx.Node] = []
+        outputs: list[Output] = []
+        aliases: list[Alias] = []
+        statics: list[Static] = []
+        leaf_of: dict[fx.Node, int] = {}
+        for leaf, index in enumerate(self._own):
+            value, path = values[index], f"result[{leaf}]"
+            if not isinstance(value, fx.Node):
+                statics.append(Static(path, leaf, value))
+            elif root(value) in number:
+                aliases.append(Alias(path, leaf, "input", number[root(value)], value.meta["spec"]))
+            elif value in leaf_of:
+                aliases.append(Alias(path, leaf, "result", leaf_of[value], None))
+            else:
+                leaf_of[value] = leaf
+                results.append(mapping[value])
+                outputs.append(Result(path, leaf, value.meta["spec"]))
+        return results, outputs, aliases, statics
 
 
 # ---- a graph of ATen operations --------------------------------------------------------------------------------

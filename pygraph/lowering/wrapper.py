@@ -287,8 +287,6 @@ def _reinterpret(
 ) -> torch.Tensor:
     if dtype is not None and dtype != tensor.dtype:
         raise UntraceableError("it reads memory as another dtype")
-    if (tuple(size), tuple(stride), offset) == (tuple(tensor.shape), tensor.stride(), 0):
-        return tensor
     return ops.reinterpret(tensor, size, stride, offset)
 
 

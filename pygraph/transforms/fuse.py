@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pygraph.autocasting import without_autocast
 from pygraph.effects import host_reason, is_operation, is_random, is_selection, is_view, root
 from pygraph.errors import StageError, describe
 from pygraph.lowering.aten import lower
@@ -78,7 +79,8 @@ def fuse_program(program: Program) -> Program:
         notes = (*program.fallbacks, Fallback("fusion", reason))
         lowered = lower(program.replace(fallbacks=tuple(dict.fromkeys(notes))))
         return lowered.replace(history=(*program.history, "fuse"))
-    fused = _Fusion(program).run()
+    with without_autocast():  # the trace has all casts
+        fused = _Fusion(program).run()
     return lower(fused).replace(history=(*program.history, "fuse"))
 
 

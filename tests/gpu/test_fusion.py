@@ -169,6 +169,35 @@ def test_misaligned_tensors() -> None:
     torch.cuda.synchronize()
 
 
+def test_sizes_and_views_among_what_a_forward_saves() -> None:
+    """With dynamic shapes, a backward is told the sizes and views of this call, not of the first."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x.view(-1, 4).sin() @ w).view(x.shape[0], -1).cos() * x.shape[0]
+
+    fast = torch.compile(f, backend=pygraph.backend, dynamic=True)
+    for n in (3, 5, 3, 8, 5, 2):
+        found = []
+        x, w = torch.randn(n, 8, device="cuda"), torch.randn(4, 6, device="cuda")
+        for run in (f, fast):
+            leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+            found.append(torch.autograd.grad(run(*leaves).square().sum(), leaves))
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_under_autocast() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", enabled=False):
+            y = (x.sin() + 1) @ w
+        return (y @ w).relu() + y
+
+    fast = pygraph.jit(f, fuse=True)
+    for _ in range(3):
+        x, w = torch.randn(16, 16, device="cuda"), torch.randn(16, 16, device="cuda") / 4
+        with torch.autocast("cuda", torch.bfloat16):
+            torch.testing.assert_close(fast(x, w), f(x, w), rtol=2e-2, atol=2e-2)
+
+
 def test_a_training_step_as_one_graph() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)).cuda()

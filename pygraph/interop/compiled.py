@@ -42,6 +42,7 @@ from pygraph.program import (
     tensor_specs,
 )
 from pygraph.trace import SelfTracing, Traced, trace_call
+from pygraph.tracing.modes import line_in, told_source
 from pygraph.transformed import Options, Transformed
 
 _MAX_BINDINGS = 8
@@ -399,7 +400,20 @@ class _TracedBound(Bound):
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
         def graph(*passed: Any) -> list[Any]:
-            return list(self._module(*self._all(passed)))
+            return list(_WithSources(self._module).run(*self._all(passed)))
 
         traced = trace_call(graph, args, kwargs, static=static, name=name)
         return Traced(traced.program, traced.static_leaves, Environment(None))
+
+
+class _WithSources(fx.Interpreter):
+    """Runs a graph so that a trace of it has the lines that its nodes come from."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # which changes the messages of errors
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One node."""
+        with told_source(line_in(n.meta.get("stack_trace"))):
+            return super().run_node(n)

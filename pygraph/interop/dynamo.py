@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext
+from torch._guards import CompileContext, TracingContext
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pygraph.effects import host_reason
@@ -31,6 +31,7 @@ from pygraph.lowering.inductor import SETTINGS, compile_graph, settings
 from pygraph.lowering.states import Crossing, settle
 from pygraph.program import TensorSpec, output_values
 from pygraph.report.explain import Explanation
+from pygraph.tracing.modes import line_in
 from pygraph.transformed import PASSES, UNFUSED, Options, Transformed
 from pygraph.transforms.schedule import is_work
 
@@ -84,7 +85,7 @@ def backend(
     Source: PyGraph is "built atop PyTorch2's compilation framework", arXiv 2503.19779.
     """
     chosen = _settings(mode, options or {})
-    compiler = _Compiler(chosen)
+    compiler = _Compiler(chosen, module)
     if not chosen.fuse or not _on_cuda(module, inputs):
         return _without_inductor(compiler, module, inputs)
     from torch._inductor.compile_fx import compile_fx
@@ -166,9 +167,12 @@ def explain() -> Explanation:
 class _Compiler:
     """Makes callables of the graphs of one compilation."""
 
-    def __init__(self, chosen: _Settings) -> None:
+    def __init__(self, chosen: _Settings, module: fx.GraphModule) -> None:
         self._chosen = chosen
-        self._number = next(_NUMBER)
+        compilation = CompileContext.current_compile_id()  # as in torch's logs
+        lines = (line_in(node.meta.get("stack_trace")) for node in module.graph.nodes)
+        line = next((line for line in lines if line is not None), None)
+        self._where = f"{next(_NUMBER) if compilation is None else compilation}" + (f" from {line}" if line else "")
 
     def fused(self, graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """In the place of Inductor's own inner compiler."""
@@ -210,7 +214,7 @@ class _Compiler:
         return compiler
 
     def _name(self, kind: str) -> str:
-        return f"{kind} {self._number}"
+        return f"{kind} {self._where}"
 
     def _replaying(self, source: Any, static: Sequence[int] | None, kind: str) -> Replaying:
         options = self._chosen.options

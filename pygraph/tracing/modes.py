@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -337,8 +339,34 @@ _TRITON = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" +
 _NOT_USERS = (_TORCH, _HERE, _TRITON, "<frozen", "<eval_with_key>")
 
 
+_told: contextvars.ContextVar[str | None] = contextvars.ContextVar("told", default=None)
+
+
+@contextlib.contextmanager
+def told_source(line: str | None) -> Generator[None, None, None]:
+    """Take this for the user's line, where what runs is code that was made from the user's."""
+    token = _told.set(line)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def line_in(stack: str | None) -> str | None:
+    """The innermost line outside torch and pygraph in the text of a stack, as the nodes of Dynamo's graphs have it.
+
+    >>> line_in('  File "/home/me/train.py", line 41, in step')
+    'train.py:41'
+    """
+    found: list[tuple[str, str]] = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
+    lines = [f"{os.path.basename(name)}:{number}" for name, number in found if not name.startswith(_NOT_USERS)]
+    return lines[-1] if lines else None
+
+
 def user_frame(frame: Any) -> str | None:
     """The innermost line outside torch and pygraph, as ``file.py:41``."""
+    if (told := _told.get()) is not None:
+        return told
     while frame is not None:
         filename = frame.f_code.co_filename
         if not filename.startswith(_NOT_USERS):

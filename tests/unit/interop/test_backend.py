@@ -276,7 +276,10 @@ def test_shapes_that_depend_on_data(device: torch.device) -> None:
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         check(f, lambda: (torch.randn(4).to(device),))
-    assert any("host" in reason or "depends on data" in reason for reason in reasons())
+    (fallback,) = [one for one in pygraph.explain().to_dict()["fallbacks"] if "nonzero" in one["what"]]
+    assert "host" in fallback["reason"]
+    assert str(fallback["source"]).startswith("test_backend.py:")
+    assert "from test_backend.py:" in str(pygraph.explain().calls[0].function)
     assert graphs() == 1
 
 

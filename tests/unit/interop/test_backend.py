@@ -283,6 +283,21 @@ def test_shapes_that_depend_on_data(device: torch.device) -> None:
     assert graphs() == 1
 
 
+def test_storage_that_is_replaced(device: torch.device) -> None:
+    """``input storage mutation``."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x.set_(y)
+        return x + 1
+
+    fast = compiled(f)
+    for _ in range(3):
+        x, y = torch.randn(3).to(device), torch.randn(3).to(device)
+        same(fast(x, y), y + 1)
+        assert x.data_ptr() == y.data_ptr()
+
+
 def test_masks_as_indices(device: torch.device) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x + 1

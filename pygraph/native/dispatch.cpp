@@ -365,6 +365,7 @@ struct Replay {
   std::vector<Commit> commits;
   int64_t* synced;
   uint64_t launch, executable;
+  PyObject* launcher = nullptr;      // borrowed from the plan; replays where torch prepares the replay, in Python
   std::vector<int> updated;          // tensors among the arguments whose versions a replay moves
   std::vector<int> updated_captured; // the same among captured tensors
   std::vector<Output> outputs;
@@ -734,6 +735,16 @@ PyObject* assemble(const Replay& replay, const Call& call, const std::vector<at:
   return checked(result);
 }
 
+// Whether the graph was launched, in Python: then other Python code may run, as a collection, but this is the function's
+// turn, and the thread is marked as inside of it.
+bool launched(Replay& replay) {
+  PyObject* done = PyObject_CallNoArgs(replay.launcher);
+  if (done != Py_True) *replay.synced = 0;
+  if (done == nullptr) throw PythonError();
+  Py_DECREF(done);
+  return done == Py_True;
+}
+
 // The result, or nullptr without an exception if Python must do it. From the first patch to the launch no Python code
 // runs, so that nothing can come between.
 PyObject* run_replay(PlanState& plan, const Call& call, Stopwatch& watch) {
@@ -756,13 +767,17 @@ PyObject* run_replay(PlanState& plan, const Call& call, Stopwatch& watch) {
   watch.lap(2);
   if (!patch(replay, plan, call, fresh)) return nullptr;
   watch.lap(3);
-  int status;
-  Py_BEGIN_ALLOW_THREADS
-  status = reinterpret_cast<int (*)(uint64_t, uint64_t)>(replay.launch)(replay.executable, *stream);
-  Py_END_ALLOW_THREADS
-  if (status != 0) {
-    *replay.synced = 0;
-    return nullptr;
+  if (replay.launcher != nullptr) {
+    if (!launched(replay)) return nullptr;
+  } else {
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = reinterpret_cast<int (*)(uint64_t, uint64_t)>(replay.launch)(replay.executable, *stream);
+    Py_END_ALLOW_THREADS
+    if (status != 0) {
+      *replay.synced = 0;
+      return nullptr;
+    }
   }
   watch.lap(4);
   // Autograd must notice that what it may have saved is another value now.
@@ -844,6 +859,7 @@ PyObject* run_plan(DispatcherObject* self, PlanState& plan, const Call& call, Py
   Turn turn(self);
   if (!turn.taken || plan.dead) return Py_NewRef(miss);
   if (plan.way == Way::Replay) {
+    if (plan.replay->launcher != nullptr) turn.mark();
     PyObject* result = run_replay(plan, call, watch);
     if (result == nullptr) return Py_NewRef(miss);
     count(self, plan);
@@ -1115,8 +1131,13 @@ Replay describe_replay(PlanState& plan, PyObject* spec) {
     });
   }
   replay.synced = reinterpret_cast<int64_t*>(to_word(field(spec, "synced")));
-  replay.launch = to_word(item(field(spec, "launch"), 0));
-  replay.executable = to_word(item(field(spec, "launch"), 1));
+  PyObject* launch = field(spec, "launch");
+  if (PyTuple_Check(launch)) {
+    replay.launch = to_word(item(launch, 0));
+    replay.executable = to_word(item(launch, 1));
+  } else {
+    replay.launcher = launch;
+  }
   for (int64_t leaf : to_ints(field(spec, "updated"))) replay.updated.push_back(tensor_at(leaf));
   replay.updated_captured = to_small_ints(field(spec, "updated_captured"));
   PyObject* outputs = field(spec, "outputs");

@@ -237,11 +237,20 @@ class CudaGraph(RecordedGraph):
         """As the driver's function that sends a node of that kind."""
         return self._params[node].native(self._executable)
 
-    def native_launch(self) -> tuple[int, int] | None:
-        """As cuGraphLaunch; not if random numbers are drawn, whose state torch prepares before a replay."""
-        if self.draws or not self._replayed:
+    def native_launch(self) -> tuple[int, int] | Callable[[], bool] | None:
+        """As cuGraphLaunch; or as torch does if random numbers are drawn, whose state it prepares before a replay."""
+        if not self._replayed:
             return None
+        if self.draws:
+            return self._launch_drawing
         return function_pointer("cuGraphLaunch"), int(self._executable)
+
+    def _launch_drawing(self) -> bool:
+        """Replay as a graph that draws; False if what it has to wait for cannot be waited for now."""
+        if self._graph is None or _random_order(self._pool.device).is_blocked():
+            return False
+        self._replay_and_see(self._graph)
+        return True
 
     def release(self, *keep: object) -> None:
         """Destroy the graph once the device is done with it; also what our nodes use, and ``keep``."""

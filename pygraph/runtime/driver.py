@@ -136,8 +136,10 @@ class RecordedGraph(abc.ABC):
         """How native code sends that node; None if it cannot."""
         return None
 
-    def native_launch(self) -> tuple[int, int] | None:
-        """``(function, executable)`` for native code: ``function(executable, stream)`` replays; None if it does not."""
+    def native_launch(self) -> tuple[int, int] | Callable[[], bool] | None:
+        """How native code replays: ``function(executable, stream)`` of ``(function, executable)``, or a function in
+        Python that says whether it has; None if it does not.
+        """
         return None
 
     @abc.abstractmethod

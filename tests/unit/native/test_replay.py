@@ -352,3 +352,104 @@ def test_counters_include_native_replays(fake: Fake) -> None:
     # The fake replays and commits through the emulated graph, which counts as well.
     assert counters.replays - before[0] == 6
     assert counters.patches - before[2] >= len(native) > 0
+
+
+# ---- graphs that draw random numbers, which are launched in Python -------------------------------------------------
+
+
+def launching(fake: Fake, monkeypatch: pytest.MonkeyPatch, launch: Callable[[Any], bool]) -> None:
+    def replay(graph: Any) -> bool:
+        done = launch(graph)
+        fake.launches += [(id(graph), STREAM)] * done
+        return done
+
+    def native_launch(self: Any) -> Callable[[], bool]:
+        fake.graphs[id(self)] = self
+        return functools.partial(replay, self)
+
+    monkeypatch.setattr(emulated.EmulatedGraph, "native_launch", native_launch)
+
+
+def really(graph: Any) -> bool:
+    graph.replay()
+    return True
+
+
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(x, 0.5) + 1
+
+
+def test_random_numbers(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    launching(fake, monkeypatch, really)
+    function = pygraph.jit(dropped)
+    for seed in range(5):
+        x = vectors(1, size=50)[0]
+        torch.manual_seed(seed)
+        expected = [dropped(x), torch.rand(3, device="emu")]
+        torch.manual_seed(seed)
+        torch.testing.assert_close([function(x), torch.rand(3, device="emu")], expected)
+    assert replayed(function) == 3
+    assert len(fake.launches) == 3
+
+
+def test_a_launch_that_cannot_be_made(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python does the call instead, and sends every pointer again."""
+    refusing = False
+
+    def launch(graph: Any) -> bool:
+        return not refusing and really(graph)
+
+    launching(fake, monkeypatch, launch)
+    function = pygraph.jit(dropped)
+    for turn in range(8):
+        refusing = turn in (4, 5)
+        x = vectors(1)[0]
+        torch.manual_seed(turn)
+        expected = dropped(x)
+        torch.manual_seed(turn)
+        torch.testing.assert_close(function(x), expected)
+    assert replayed(function) == 4
+
+
+def test_a_launch_that_fails(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = False
+
+    def launch(graph: Any) -> bool:
+        if failing:
+            raise KeyboardInterrupt
+        return really(graph)
+
+    launching(fake, monkeypatch, launch)
+    function = pygraph.jit(dropped)
+    for turn in range(7):
+        failing = turn == 4
+        x = vectors(1)[0]
+        torch.manual_seed(turn)
+        expected = dropped(x)
+        torch.manual_seed(turn)
+        if failing:
+            with pytest.raises(KeyboardInterrupt):
+                function(x)
+        else:
+            torch.testing.assert_close(function(x), expected)
+
+
+def test_a_call_inside_of_a_launch(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a collection: it runs as it is, and a cache that it clears is cleared after the call."""
+    inside: list[Any] = []
+
+    def launch(graph: Any) -> bool:
+        if len(fake.launches) == 1:
+            state = torch.get_rng_state()
+            inside.append(function(vectors(1)[0]))
+            torch.set_rng_state(state)
+            function.cache_clear()
+        return really(graph)
+
+    launching(fake, monkeypatch, launch)
+    function = pygraph.jit(lambda x: torch.nn.functional.dropout(x, 0.0) + torch.rand_like(x) * 0 + 1)
+    for _ in range(8):
+        x = vectors(1)[0]
+        torch.testing.assert_close(function(x), x + 1)
+    assert len(inside) == 1
+    assert len(fake.launches) > 2

@@ -115,6 +115,7 @@ class _Fusion:
         self._notes = list(program.fallbacks)
         self._inputs: list[Input] = list(program.inputs)
         self._done: set[int] = set()
+        self._before: set[fx.Node] = set()
 
     def run(self) -> Program:
         """The Program with kernels, still with the updates that no run has taken over."""
@@ -129,6 +130,7 @@ class _Fusion:
             if not fusable or sum(not is_selection(node) for node in nodes) < _LEAST or not self._fuse(nodes):
                 for node in nodes:
                     self._env[node] = self._copy(node)
+            self._before.update(nodes)
         kept = [position for position in range(len(program.outputs)) if position not in self._done]
         values = output_values(self._old)
         results = tuple(self._value(values[position]) for position in kept)
@@ -163,7 +165,7 @@ class _Fusion:
     # -- one run --------------------------------------------------------------------------------------------------
 
     def _fuse(self, nodes: Sequence[fx.Node]) -> bool:
-        run = _Run(self._program, nodes)
+        run = _Run(self._program, nodes, self._before)
         try:
             compiled = compile_run(run.module, run.specs, self._program.name)
         except Exception as error:  # whatever a compiler of a hundred thousand lines may raise
@@ -222,6 +224,11 @@ class _Fusion:
 class _Run:
     """Some nodes of a Program as a graph of their own.
 
+    Args:
+        program: The Program.
+        nodes: The nodes, in order.
+        before: The work that runs before them.
+
     Attributes:
         module: The graph; updates of inputs are ``copy_`` at its end.
         inputs: The nodes that it takes; memory from outside, of which it makes its views itself.
@@ -230,8 +237,8 @@ class _Run:
         updates: Positions among the Program's outputs of the updates that are part of it.
     """
 
-    def __init__(self, program: Program, nodes: Sequence[fx.Node]) -> None:
-        self._inside = set(nodes)
+    def __init__(self, program: Program, nodes: Sequence[fx.Node], before: set[fx.Node]) -> None:
+        self._inside, self._before = set(nodes), before
         self._graph = fx.Graph()
         self._env: dict[fx.Node, fx.Node] = {}
         self.inputs: list[fx.Node] = []
@@ -269,7 +276,7 @@ class _Run:
             if not isinstance(value, fx.Node) or root(value) not in self._inside:
                 continue
             others = [other for index, other in enumerate(values) if index != position]
-            if target.meta["spec"].device.type != "cuda" or _is_needed(target, self._inside, others):
+            if target.meta["spec"].device.type != "cuda" or _is_needed(target, self._inside | self._before, others):
                 continue
             self._graph.call_function(aten.copy_.default, (self._local(target), self._local(value)))
             taken.append(position)

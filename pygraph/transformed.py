@@ -389,7 +389,13 @@ class Transformed(Generic[P, R]):
             self._needed[base] = self._needed.get(base, frozenset()) | found
             key = self._key(leaves, structure, args, kwargs)
             self._make_room(key)
-        executable = self.make_executable(program, leaves)
+        try:
+            executable = self.make_executable(program, leaves)
+        except torch.OutOfMemoryError:  # recording and proving needs copies of arguments and results
+            note = Fallback("the call", "there is not enough memory to record its graphs and to prove them")
+            if self.options.strict:
+                raise self._strict_error([note]) from None
+            return self._keep(key, Entry(None, None, None, [note]))
         fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
         if self.options.strict and fallbacks and "graphify" in self.passes:
             if executable is not None:

@@ -450,3 +450,24 @@ def test_a_size_that_is_returned_is_one(device: torch.device) -> None:
         assert shape == torch.Size((2, 3))
         assert type(shape) is type(inner["size"]) is torch.Size
     assert fast.explain().to_dict()["fallbacks"] == []
+
+
+def test_too_little_memory_for_graphs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording needs more memory than the call itself, which then runs as it is."""
+    from pygraph import transformed
+
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("it is a test")
+
+    x = torch.ones(3).to(device)
+    f, strict = pygraph.jit(lambda x: x * 2 + 1), pygraph.jit(lambda x: x * 2 + 1, strict=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(transformed, "Executable", refuse)
+        for _ in range(3):
+            assert f(x).tolist() == [3.0, 3.0, 3.0]
+        with pytest.raises(pygraph.errors.FallbackError, match="not enough memory"):
+            strict(x)
+    assert [fallback["count"] for fallback in f.explain().to_dict()["fallbacks"]] == [3]
+    f.cache_clear()
+    assert f(x).tolist() == [3.0, 3.0, 3.0]
+    assert f.cache_info().captures == 1

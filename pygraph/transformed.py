@@ -347,12 +347,10 @@ class Transformed(Generic[P, R]):
         if is_known:
             self._retraces[base] += 1
         if outdated is not None:
-            for entry in self._entries.of(key):
-                self._drop(entry)
+            self._drop_all(key)
             return self._keep_steps(key, args, kwargs, not outdated.rates_are_current())
         if self._retraces[base] > MAX_RETRACES:
-            for entry in self._entries.of(key):
-                self._drop(entry)
+            self._drop_all(key)
             note = Fallback("the call", "something that the function closes over changes at every call")
             return self._keep(key, Entry(None, None, None, [note]))
         if self._past_budget() and key not in self._seen:
@@ -485,6 +483,10 @@ class Transformed(Generic[P, R]):
     def _past_budget(self) -> bool:
         """Whether the cache only turns over: new kinds of calls push out others before they are used again."""
         return self._streak >= 2 * self.options.max_graphs
+
+    def _drop_all(self, key: Key) -> None:
+        for entry in self._entries.of(key):
+            self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
         self._entries.remove(entry)

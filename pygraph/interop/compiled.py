@@ -60,15 +60,28 @@ class Source(Protocol):
 class Bound(SelfTracing):
     """A graph as a function of the inputs that change.
 
+    Args:
+        inputs: All inputs of a call.
+        static: Positions of those that stay as they are now.
+
     Attributes:
         passed: Positions of those inputs.
         passes: The transforms that are applied to its Program.
         returned: What the graph returns: a position among what this function returns, or what to do with all inputs.
     """
 
-    passed: tuple[int, ...]
     passes: tuple[str, ...]
     returned: tuple[int | Callable[[Sequence[Any]], Any], ...] | None = None
+
+    def __init__(self, inputs: Sequence[Any], static: Sequence[int]) -> None:
+        self._count = len(inputs)
+        self._static = {index: inputs[index] for index in static}
+        self.passed = tuple(index for index in range(len(inputs)) if index not in self._static)
+
+    def _all(self, args: Sequence[Any]) -> list[Any]:
+        """All inputs, given those that change."""
+        given = iter(args)
+        return [self._static[index] if index in self._static else next(given) for index in range(self._count)]
 
     def __call__(self, *args: Any) -> Any:
         """Run with ordinary launches."""
@@ -241,10 +254,8 @@ class _FusedBound(Bound):
     passes = ("indirect", "graphify", "select")
 
     def __init__(self, graph: FusedGraph, inputs: Sequence[Any], static: Sequence[int]) -> None:
+        super().__init__(inputs, static)
         self._graph = graph
-        self._count = len(inputs)
-        self._static = {index: inputs[index] for index in static}
-        self.passed = tuple(index for index in range(len(inputs)) if index not in self._static)
         #: The kernels for inputs of the last sizes.
         self._known: tuple[list[Any], KernelGraph, Fallback | None] | None = None
         kernels, _ = self._kernels([inputs[index] for index in self.passed])
@@ -254,10 +265,6 @@ class _FusedBound(Bound):
     def __call__(self, *args: Any) -> Any:
         results = self._graph(self._all(args))
         return [results[index] for index in self._own]
-
-    def _all(self, args: Sequence[Any]) -> list[Any]:
-        given = iter(args)
-        return [self._static[index] if index in self._static else next(given) for index in range(self._count)]
 
     def _kernels(self, args: Sequence[Any]) -> tuple[KernelGraph, Fallback | None]:
         specs = [TensorSpec.of(value) if isinstance(value, torch.Tensor) else value for value in self._all(args)]
@@ -384,19 +391,13 @@ class _TracedBound(Bound):
         inputs: Sequence[Any],
         static: Sequence[int],
     ) -> None:
+        super().__init__(inputs, static)
         self._module = module
         self.passes = passes
         self._ordinary = ordinary
-        self._count = len(inputs)
-        self._static = {index: inputs[index] for index in static}
-        self.passed = tuple(index for index in range(len(inputs)) if index not in self._static)
 
     def __call__(self, *args: Any) -> Any:
         return list(self._ordinary(self._all(args)))
-
-    def _all(self, args: Sequence[Any]) -> list[Any]:
-        given = iter(args)
-        return [self._static[index] if index in self._static else next(given) for index in range(self._count)]
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
         def graph(*passed: Any) -> list[Any]:

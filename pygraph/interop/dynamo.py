@@ -122,17 +122,14 @@ def _settings(mode: str | None, options: Mapping[str, Any]) -> _Settings:
 def _on_cuda(module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether Inductor makes the kernels: for CUDA devices, and for graphs on the host alone."""
     types = {value.device.type for value in inputs if isinstance(value, torch.Tensor)}
-    types |= {spec.device.type for node in module.graph.nodes for spec in _specs(node.meta.get("example_value"))}
+    types |= {device.type for node in module.graph.nodes for device in _devices(node.meta.get("example_value"))}
     return types <= {"cuda", "cpu"}
 
 
-def _specs(value: Any) -> list[TensorSpec]:
-    """Specs of the tensors in a node's example value, as far as their layout is known."""
-    found: list[TensorSpec] = []
-    for item in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(item, torch.Tensor):
-            found.append(TensorSpec((), (), item.dtype, item.device))
-    return found
+def _devices(value: Any) -> list[torch.device]:
+    """Devices of the tensors in a node's example value."""
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    return [item.device for item in items if isinstance(item, torch.Tensor)]
 
 
 _LIVE: weakref.WeakSet[Replaying] = weakref.WeakSet()
@@ -292,8 +289,8 @@ def _touches_cuda(graph: fx.GraphModule) -> bool:
 
 def _device(graph: fx.GraphModule) -> torch.device:
     """The graph's CUDA device; the host if it has none."""
-    specs = (spec for node in graph.graph.nodes for spec in _specs(node.meta.get("val")))
-    return next((spec.device for spec in specs if spec.device.type == "cuda"), torch.device("cpu"))
+    devices = (device for node in graph.graph.nodes for device in _devices(node.meta.get("val")))
+    return next((device for device in devices if device.type == "cuda"), torch.device("cpu"))
 
 
 # Higher-order operations that Inductor makes launches of.

@@ -65,9 +65,9 @@ def reads(target: Any) -> list[str]:
 
 def read_by(node: fx.Node) -> list[fx.Node]:
     """The states that an operation reads where the host launches it."""
-    given: dict[str, Any] = {**dict(zip(reads(node.target), node.args, strict=False)), **node.kwargs}
-    wanted = STATES if reads(node.target) else frozenset[str]()
-    return [value for name, value in given.items() if name in wanted and isinstance(value, fx.Node)]
+    names = reads(node.target)
+    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs} if names else {}
+    return [value for name, value in given.items() if name in STATES and isinstance(value, fx.Node)]
 
 
 def is_state(source: fx.Node, index: int) -> bool:

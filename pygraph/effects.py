@@ -34,6 +34,10 @@ _SYNCHRONIZING = frozenset(
 )  # fmt: skip
 
 
+# Whose operations that return nothing are checks, or launches.
+_OWN_NAMESPACES = ("aten", "prims", "pygraph")
+
+
 def is_operation(node: fx.Node) -> bool:
     """Whether the node calls an operation with a schema."""
     return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
@@ -76,6 +80,16 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node stays although nobody uses it: it writes, draws random numbers, or returns nothing at all."""
+    return node.is_impure() or is_random(node) or returns_nothing(node)
+
+
+def returns_nothing(node: fx.Node) -> bool:
+    """Whether a node is called for what it does and not for a value, as an assertion is."""
+    return is_operation(node) and not node.target._schema.returns  # pyright: ignore
+
+
 def is_written(node: fx.Node) -> bool:
     """Whether the node writes to one of its arguments."""
     return is_operation(node) and node.target._schema.is_mutable  # pyright: ignore
@@ -106,6 +120,17 @@ def root(node: fx.Node) -> fx.Node:
     return node
 
 
+def sources(node: fx.Node) -> list[fx.Node]:
+    """What must be known for a value: the node whose memory it shows, and the numbers by which views show it."""
+    numbers: list[fx.Node] = []
+    while is_view(node):
+        shown = node.args[0]
+        assert isinstance(shown, fx.Node)
+        numbers += [argument for argument in node.all_input_nodes if argument is not shown]
+        node = shown
+    return [node, *numbers]
+
+
 def is_host_number(node: fx.Node) -> bool:
     """Whether the node's value is a Python number."""
     return isinstance(node.meta.get("spec"), type)
@@ -131,6 +156,8 @@ def host_reason(node: fx.Node) -> str | None:
         return "it synchronises with the host"
     if torch.Tag.cudagraph_unsafe in target.tags:
         return "its author has tagged it as unsafe in CUDA graphs"
+    if returns_nothing(node) and not is_written(node) and target.namespace not in _OWN_NAMESPACES:
+        return "it returns nothing and declares no updates, so what it does is not known"
     depends = torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags
     if depends and not (name in ("aten::index", "aten::index_put") and node.meta.get("spec") is not None):
         return "the shape of its result depends on data"

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.check import check_program
 from pygraph.composition.values import Values
-from pygraph.effects import is_host_number, is_random, is_view, root
+from pygraph.effects import has_effect, is_host_number, is_random, is_view, root
 from pygraph.errors import TraceError, describe
 from pygraph.program import (
     Alias,
@@ -430,7 +430,7 @@ class _Partition:
 
     def _used_by(self, values: Iterable[Any]) -> set[fx.Node]:
         """Nodes that these values need, and those with effects."""
-        effects = [n for n in self._joint.nodes if n.op == "call_function" and (is_random(n) or n.is_impure())]
+        effects = [n for n in self._joint.nodes if n.op == "call_function" and has_effect(n)]
         return _closure([*values, *(node for node in effects if node not in self._late)])
 
 
@@ -498,7 +498,7 @@ def without_results(program: Program, unwanted: Iterable[int]) -> Program:
     results = program.results
     module.graph.output_node().args = (tuple(module.graph.output_node().args[0][number] for number in kept),)  # pyright: ignore
     assert len(results) == len(program.outputs)
-    module.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or is_random(node))
+    module.graph.eliminate_dead_code(is_impure_node=has_effect)
     module.recompile()
     known = {static.leaf for static in program.statics}
     return program.replace(

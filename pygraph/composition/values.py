@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pygraph.effects import is_random
+from pygraph.effects import has_effect
 from pygraph.program import Captured, Input, Program, TensorSpec
 
 
@@ -49,5 +49,5 @@ def _operation(node: fx.Node, found: dict[fx.Node, int], effects: Iterator[int])
         return "other", id(node)
     leaves, tree = pytree.tree_flatten((node.args, node.kwargs))
     given: list[Any] = [found[leaf] if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf)) for leaf in leaves]
-    turn = next(effects) if is_random(node) or node.is_impure() else None  # no draw is like another one
+    turn = next(effects) if has_effect(node) else None  # no draw is like another one
     return node.target, tuple(given), repr(tree), turn

@@ -83,6 +83,25 @@ class Bound(SelfTracing):
         given = iter(args)
         return [self._static[index] if index in self._static else next(given) for index in range(self._count)]
 
+    def _plan_results(self, graph: fx.Graph, passed: Sequence[int]) -> None:
+        """Tell results that are inputs from those that depend on a call: new tensors, views of inputs, sizes.
+
+        Args:
+            graph: The graph.
+            passed: Which of all inputs its first placeholders are.
+        """
+        position = dict(zip(graph.find_nodes(op="placeholder"), passed, strict=False))
+        returned: list[int | Callable[[Sequence[Any]], Any]] = []
+        self._own: list[int] = []
+        for index, value in enumerate(output_values(graph)):
+            if isinstance(value, fx.Node) and value in position:
+                returned.append(operator.itemgetter(position[value]))
+            else:
+                returned.append(len(self._own))
+                self._own.append(index)
+        if returned != list(range(len(self._own))):
+            self.returned = tuple(returned)
+
     def __call__(self, *args: Any) -> Any:
         """Run with ordinary launches."""
         raise NotImplementedError
@@ -260,7 +279,8 @@ class _FusedBound(Bound):
         self._known: tuple[list[Any], KernelGraph, Fallback | None] | None = None
         kernels, _ = self._kernels([inputs[index] for index in self.passed])
         self.draws = draws_of(kernels.module.graph)
-        self._plan_results(kernels, inputs)
+        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        self._plan_results(kernels.module.graph, tensors)
 
     def __call__(self, *args: Any) -> Any:
         results = self._graph(self._all(args))
@@ -271,25 +291,6 @@ class _FusedBound(Bound):
         if self._known is None or self._known[0] != specs:
             self._known = (specs, *self._graph.kernels(specs))
         return self._known[1], self._known[2]
-
-    def _plan_results(self, kernels: KernelGraph, inputs: Sequence[Any]) -> None:
-        """Tell results that are inputs from those that depend on a call: new tensors, views of inputs, sizes."""
-        position = self._positions(kernels, inputs)
-        returned: list[int | Callable[[Sequence[Any]], Any]] = []
-        self._own: list[int] = []
-        for index, value in enumerate(output_values(kernels.module.graph)):
-            if isinstance(value, fx.Node) and value in position:
-                returned.append(operator.itemgetter(position[value]))
-            else:
-                returned.append(len(self._own))
-                self._own.append(index)
-        if returned != list(range(len(self._own))):
-            self.returned = tuple(returned)
-
-    @staticmethod
-    def _positions(kernels: KernelGraph, inputs: Sequence[Any]) -> dict[fx.Node, int]:
-        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
-        return dict(zip(kernels.module.graph.find_nodes(op="placeholder"), tensors, strict=False))
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
         for index, value in enumerate(self._all(args)):
@@ -395,13 +396,16 @@ class _TracedBound(Bound):
         self._module = module
         self.passes = passes
         self._ordinary = ordinary
+        self._plan_results(module.graph, range(len(inputs)))
 
     def __call__(self, *args: Any) -> Any:
-        return list(self._ordinary(self._all(args)))
+        results = self._ordinary(self._all(args))
+        return [results[index] for index in self._own]
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
         def graph(*passed: Any) -> list[Any]:
-            return list(_WithSources(self._module).run(*self._all(passed)))
+            results = _WithSources(self._module).run(*self._all(passed))
+            return [results[index] for index in self._own]
 
         traced = trace_call(graph, args, kwargs, static=static, name=name)
         return Traced(traced.program, traced.static_leaves, Environment(None))

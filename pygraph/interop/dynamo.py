@@ -166,6 +166,8 @@ class _Compiler:
 
     def __init__(self, chosen: _Settings, module: fx.GraphModule) -> None:
         self._chosen = chosen
+        #: What ``torch._dynamo.override_cudagraphs`` says of this graph (torch 2.13).
+        self._override: Any = module.meta.get("cudagraph_annotation")
         compilation = CompileContext.current_compile_id()  # as in torch's logs
         lines = (line_in(node.meta.get("stack_trace")) for node in module.graph.nodes)
         line = next((line for line in lines if line is not None), None)
@@ -175,7 +177,7 @@ class _Compiler:
         """In the place of Inductor's own inner compiler."""
         kind = "backward" if options.get("is_backward") else "inference" if options.get("is_inference") else "forward"
         static = None if options.get("is_backward") else options.get("static_input_idxs", ())
-        if not self._chosen.replay or not _touches_cuda(graph):
+        if not self._replays(kind) or not _touches_cuda(graph):
             return _ordinary(graph, inputs, options)
         draws = _draws(graph.graph) if self._chosen.inductor.get("fallback_random", True) else []
         # Inductor uses up what it is given, and orders draws by their data alone.
@@ -203,12 +205,18 @@ class _Compiler:
         """A compiler for AOTAutograd that leaves operations as they are."""
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            if not self._chosen.replay:
+            if not self._replays(kind):
                 return _boxed(graph)
             static = None if kind == "backward" else _static_inputs()
             return self._replaying(TracedSource(graph, UNFUSED, lambda all: graph(*all)), static, kind)
 
         return compiler
+
+    def _replays(self, kind: str) -> bool:
+        forward = getattr(self._override, "fwd", None)
+        backward = getattr(self._override, "bwd", None)
+        replays = self._chosen.replay if forward is None else bool(forward)
+        return replays and (kind != "backward" or backward is not False)
 
     def _name(self, kind: str) -> str:
         return f"{kind} {self._where}"

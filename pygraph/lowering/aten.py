@@ -10,7 +10,7 @@ import dataclasses
 import torch
 from torch import fx
 
-from pygraph.effects import is_operation, root, written_arguments
+from pygraph.effects import has_effect, is_operation, root, written_arguments
 from pygraph.errors import StageError, describe
 from pygraph.lowering.in_place import restore_writes
 from pygraph.program import Mutation, Program, TensorSpec, output_values
@@ -63,7 +63,7 @@ def lower(program: Program) -> Program:
     output.args = (tuple(values[position] for position in kept),)
     _write(graph, updates)
     _own_results(graph)
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(is_impure_node=has_effect)
     module.recompile()
     moved = {old: new for new, old in enumerate(kept)}
     aliases = tuple(

@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pygraph.effects import is_random, is_view, root, written_arguments
+from pygraph.effects import has_effect, is_view, root, written_arguments
 from pygraph.errors import TraceError, describe
 from pygraph.program import (
     Argument,
@@ -268,7 +268,7 @@ def _finish_graph(graph: fx.Graph, inputs: list[Input], specs: list[Spec]) -> No
         if node.target in (aten.lift_fresh.default, aten.detach.default, aten.alias.default):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-    graph.eliminate_dead_code(is_impure_node=_has_effect)
+    graph.eliminate_dead_code(is_impure_node=has_effect)
     position = 0
     zeros: set[fx.Node] = set()
     for node in graph.nodes:
@@ -302,11 +302,6 @@ def _fold_zeros(node: fx.Node, zeros: set[fx.Node]) -> None:
     elif not (is_view(node) and node.args[0] in zeros):
         return
     zeros.add(node)
-
-
-def _has_effect(node: fx.Node) -> bool:
-    """Whether a node stays although nobody uses it: an unused random draw still moves the generator."""
-    return node.is_impure() or is_random(node)
 
 
 def _spec(value: Any) -> Spec:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.effects import is_random
+from pygraph.effects import has_effect
 from pygraph.errors import StageError, describe
 from pygraph.program import Captured, Fallback, Input, Mutation, Program, ScalarArgument, TensorSpec, tensor_specs
 from pygraph.transforms.foreach_rules import ONE_KERNEL, PER_ENTRY, one_dtype
@@ -145,7 +145,7 @@ def devicify_program(program: Program) -> Program:
     for node in list(edit.graph.nodes):
         if _is_device_operation(node):
             edit.rewrite_operation(node)
-    edit.graph.eliminate_dead_code(is_impure_node=_has_effect)
+    edit.graph.eliminate_dead_code(is_impure_node=has_effect)
     _reorder(edit.graph, edit.device)
     edit.graph.lint()
     edit.module.recompile()
@@ -224,10 +224,6 @@ def _is_device_operation(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, (_Operation, _HigherOrder)):
         return False
     return (_on_device(node) or _reads_device(node)) and not _is_upload(node) and not _is_download(node)
-
-
-def _has_effect(node: fx.Node) -> bool:
-    return node.is_impure() or is_random(node)
 
 
 # ---- rewriting -------------------------------------------------------------------------------------------------
@@ -529,7 +525,7 @@ def _needed_constants(graph: fx.Graph, known: set[fx.Node]) -> set[fx.Node]:
     constant = set(known)
     for node in graph.nodes:
         target: Any = node.target
-        if node.op != "call_function" or not isinstance(target, _Operation) or _has_effect(node):
+        if node.op != "call_function" or not isinstance(target, _Operation) or has_effect(node):
             continue
         known_operation = target.namespace in ("aten", "prims") and "empty" not in _opname(node)
         if known_operation and _is_host_tensor(node) and constant.issuperset(node.all_input_nodes):
@@ -571,9 +567,9 @@ def _reorder(graph: fx.Graph, device: torch.device) -> None:
     at = {node: position for position, node in enumerate(nodes)}
     order = [node for node in nodes if node in early]
     effects = {
-        node: [other for other in late if _has_effect(other) and at[other] < at[node]]
+        node: [other for other in late if has_effect(other) and at[other] < at[node]]
         for node in nodes
-        if _has_effect(node)
+        if has_effect(node)
     }
 
     def place(node: fx.Node) -> None:
@@ -582,7 +578,7 @@ def _reorder(graph: fx.Graph, device: torch.device) -> None:
         while pending:
             current = pending[-1]
             needs = [source for source in current.all_input_nodes if source in is_late and source not in done]
-            if _has_effect(current) and (current in is_late or one_generator):
+            if has_effect(current) and (current in is_late or one_generator):
                 needs += [other for other in effects[current] if other not in done]
             if needs and current not in done:
                 pending.extend(needs)
@@ -609,9 +605,9 @@ def _early(nodes: list[fx.Node], one_generator: bool) -> set[fx.Node]:
     for node in nodes:
         host = _is_upload(node) or not (_on_device(node) or _reads_device(node))
         ready = all(source.op == "placeholder" or source in early for source in node.all_input_nodes)
-        if host and ready and not (effects_wait and _has_effect(node)):
+        if host and ready and not (effects_wait and has_effect(node)):
             early.add(node)
-        elif _has_effect(node) and (one_generator or not _on_device(node)):
+        elif has_effect(node) and (one_generator or not _on_device(node)):
             effects_wait = True
     return early
 

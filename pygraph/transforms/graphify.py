@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 from torch import fx
 
@@ -12,7 +13,7 @@ from pygraph.effects import (
     is_host_number,
     is_selection,
     is_view,
-    root,
+    sources,
 )
 from pygraph.errors import StageError, describe
 from pygraph.lowering.aten import lower
@@ -126,7 +127,7 @@ def _rebuild(graph: fx.Graph, schedule: list[tuple[bool, list[fx.Node]]]) -> Non
             output.prepend(node)
             node.meta["region"] = index
             _take_views(graph, node, index, views)
-        for node in [store for store in stores if home.get(root(store.args[2]), 0) == index]:  # pyright: ignore
+        for node in [store for store in stores if _region(store.args[2], home, 0) == index]:
             output.prepend(node)
             node.meta["region"] = index
             _take_views(graph, node, index, views)
@@ -137,10 +138,15 @@ def _rebuild(graph: fx.Graph, schedule: list[tuple[bool, list[fx.Node]]]) -> Non
         _take_views(graph, node, last, {})
     for value in output.all_input_nodes:
         if is_view(value) and "region" not in value.meta:
-            _take_views(graph, output, home.get(root(value), last), {})
+            _take_views(graph, output, _region(value, home, last), {})
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and is_view(node) and not node.users:
             graph.erase_node(node)
+
+
+def _region(value: Any, home: dict[fx.Node, int], otherwise: int) -> int:
+    """The first region in which a value can be shown."""
+    return max((home[source] for source in sources(value) if source in home), default=otherwise)
 
 
 def _take_views(graph: fx.Graph, node: fx.Node, region: int, views: dict[fx.Node, fx.Node]) -> None:

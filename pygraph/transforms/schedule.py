@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from torch import fx
 
-from pygraph.effects import device_of, is_random, is_selection, is_view, root, written_arguments
+from pygraph.effects import (
+    device_of,
+    is_random,
+    is_selection,
+    is_view,
+    is_written,
+    returns_nothing,
+    root,
+    sources,
+    written_arguments,
+)
 from pygraph.transforms.indirect import is_load, is_store
 
 
@@ -51,16 +61,15 @@ def _leader(node: fx.Node) -> fx.Node:
 
 
 def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
-    """What must have run before each work node: its data, random draws in order, and writes in order."""
+    """What must have run before each work node: its data; random draws, assertions and writes in order."""
     needs: dict[fx.Node, set[fx.Node]] = {node: set() for node in work}
-    last_random: fx.Node | None = None
+    last_effect: fx.Node | None = None
     readers: dict[fx.Node, list[fx.Node]] = {}
     writer: dict[fx.Node, fx.Node] = {}
     for node in work:
         memory = [root(argument) for argument in node.all_input_nodes]
+        needs[node].update(s for argument in node.all_input_nodes for s in sources(argument) if s in needs)
         for origin in memory:
-            if origin in needs:
-                needs[node].add(origin)
             if origin in writer:
                 needs[node].add(writer[origin])
         for written in written_arguments(node):
@@ -70,9 +79,9 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
             readers[origin] = []
         for origin in memory:
             readers.setdefault(origin, []).append(node)
-        if is_random(node):
-            if last_random is not None:
-                needs[node].add(last_random)
-            last_random = node
+        if is_random(node) or (returns_nothing(node) and not is_written(node)):
+            if last_effect is not None:
+                needs[node].add(last_effect)
+            last_effect = node
         needs[node].discard(node)
     return needs

@@ -275,3 +275,44 @@ def test_an_operation_without_a_description_runs_as_it_is(device: torch.device) 
         assert torch.equal(fast(x), x.sin())
     (fallback,) = fast.explain().to_dict()["fallbacks"]
     assert "register_fake" in fallback["reason"]
+
+
+_SEEN: list[list[float]] = []
+_LIBRARY.define("show(Tensor x) -> ()")
+_LIBRARY.impl("show", lambda x: _SEEN.append(x.tolist()), "CompositeExplicitAutograd")
+torch.library.register_fake("pygraph_tests_too::show", lambda x: None, lib=_LIBRARY)
+
+
+def test_an_operation_that_returns_nothing_runs_at_every_call(device: torch.device) -> None:
+    """Nobody uses what it makes, and what it does is not known: it is neither dropped nor recorded."""
+
+    @pygraph.jit
+    def fn(x: Tensor) -> Tensor:
+        torch.ops.pygraph_tests_too.show(x + 1)
+        doubled = x * 2
+        torch.ops.pygraph_tests_too.show(doubled)
+        return doubled.relu()
+
+    fn(torch.zeros(1, device=device))
+    del _SEEN[:]
+    for i in range(3):
+        assert fn(torch.full((1,), float(i), device=device)).item() == 2 * i
+    assert _SEEN == [[1.0], [0.0], [2.0], [2.0], [3.0], [4.0]]
+    assert any("returns nothing" in fallback["reason"] for fallback in fn.explain().to_dict()["fallbacks"])
+
+
+def test_assertions_hold_at_every_call() -> None:
+    """On the emulated device alone: one that fails on a GPU ends the process's use of it."""
+    x = torch.ones(3, device=pygraph.default_device())
+    if x.is_cuda:
+        pytest.skip("a failed assertion breaks the CUDA context")
+
+    @pygraph.jit
+    def fn(x: Tensor) -> Tensor:
+        torch._assert_async((x > 0).all())
+        return x * 2
+
+    for _ in range(3):
+        assert torch.equal(fn(x), x * 2)
+        with pytest.raises(RuntimeError, match="nonzero"):
+            fn(-x)

@@ -93,6 +93,18 @@ def test_training(device: torch.device) -> None:
     assert {call.function.split()[0] for call in pygraph.explain().calls} == {"forward", "backward"}
 
 
+def test_inputs_with_gradients(device: torch.device) -> None:
+    """What a forward saves can be an input, which is not of the graph and may require a gradient."""
+    fast = compiled(lambda x: (x * x.detach().cos()).sin().sum())
+    for _ in range(3):
+        x = torch.randn(4).to(device).requires_grad_()
+        fast(x).backward()
+        detached = x.detach()
+        same(x.grad, (detached * detached.cos()).cos() * detached.cos())
+    assert graphs() == 2
+    assert not reasons()
+
+
 def test_two_forwards_before_their_backwards(device: torch.device) -> None:
     """What a forward saves is not overwritten by the next, with reused outputs neither."""
     for options in ({}, {"reuse_outputs": True}):
@@ -327,6 +339,77 @@ def test_unsafe_custom_operations(device: torch.device) -> None:
         check(lambda x: unsafe((x + 1).relu()) * 2, lambda: (torch.randn(4).to(device),))
         assert "its author has tagged it as unsafe in CUDA graphs" in reasons()
         assert graphs() == 1
+
+
+@pytest.mark.skipif(not hasattr(torch._dynamo, "override_cudagraphs"), reason="new in torch 2.13")
+@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+def test_overrides(device: torch.device, mode: str) -> None:
+    """``override_cudagraphs annotation``: which graphs are replayed can be said in the code."""
+
+    def loss(x: torch.Tensor, forward: bool | None, backward: bool | None) -> torch.Tensor:
+        with torch._dynamo.override_cudagraphs(fwd=forward, bwd=backward):
+            return (x * 2).sin().sum()
+
+    usual = int("no-cudagraphs" not in mode)
+    found: dict[Any, int] = {}
+    for says in ((None, None), (True, None), (False, None), (True, False), (None, False)):
+        torch._dynamo.reset()
+        dynamo._LIVE.clear()
+        fast = torch.compile(loss, backend=pygraph.backend, mode=mode)
+        for _ in range(2):
+            x = torch.randn(4).to(device).requires_grad_()
+            fast(x, *says).backward()
+            same(x.grad, 2 * (x.detach() * 2).cos())
+        found[says] = graphs()
+    expected = {(None, None): 2 * usual, (True, None): 2, (False, None): 0, (True, False): 1, (None, False): usual}
+    assert found == expected
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.gpu
+def test_two_devices() -> None:
+    """``multiple devices``."""
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    check(
+        lambda x, y: ((x * 2).to(second) + y, x.sin() + y.to(first)),
+        lambda: (torch.randn(4).to(first), torch.randn(4).to(second)),
+    )
+    assert any("a graph is of one device" in reason for reason in reasons())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the emulated device has no sparse tensors")
+@pytest.mark.gpu
+def test_sparse_tensors() -> None:
+    """``sparsity not handled``."""
+    device = torch.device("cuda", 0)
+    weight = torch.eye(4).to_sparse().to(device)
+    check(lambda x: (weight @ x).relu() + 1, lambda: (torch.randn(4, 4).to(device),))
+
+
+def test_loops(device: torch.device) -> None:
+    """``control flow operator: torch.while_loop``."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        start = torch.zeros((), dtype=torch.int64, device=x.device), x.sin()
+        return torch._higher_order_ops.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), start)[1] + 1
+
+    check(f, lambda: (torch.randn(4).to(device),))
+    assert "it is control flow or host code" in reasons()
+
+
+def test_sizes_that_depend_on_data(device: torch.device) -> None:
+    """``unbacked binding ops``, and assertions on the host."""
+
+    def f(x: torch.Tensor, n: torch.Tensor) -> Any:
+        size = n.sum().item()
+        torch._check(size >= 0)
+        torch._check(size <= 4)
+        return x[:size].sin() + 1, x.cos()
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        check(f, lambda: (torch.randn(4).to(device), torch.randint(0, 3, (2,)).to(device)))
+    assert graphs() == 1
+    assert "it needs a value on the host" in reasons()
 
 
 def test_strict(device: torch.device) -> None:

@@ -60,6 +60,8 @@ _MACHINERY = frozenset(torch.nn.Module().__dict__) - {"training", "_parameters",
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
                  "_global_backward_pre_hooks")  # fmt: skip
 
+_RECORD = "_per_optimizer_states"  # of GradScaler; checked with torch 2.11 and 2.13
+
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 
 # Of modules and custom Functions: no code of the user's has names for them.
@@ -85,6 +87,8 @@ class Environment:
         self.kinds: dict[int, str] = {}
         self.tensors: list[torch.Tensor] = []
         self._optimizers: list[torch.optim.Optimizer] = []
+        # The attributes of gradient scalers, with their records of a step, which are empty between steps.
+        self._records: list[tuple[dict[str, Any], Any]] = []
         self._containers: list[tuple[str, Any, Any]] = []
         self._lengths: list[tuple[Any, int]] = []
         self._entries: list[tuple[Any, Any, Any]] = []
@@ -245,6 +249,10 @@ class Environment:
         are not among this, see `restore_gradients`.
         """
         changed: str | None = None
+        for scaler, record in self._records:
+            if not scaler[_RECORD]:  # GradScaler.update has replaced it by another one
+                record.clear()
+                scaler[_RECORD] = record
         for name, container, before in self._containers:
             if not _shallow_equal(container, before):
                 if id(container) not in self._owned:
@@ -544,6 +552,8 @@ class Environment:
             for key, item in list(state.items()):
                 self._entries.append((state, key, item))
                 self._visit(_join(name, key), item, depth + 1)
+            if isinstance(value, torch.amp.GradScaler) and not state[_RECORD]:
+                self._records.append((state, state[_RECORD]))
         slots = slots_of(value)
         if slots is not None:
             items, contents = slots

@@ -504,6 +504,48 @@ def test_a_momentum_that_a_schedule_cycles_is_not_baked_in(device: torch.device)
 # ---- what is refused -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_gradient_scaler(device: torch.device, fused: bool, clips: bool) -> None:
+    """With an optimizer that skips steps on the device, all of it is one graph; others ask the host, as in eager."""
+    scalers: list[torch.amp.GradScaler] = []
+
+    def make_step(net: nn.Module, optimizer: Any) -> Step:
+        scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, growth_interval=3)
+        scalers.append(scaler)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
+            if clips:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return step
+
+    def between(call: int, net: nn.Module, optimizer: Any) -> None:
+        scales.append(scalers[-1].get_scale())
+        if call == 4:  # the next step overflows
+            scalers[-1].update(2.0**120)
+
+    histories: list[Any] = []
+    for jitted in (True, False):
+        scales: list[float] = []
+        found, step = train(
+            device, make_step, jitted, between=between, make_optimizer=lambda p: torch.optim.Adam(p, 0.01, fused=fused)
+        )
+        histories.append((found, scales))
+        if jitted:
+            reasons = [fallback["reason"] for fallback in step.explain().to_dict()["fallbacks"]]
+            assert bool(reasons) != fused, reasons
+    assert_same(histories[0], histories[1], device)
+    assert len(set(histories[0][1])) > 2
+
+
 def test_tracing_says_what_a_step_changes(device: torch.device) -> None:
     net = make_net(device)
     (batch,) = batches(device, 1)

@@ -9,6 +9,8 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from torch._inductor.runtime import triton_helpers, triton_heuristics  # checked with torch 2.11 and 2.13
+from torch._inductor.runtime.hints import DeviceProperties
 from triton.backends.compiler import GPUTarget
 
 
@@ -80,6 +82,29 @@ def count(x, totals, n, BLOCK: tl.constexpr):
 def pair(xs, out, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(out + at, tl.load(xs[0] + at) + tl.load(xs[1] + at))
+
+
+def make_inductor_kernel() -> Any:
+    """A kernel as Inductor writes them, which its autotuner has not compiled yet."""
+    device = DeviceProperties(
+        type="cuda", index=0, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32,
+    )  # fmt: skip
+    aligned = [["tt.divisibility", 16]]
+    meta = {
+        "signature": {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32", "XBLOCK": "constexpr"},
+        "device": device, "constants": {}, "configs": [{(0,): aligned, (1,): aligned, (2,): aligned}],
+    }  # fmt: skip
+    inductor_meta = {"grid_type": "Grid1D", "kernel_name": "triton_poi_relu", "mutated_arg_names": []}
+    make = triton_heuristics.pointwise({"x": 4096}, meta, filename=__file__, inductor_meta=inductor_meta)
+    return make(triton.jit(_relu))
+
+
+def _relu(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
+    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:]
+    xmask = xindex < xnumel
+    tmp0 = tl.load(in_ptr0 + xindex, xmask)
+    tl.store(out_ptr0 + xindex, triton_helpers.maximum(tmp0, 0.0), xmask)
 
 
 KERNELS = SimpleNamespace(

@@ -140,7 +140,7 @@ class RegionGraph:
             replay_us = self._replay_us
         question = Question(
             words=[word for word in self._words if word.slot in every],
-            mechanisms=[self.graph.mechanisms(node) for node in range(len(self.graph.nodes))],
+            mechanisms=[self.graph.mechanisms(node, request or "copy") for node in range(len(self.graph.nodes))],
             pinned=frozenset(value.node for value in self._values),
             must_copy=every - proven,
             inputs=[self._input_specs[position].nbytes for position in self.slots],

@@ -19,6 +19,7 @@ import torch
 
 from pygraph.errors import CaptureError
 from pygraph.native.callpath import count_replays
+from pygraph.program import Mechanism
 from pygraph.runtime import cuda_captures
 from pygraph.runtime.collection import no_collection
 from pygraph.runtime.cuda_api import check, cu, function_pointer
@@ -39,7 +40,7 @@ from pygraph.runtime.driver import (
     Wiring,
     patiently,
 )
-from pygraph.runtime.trampoline import can_load, kernel_of, launched_kernels
+from pygraph.runtime.trampoline import can_load, holder_of, kernel_of, launched_kernels, rebuilt_kernel_of
 
 T = TypeVar("T")
 
@@ -161,8 +162,8 @@ class CudaGraph(RecordedGraph):
                 self._params.append(params)
                 nodes.append(RecordedNode(params.kind, params.name, op, params.buffer.raw))
         self.nodes = tuple(nodes)
-        # Triton unloads a kernel when nobody holds it.
-        self._kernels = [kernel_of(params.function) for params in self._params if isinstance(params, KernelParams)]
+        # Triton and Inductor unload a kernel when nobody holds it.
+        self._kernels = [holder_of(params.function) for params in self._params if isinstance(params, KernelParams)]
 
     def _instantiate(self) -> None:
         assert self._graph is not None, "the graph has been released"
@@ -178,13 +179,14 @@ class CudaGraph(RecordedGraph):
         self._params[node].commit(self._executable)
         self._counters.patches += 1
 
-    def mechanisms(self, node: int) -> frozenset[NodeMechanism]:
-        """Kernels can be updated by the device, Triton's can load from a table."""
+    def mechanisms(self, node: int, request: Mechanism = "auto") -> frozenset[NodeMechanism]:
+        """Kernels can be updated by the device, Triton's can load from a table; Inductor's only if asked."""
         params = self._params[node]
         found: set[NodeMechanism] = {"host"}
         if isinstance(params, KernelParams) and params.arguments:
             found.add("device")
-            kernel = kernel_of(params.function)
+            # Inductor makes so many kernels that compiling another of each costs more than a table gains.
+            kernel = (rebuilt_kernel_of if request == "table" else kernel_of)(params.function)
             if kernel is not None and can_load(kernel):
                 found.add("table")
         return frozenset(found)

@@ -18,7 +18,7 @@ from pygraph.runtime.cuda_api import check, cu
 from pygraph.runtime.cuda_kernels import CAPACITIES, CHUNK, launch_params
 from pygraph.runtime.cuda_nodes import KernelParams, NodeParams, graph_nodes, listed
 from pygraph.runtime.driver import Wiring
-from pygraph.runtime.trampoline import Refused, kernel_of, trampoline
+from pygraph.runtime.trampoline import Refused, rebuilt_kernel_of, trampoline
 
 
 class _AddedParams(KernelParams):
@@ -99,7 +99,7 @@ def _table_targets(
         kernel = params[node]
         assert isinstance(kernel, KernelParams)
         words = [(value, offset) for value, other, offset in wiring.loads if other == node]
-        made = trampoline(kernel_of(kernel.function), [kernel.argument_at(offset)[0] for _, offset in words])
+        made = trampoline(rebuilt_kernel_of(kernel.function), [kernel.argument_at(offset)[0] for _, offset in words])
         if isinstance(made, Refused):
             raise CaptureError(f"{kernel.name} has no trampoline: {made.reason}")
         keep.append(made)

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.program import Mechanism
 
 T = TypeVar("T")
 
@@ -117,8 +118,13 @@ class RecordedGraph(abc.ABC):
     draws: bool = False
     """Whether it draws random numbers from the device's generator."""
 
-    def mechanisms(self, node: int) -> frozenset[NodeMechanism]:
-        """How that node's pointers can be changed: by the ``host``, by the ``device``, through a ``table``."""
+    def mechanisms(self, node: int, request: Mechanism = "auto") -> frozenset[NodeMechanism]:
+        """How that node's pointers can be changed: by the ``host``, by the ``device``, through a ``table``.
+
+        Args:
+            node: The node.
+            request: What the user asks for; what takes long to prepare is offered only then.
+        """
         return frozenset({"host"})
 
     def wire(self, wiring: Wiring) -> list[list[tuple[int, int]]]:

@@ -32,6 +32,7 @@ from typing_extensions import override  # torch depends on it
 
 from pygraph import ops
 from pygraph.errors import ArgumentError, CaptureError, describe
+from pygraph.program import Mechanism
 from pygraph.runtime import emulated_device as device
 from pygraph.runtime import emulated_tensors as memory
 from pygraph.runtime import emulated_wiring, turns
@@ -385,7 +386,7 @@ class EmulatedGraph(RecordedGraph):
         device.counters.patches += 1
 
     @override
-    def mechanisms(self, node: int) -> frozenset[NodeMechanism]:
+    def mechanisms(self, node: int, request: Mechanism = "auto") -> frozenset[NodeMechanism]:
         return emulated_wiring.mechanisms(self.nodes[node])
 
     @override

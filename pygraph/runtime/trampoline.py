@@ -26,8 +26,10 @@ import linecache
 import re
 import threading
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
+
+from pygraph.runtime.tuned_kernels import autotuner, compiled_kernel, loaded
 
 # Triton's names of element types in signatures, and in its language where they differ.
 _ELEMENTS = {
@@ -258,6 +260,8 @@ def parameter_sizes(kernel: Any) -> list[str] | None:
 # ---- which kernel a node of a graph launches -------------------------------------------------------------------
 
 _KERNELS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_TUNERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_REBUILT: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()
 
 
 def register(kernel: Any) -> None:
@@ -272,27 +276,66 @@ def kernel_of(function: int) -> Any:
     return kernel if kernel is not None and kernel.function == function else None
 
 
+def holder_of(function: int) -> Any:
+    """What keeps the code behind a ``CUfunction`` handle loaded, if its launch was seen, or None."""
+    tuner = _TUNERS.get(function)
+    return tuner if tuner is not None and _function_of(tuner) == function else kernel_of(function)
+
+
+def rebuilt_kernel_of(function: int) -> Any:
+    """The same; of Inductor's kernels, one that Triton makes again of their source, which is not loaded."""
+    known = kernel_of(function)
+    tuner = _TUNERS.get(function)
+    if known is not None or tuner is None or _function_of(tuner) != function:
+        return known
+    with _LOCK:
+        if tuner not in _REBUILT or _REBUILT[tuner][0] != function:
+            _REBUILT[tuner] = function, compiled_kernel(tuner)
+        return _REBUILT[tuner][1]
+
+
+def _function_of(tuner: Any) -> int | None:
+    return getattr(loaded(tuner), "function", None)
+
+
 @contextlib.contextmanager
 def launched_kernels() -> Generator[None, None, None]:
-    """Register every Triton kernel that is launched in the context, by whatever thread.
-
-    Kernels of ``torch.compile`` do not go through ``triton.jit``'s launch; see `register`.
-    """
+    """Register every Triton kernel that is launched in the context, by whatever thread."""
     try:
         jit = importlib.import_module("triton.runtime.jit")
     except ImportError:
         yield
         return
-    original = jit.JITFunction.run
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_after_run(jit.JITFunction, _note_kernel))
+        if (tuners := autotuner()) is not None:
+            stack.enter_context(_after_run(tuners, _note_tuner))
+        yield
+
+
+@contextlib.contextmanager
+def _after_run(owner: Any, note: Callable[[Any, Any, dict[str, Any]], None]) -> Generator[None, None, None]:
+    """Call ``note`` after every ``run`` of a class's instances."""
+    original = owner.run
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = original(self, *args, **kwargs)
-        if kernel is not None and not kwargs.get("warmup"):
-            register(kernel)
-        return kernel
+        result = original(self, *args, **kwargs)
+        note(self, result, kwargs)
+        return result
 
-    jit.JITFunction.run = run
+    owner.run = run
     try:
         yield
     finally:
-        jit.JITFunction.run = original
+        owner.run = original
+
+
+def _note_kernel(function: Any, kernel: Any, options: dict[str, Any]) -> None:
+    if kernel is not None and not options.get("warmup"):
+        register(kernel)
+
+
+def _note_tuner(tuner: Any, result: Any, options: dict[str, Any]) -> None:
+    handle = _function_of(tuner)
+    if isinstance(handle, int):
+        _TUNERS[handle] = tuner

@@ -79,6 +79,23 @@ def test_kernels_are_fused() -> None:
     assert fused.explain().to_dict()["nodes"] < plain.explain().to_dict()["nodes"]
 
 
+def test_fused_kernels_load_their_pointers_from_a_table() -> None:
+    """Where that is asked for: kernels whose inputs or results move get trampolines, made of their source."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return (x.sin() + y).softmax(-1), ((x * y).relu() @ y.t()).sum(-1)
+
+    fast = STACKS["table"](f)
+    kept: list[Any] = []
+    for _ in range(4):
+        x, y = torch.randn(64, 96, device="cuda"), torch.randn(64, 96, device="cuda")
+        kept.append((fast(x, y), f(x, y)))
+    for got, expected in kept:
+        close(got, expected)
+    report = fast.explain().to_dict()
+    assert report["mechanisms"]["table"] > 0, report["fallbacks"]
+
+
 def test_bits_are_those_of_torch_compile() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)

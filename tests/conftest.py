@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import itertools
 import os
 
 import pytest
@@ -54,6 +56,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif "gpu" not in config.option.markexpr:
         items[:] = [item for item in items if item not in marked]
         config.hook.pytest_deselected(items=marked)
+
+
+_TESTS = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def small_collections() -> None:
+    """Let collections look only at what the last tests have made.
+
+    By the end of a run a worker holds a gigabyte of traces and compiled code, and tests that look for leaks collect
+    thousands of times.
+    """
+    if next(_TESTS) % 50 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -61,7 +61,12 @@ class TunedLaunch:
             for kind, value in self.arguments
         ]
         index = (written or read)[0].device.index
-        self.kernel.run(*values, stream=torch._C._cuda_getCurrentRawStream(index))
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        if torch.cuda.current_device() == index:
+            self.kernel.run(*values, stream=stream)
+            return
+        with torch.cuda.device(index):  # as the wrapper has it around all that it does
+            self.kernel.run(*values, stream=stream)
 
     def signature(self) -> Any:
         """What two launches that are the same have in common."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import gc
-
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -34,13 +31,6 @@ def examples(number: int, **options: object) -> settings:
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
         **options,  # type: ignore[arg-type]
     )
-
-
-@functools.cache
-def _frozen() -> None:
-    """Everything that is alive now is not looked at by the collections that the leak law asks for."""
-    gc.collect()
-    gc.freeze()
 
 
 def traced(case: Case, device: torch.device) -> tuple[pygraph.Program, object]:
@@ -122,7 +112,6 @@ def test_a_result_may_be_the_next_argument(device: torch.device, case: Case, sta
 @given(cases(), graph_stacks)
 @examples(25)
 def test_nothing_stays_allocated(device: torch.device, case: Case, stack: Stack) -> None:
-    _frozen()
     with torch.no_grad():
         try:
             check_no_leak(case, stack, device)

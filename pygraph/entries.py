@@ -36,7 +36,8 @@ class Entry:
     ``described`` is a Program to report when it is not the one that runs, ``recordable`` the one that the executable
     was recorded from. With ``once``, this call alone runs like that, and the next one is traced again. What cannot be
     traced is ``refused_in`` the modes that its modules are in. Calls that are ``differentiated`` by autograd run as
-    compiled functions of their own, see `pygraph.composition`; those that set gradients are taken by ``steps``.
+    compiled functions of their own, see `pygraph.composition`; those that set gradients are taken by ``steps``. With
+    ``until``, so many calls run like that, and the next one is traced again.
     """
 
     traced: Traced | None
@@ -52,6 +53,7 @@ class Entry:
     recordable: Program | None = None
     refused_in: Environment | None = None
     steps: Steps | None = None
+    until: int | None = None
 
     def __post_init__(self) -> None:
         program = self.program or self.described
@@ -90,6 +92,10 @@ class Entry:
         if self.once or self.recordable is None or not self.is_current():
             return False
         return [value.storage_offset() for value in self._captured] == self._offsets
+
+    def changed(self) -> str | None:
+        """The name of something that the function reads and that is another now, if it is known."""
+        return None if self.environment is None else self.environment.changed()
 
     def may_return(self) -> bool:
         """Whether it may be current again, although it is not now."""

@@ -201,6 +201,23 @@ class Environment:
         """Whether there is anything that `is_current` looks at."""
         return bool(self._lengths or self._entries or self._cells)
 
+    def changed(self) -> str | None:
+        """The name of the first thing that has another value now, as a user would write it; None if it has none."""
+        names = {id(container): name for name, container, _ in self._containers}
+        try:
+            for container, length in self._lengths:
+                if len(container) != length:
+                    return names.get(id(container))
+            for container, key, expected in self._entries:
+                if id(container) in names and container[key] is not expected and not same(container[key], expected):
+                    return _changed_entry(names[id(container)], {key: container[key]}, {key: expected})
+            for cell, expected in self._cells:
+                if _contents(cell) is not expected and not same(_contents(cell), expected):
+                    return self.names.get(id(cell))
+        except (LookupError, ValueError, RuntimeError):  # as in `is_current`
+            pass
+        return None
+
     def may_return(self) -> bool:
         """Whether all that differs now are plain values (a flag, a number), so that it may be as it was again.
 

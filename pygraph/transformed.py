@@ -72,6 +72,12 @@ MAX_RETRACES = 32
 _BLOCKED = Fallback("the call", "the stream of the last replay is being captured, and cannot be waited for")
 
 
+# After this many in a row of which none was used a second time, too: a schedule that sets a number at every step.
+MAX_WASTED = 8
+
+# What changes something at every call may stop to: it is traced again after this many calls, then after twice as many.
+PATIENCE = 64
+
 # After this many calls of one trace, what it closes over does not change at every call.
 SETTLED = 4
 
@@ -149,6 +155,8 @@ class Transformed(Generic[P, R]):
         self._entries = Entries()
         self._needed: dict[Hashable, frozenset[int]] = {}
         self._retraces: collections.Counter[Hashable] = collections.Counter()
+        self._wasted: collections.Counter[Hashable] = collections.Counter()
+        self._given_up: collections.Counter[Hashable] = collections.Counter()
         self._seen: set[Key] = set()
         self._streak = 0
         self._counts: _Counts = _Counts() if parent is None else parent._counts
@@ -198,6 +206,9 @@ class Transformed(Generic[P, R]):
                 if any(pool.is_blocked() for pool in self._pools.values()):
                     return self._run_inline(_BLOCKED, args, kwargs)
                 entry = self._entries.find(key)
+                if entry is not None and entry.calls == entry.until:
+                    self._drop(entry)
+                    entry = None
                 if entry is not None:
                     self._count_hit(key, entry)
                     self._plan(key, entry, leaves, args, kwargs)
@@ -275,7 +286,7 @@ class Transformed(Generic[P, R]):
         """Have calls like this one take the native path from now on, where that can do what is done here."""
         if entry.executable is None and (entry.program is not None or (self.options.strict and entry.fallbacks)):
             return
-        if entry.differentiated or entry.steps is not None:
+        if entry.differentiated or entry.steps is not None or entry.until is not None:
             return
         if self._clear_first:  # asked for during this call; the native path would pass it by
             return
@@ -341,18 +352,21 @@ class Transformed(Generic[P, R]):
         self._settle()
         self._counts.misses += 1
         base = key[0]
-        is_known = bool(self._entries.of(key))
+        entries = self._entries.of(key)
+        is_known = bool(entries)
         outdated = self._outdated_step(key)
+        changed = entries[0].changed() if entries else None
+        wasted = is_known and entries[0].calls == 1
         moved = self._make_room(key)
         if is_known:
             self._retraces[base] += 1
+            self._wasted[base] = self._wasted[base] + 1 if wasted else 0
         if outdated is not None:
             self._drop_all(key)
             return self._keep_steps(key, args, kwargs, not outdated.rates_are_current())
-        if self._retraces[base] > MAX_RETRACES:
+        if self._retraces[base] > MAX_RETRACES or self._wasted[base] > MAX_WASTED:
             self._drop_all(key)
-            note = Fallback("the call", "something that the function closes over changes at every call")
-            return self._keep(key, Entry(None, None, None, [note]))
+            return self._give_up(key, changed)
         if self._past_budget() and key not in self._seen:
             self._seen.add(key)
             note = Fallback("the call", f"past the budget of {self.options.max_graphs} graphs")
@@ -408,6 +422,15 @@ class Transformed(Generic[P, R]):
         else:
             entry = Entry(traced, program, None, fallbacks)
         return self._keep(key, entry)
+
+    def _give_up(self, key: Key, changed: str | None) -> Entry:
+        """An entry for calls between which something changes that is baked in; a later one is traced again."""
+        base = key[0]
+        note = Fallback("the call", f"{changed or 'something that the function closes over'} changes at every call")
+        self._retraces[base], self._wasted[base] = MAX_RETRACES - 1, MAX_WASTED - 1
+        until = PATIENCE << self._given_up[base]
+        self._given_up[base] += 1
+        return self._keep(key, Entry(None, None, None, [note], until=until))
 
     def _outdated_step(self, key: Key) -> Environment | None:
         """What the function read when it was traced, if gradients or learning rates are others now."""
@@ -523,6 +546,8 @@ class Transformed(Generic[P, R]):
         self._counts.hits += sum(calls.hits for calls in self._native.served())
         self._needed.clear()
         self._retraces.clear()
+        self._wasted.clear()
+        self._given_up.clear()
         self._seen.clear()
         self._inlined.clear()
         self.sites.clear()

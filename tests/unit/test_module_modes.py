@@ -117,7 +117,8 @@ def test_ways_to_be_are_bounded(device: torch.device) -> None:
     pair.change(lambda m: m.eval())
     for scale in range(20):
         pair.change(lambda m, scale=scale: setattr(m, "scale", float(scale)))
-        pair.check(batch(device, scale))
+        for _ in range(2):
+            pair.check(batch(device, scale))
     assert pair.fast.cache_info().size <= 8
     assert pair.fast.cache_info().captures == 20
 

@@ -42,7 +42,7 @@ class Lowered:
         with self._function.turn() as mine:
             executable = self._function.make_executable(self.program, self._leaves) if mine else None
         program = self.program if executable is None else executable.program
-        fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
+        fallbacks = self._function.reasons(program) if executable is None else executable.fallbacks
         entry = Entry(self._traced, program, executable, fallbacks)
         donation = self._function.donation if isinstance(self._function, Donating) else None
         return Compiled(self._function, entry, self._leaves, donation)

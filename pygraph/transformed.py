@@ -408,7 +408,7 @@ class Transformed(Generic[P, R]):
             if self.options.strict:
                 raise self._strict_error([note]) from None
             return self._keep(key, Entry(None, None, None, [note]))
-        fallbacks = list(program.fallbacks) if executable is None else executable.fallbacks
+        fallbacks = self.reasons(program) if executable is None else executable.fallbacks
         if self.options.strict and fallbacks and "graphify" in self.passes:
             if executable is not None:
                 executable.release()
@@ -470,7 +470,7 @@ class Transformed(Generic[P, R]):
         if "graphify" not in self.passes or program.device.type == "cpu" or len(program.devices) > 1:
             return None
         driver = driver_for(program.device)
-        if driver is None:
+        if driver is None or driver.refusal() is not None:
             return None
         if program.device not in self._pools:
             self._pools[program.device] = driver.new_pool()
@@ -479,6 +479,12 @@ class Transformed(Generic[P, R]):
         build.start()
         self._counts.captures += executable.recorded
         return executable
+
+    def reasons(self, program: Program) -> list[Fallback]:
+        """Why nothing of a Program was recorded."""
+        driver = driver_for(program.device) if "graphify" in self.passes else None
+        refusal = None if driver is None else driver.refusal()
+        return [*program.fallbacks, *([] if refusal is None else [Fallback("the whole program", refusal)])]
 
     def _make_room(self, key: Key) -> tuple[Traced, Program] | None:
         """Drop the entries of a key that no call will run again; what was traced of one whose tensors have moved."""

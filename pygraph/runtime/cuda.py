@@ -288,6 +288,18 @@ class CudaDriver(Driver):
         count_replays()
         return self._counters
 
+    def refusal(self) -> str | None:
+        """Only torch's caching allocator keeps the memory of a graph for as long as the graph lives."""
+        backend = torch.cuda.get_allocator_backend()
+        if backend != "native":
+            return f"memory comes from the allocator {backend}, which does not keep that of graphs for them"
+        # Torch 2.11 cannot be asked whether it caches; memory that it does not cache it does not count.
+        before = self.allocated_total()
+        torch.empty(1, dtype=torch.uint8, device=self.device)
+        if self.allocated_total() == before:
+            return "torch's caching allocator is off, which keeps the memory of graphs for them"
+        return None
+
     def new_pool(self) -> CudaPool:
         """A fresh private pool."""
         return CudaPool(self.device)

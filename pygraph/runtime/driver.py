@@ -223,6 +223,10 @@ class Driver(abc.ABC):
         """
         return None
 
+    def refusal(self) -> str | None:
+        """Why nothing can be recorded on the device as it is set up now; None if nothing speaks against it."""
+        return None
+
     def warm_up(self, run: Callable[[], T]) -> T:
         """Run as `record` will, but for real, so that libraries allocate and choose their kernels beforehand."""
         return run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,34 @@ def allocated() -> int:
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "keeps"),
+    [
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", True),
+    ],
+)
+def test_allocators(variable: str, value: str, keeps: bool) -> None:
+    """Graphs are recorded only where the allocator keeps their memory for them."""
+    script = """if True:
+        import torch, pygraph
+        fn = pygraph.jit(lambda x: torch.sin(x) @ x + 1)
+        kept = []
+        for i in range(6):
+            x = torch.randn(512, 512, device="cuda")
+            kept.append((fn(x), torch.sin(x) @ x + 1))
+            del x
+            torch.cuda.empty_cache()
+        for got, expected in kept:
+            torch.testing.assert_close(got, expected)
+        print(fn.cache_info().captures, "allocator" in str(fn.explain()))
+    """
+    environment = {**os.environ, variable: value}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.strip() == ("1 False" if keeps else "0 True"), done.stderr
 
 
 def test_nodes_are_listed_in_the_order_of_capture(driver: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import pygraph
+from pygraph.errors import FallbackError
 from pygraph.runtime.devices import driver_for
 
 
@@ -52,6 +53,22 @@ def test_reused_results_are_not_allocated(device: torch.device) -> None:
     fn = replayed(lambda x: x + 1, reuse_outputs=True)
     fn(torch.ones(8, 64, device=device))
     assert memory(fn)["outputs"] == 0
+
+
+def test_a_device_that_cannot_record(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with another allocator than torch's: calls run as they are, and the report says why."""
+    driver = driver_for(device)
+    monkeypatch.setattr(type(driver), "refusal", lambda self: "its allocator keeps nothing")
+    fn, strict = pygraph.jit(lambda x: torch.sin(x) + 1), pygraph.jit(lambda x: torch.sin(x) + 1, strict=True)
+    x = torch.ones(8, device=device)
+    for _ in range(3):
+        assert torch.equal(fn(x), torch.sin(x) + 1)
+    assert fn.cache_info().captures == 0
+    assert "its allocator keeps nothing" in str(fn.explain())
+    with pytest.raises(FallbackError, match="keeps nothing"):
+        strict(x)
+    compiled = pygraph.jit(lambda x: torch.sin(x) + 1).lower(x).compile()
+    assert torch.equal(compiled(x), torch.sin(x) + 1)
 
 
 def test_what_runs_as_it_is_holds_no_memory(device: torch.device) -> None:

@@ -34,8 +34,8 @@ _SYNCHRONIZING = frozenset(
 )  # fmt: skip
 
 
-# Whose operations that return nothing are checks, or launches.
-_OWN_NAMESPACES = ("aten", "prims", "pygraph")
+# Whose operations that return nothing are checks, launches, or labels.
+_KNOWN_NAMESPACES = ("aten", "prims", "pygraph", "profiler")
 
 
 def is_operation(node: fx.Node) -> bool:
@@ -156,7 +156,7 @@ def host_reason(node: fx.Node) -> str | None:
         return "it synchronises with the host"
     if torch.Tag.cudagraph_unsafe in target.tags:
         return "its author has tagged it as unsafe in CUDA graphs"
-    if returns_nothing(node) and not is_written(node) and target.namespace not in _OWN_NAMESPACES:
+    if returns_nothing(node) and not is_written(node) and target.namespace not in _KNOWN_NAMESPACES:
         return "it returns nothing and declares no updates, so what it does is not known"
     depends = torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags
     if depends and not (name in ("aten::index", "aten::index_put") and node.meta.get("spec") is not None):

@@ -569,8 +569,9 @@ class Environment:
             for key, item in list(state.items()):
                 self._entries.append((state, key, item))
                 self._visit(_join(name, key), item, depth + 1)
-            if isinstance(value, torch.amp.GradScaler) and not state[_RECORD]:
-                self._records.append((state, state[_RECORD]))
+            record = state.get(_RECORD) if isinstance(value, torch.amp.GradScaler) else None
+            if record is not None and not record:
+                self._records.append((state, record))
         slots = slots_of(value)
         if slots is not None:
             items, contents = slots

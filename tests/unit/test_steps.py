@@ -546,6 +546,23 @@ def test_a_gradient_scaler(device: torch.device, fused: bool, clips: bool) -> No
     assert len(set(histories[0][1])) > 2
 
 
+def test_a_gradient_scaler_that_is_switched_off(device: torch.device) -> None:
+    def make_step(net: nn.Module, optimizer: Any) -> Step:
+        scaler = torch.amp.GradScaler(device.type, enabled=False)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return step
+
+    check(device, make_step, hits=6)
+
+
 def test_tracing_says_what_a_step_changes(device: torch.device) -> None:
     net = make_net(device)
     (batch,) = batches(device, 1)

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from pygraph.launches import Number
 from pygraph.lowering.states import Crossing
 from pygraph.lowering.wrapper import KernelGraph, UntraceableError, kernel_graph
 from pygraph.program import Fallback, TensorSpec, graph_module
+from pygraph.tracing.modes import line_in
 
 # Random numbers as in eager; one wrapper for the whole graph; and no graphs of Inductor's own.
 SETTINGS: dict[str, Any] = {
@@ -47,6 +48,7 @@ class FusedGraph:
         crossing: The states of generators among its inputs and results, which are on the device.
         device: The device.
         name: What it is called in reports.
+        lines: The user's lines, by the names that the wrapper's comments have for what it computes.
     """
 
     code: Callable[[list[Any]], Sequence[Any]]
@@ -56,6 +58,7 @@ class FusedGraph:
     crossing: Crossing
     device: torch.device
     name: str
+    lines: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run on these inputs with ordinary launches."""
@@ -64,7 +67,7 @@ class FusedGraph:
     def kernels(self, inputs: Sequence[TensorSpec | Number]) -> tuple[KernelGraph, Fallback | None]:
         """Its kernels for inputs like these; or all of it as one node, and why."""
         try:
-            return kernel_graph(wrapper_of(self.code), inputs), None
+            return kernel_graph(wrapper_of(self.code), inputs, self.lines), None
         except UntraceableError as error:
             note = Fallback(f"the kernels of {self.name}", f"they are one node, whose parts are not seen: {error}")
             return self._as_one_node(inputs), note
@@ -108,7 +111,7 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
     values = list(output_node(module).args[0])  # pyright: ignore
     specs = [value.meta.get("val") if isinstance(value, fx.Node) else None for value in values]
     chosen: Any = {**options, "cudagraphs": BoxedBool(False)}
-    crossing = Crossing.of(module.graph)
+    crossing, lines = Crossing.of(module.graph), _lines(module.graph)
     code: Any = compile_fx_inner(module, inputs, **chosen)
     if not hasattr(code, "mutated_input_idxs"):
         return None
@@ -119,7 +122,18 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
         found = outputs[index]
         outputs[index] = None if found is None else dataclasses.replace(found, device=device)
     written = tuple(sorted(code.mutated_input_idxs))
-    return FusedGraph(code, tuple(outputs), written, frozenset(code.inputs_to_check), crossing, device, name)
+    return FusedGraph(code, tuple(outputs), written, frozenset(code.inputs_to_check), crossing, device, name, lines)
+
+
+def _lines(graph: fx.Graph) -> dict[str, str]:
+    """The user's lines, by the names that Inductor has for nodes: those of Dynamo's graph, from which they come."""
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        line = line_in(node.meta.get("stack_trace"))
+        if line is not None:
+            origins = node.meta.get("from_node") or [node]
+            found.setdefault(origins[0].name, line)
+    return found
 
 
 def _spec(value: Any, stride: Sequence[str] | None) -> TensorSpec | None:

@@ -11,12 +11,15 @@ kernel that the wrapper does.
 # pyright: reportUnknownArgumentType=false
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import operator
 import re
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,7 +90,11 @@ class KernelGraph:
     constants: tuple[torch.Tensor, ...]
 
 
-def kernel_graph(call: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[TensorSpec | Number]) -> KernelGraph:
+def kernel_graph(
+    call: Callable[[list[Any]], Sequence[Any]],
+    inputs: Sequence[TensorSpec | Number],
+    lines: Mapping[str, str] | None = None,
+) -> KernelGraph:
     """The kernels and allocations of a wrapper for these inputs.
 
     Wrapper::
@@ -109,6 +116,7 @@ def kernel_graph(call: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Te
     Args:
         call: The wrapper: a Python function of one list, which it empties.
         inputs: What is passed; numbers (sizes) as they are.
+        lines: The user's lines, by the names that the wrapper's comments have for what it computes.
 
     Raises:
         UntraceableError: The wrapper calls code that is not known here, as kernels for the CPU.
@@ -116,7 +124,7 @@ def kernel_graph(call: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Te
     if not isinstance(call, types.FunctionType):
         raise UntraceableError(f"its wrapper is a {type(call).__name__}")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        recorder = _Recorder(mode)
+        recorder = _Recorder(mode, _SourceLines(call.__code__, lines or {}))
         values = [recorder.placeholder(spec) if isinstance(spec, TensorSpec) else spec for spec in inputs]
         run = types.FunctionType(call.__code__, _globals(call, recorder), call.__name__, call.__defaults__)
         try:
@@ -129,12 +137,51 @@ def kernel_graph(call: Callable[[list[Any]], Sequence[Any]], inputs: Sequence[Te
         return recorder.finish(returned)
 
 
+# What Inductor writes above every launch: the nodes of Dynamo's graph that it computes.
+_COMMENT = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\]")
+
+
+class _SourceLines:
+    """Which line of the user's a wrapper is at.
+
+    Args:
+        code: The wrapper's.
+        lines: The user's lines, by the names in its comments.
+    """
+
+    def __init__(self, code: types.CodeType, lines: Mapping[str, str]) -> None:
+        self._code = code
+        self._numbers: list[int] = []
+        self._sources: list[str | None] = []
+        if not lines:
+            return
+        try:
+            text = Path(code.co_filename).read_text()
+        except (OSError, UnicodeDecodeError):  # its file is gone, as torch's caches may be
+            return
+        for number, line in enumerate(text.splitlines(), 1):
+            comment = _COMMENT.search(line)
+            if comment is not None:
+                self._numbers.append(number)
+                names = comment.group(1).split(", ")
+                self._sources.append(next((lines[name] for name in names if name in lines), None))
+
+    def now(self) -> str | None:
+        """The user's line behind what the wrapper runs now, as ``train.py:41``."""
+        frame = sys._getframe(1) if self._numbers else None
+        while frame is not None and frame.f_code is not self._code:
+            frame = frame.f_back
+        index = -1 if frame is None else bisect.bisect(self._numbers, frame.f_lineno) - 1
+        return self._sources[index] if index >= 0 else None
+
+
 class _Recorder(TorchDispatchMode):
     """Writes operations on fake tensors to a graph; what an operation has written to stays the node that it was."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, lines: _SourceLines) -> None:
         super().__init__()
         self._mode = mode
+        self._lines = lines
         self._graph = fx.Graph()
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []
@@ -165,7 +212,7 @@ class _Recorder(TorchDispatchMode):
     def _know(self, tensor: torch.Tensor, node: fx.Node) -> None:
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
-        node.meta = {"spec": TensorSpec.of(tensor), "source": None}
+        node.meta = {"spec": TensorSpec.of(tensor), "source": self._lines.now()}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -182,7 +229,7 @@ class _Recorder(TorchDispatchMode):
             return result
         node: fx.Node = self._graph.call_function(func, *self._as_nodes((args, kwargs)))
         specs: Any = tuple(map(_spec, result)) if isinstance(result, (list, tuple)) else _spec(result)
-        node.meta = {"spec": specs, "source": None}
+        node.meta = {"spec": specs, "source": self._lines.now()}
         if isinstance(result, torch.Tensor):
             if id(result) not in known:
                 self._know(result, node)
@@ -224,7 +271,7 @@ class _Recorder(TorchDispatchMode):
         args = (self._nodes[id(item)], device, is_random(node))
         kept = self._graph.call_function(torch.ops.pygraph.state_to_keep.default, args)
         self._nodes[id(item)] = kept
-        kept.meta = {"spec": dataclasses.replace(TensorSpec.of(item), device=device), "source": None}
+        kept.meta = {"spec": dataclasses.replace(TensorSpec.of(item), device=device), "source": node.meta["source"]}
 
     def _as_nodes(self, values: Any) -> Any:
         def node_of(leaf: Any) -> Any:

@@ -96,6 +96,24 @@ def test_fused_kernels_load_their_pointers_from_a_table() -> None:
     assert report["mechanisms"]["table"] > 0, report["fallbacks"]
 
 
+def test_fused_kernels_have_the_users_lines() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x @ w
+        return y.relu().softmax(-1)
+
+    fast = STACKS["compile"](f)
+    with torch.no_grad():
+        fast(*(torch.randn(64, 64, device="cuda") for _ in range(2)))
+    (one,) = dynamo._LIVE
+    (function,) = one.functions()
+    (entry,) = function._entries
+    first = f.__code__.co_firstlineno
+    sources = {
+        node.meta["source"] for node in entry.program.nodes if "mm" in str(node.target) or "launch" in str(node.target)
+    }
+    assert sources == {f"test_fusion.py:{first + 1}", f"test_fusion.py:{first + 2}"}
+
+
 def test_bits_are_those_of_torch_compile() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,3 +137,30 @@ def test_what_is_not_known_is_refused() -> None:
             kernel_graph(wrapper(body, **names), [MATRIX])
     with pytest.raises(UntraceableError, match="its wrapper is a Tuner"):
         kernel_graph(Tuner(), [MATRIX])  # pyright: ignore
+
+
+def test_nodes_have_the_lines_that_comments_tell(tmp_path: Path) -> None:
+    """Inductor names nodes of Dynamo's graph in a comment above every launch."""
+    source = tmp_path / "wrapper.py"
+    source.write_text(
+        "def call(args):\n"
+        "    x, y = args\n"
+        "    args.clear()\n"
+        "    buf0 = torch.empty_strided((2, 2), (2, 1))\n"
+        "    # Topologically Sorted Source Nodes: [linear], Original ATen: [aten.mm]\n"
+        "    torch.mm(x, y, out=buf0)\n"
+        "    # Topologically Sorted Source Nodes: [unknown, relu, add], Original ATen: [aten.add]\n"
+        "    kernel.run(buf0, x, 4, stream=0)\n"
+        "    # Topologically Sorted Source Nodes: [], Original ATen: []\n"
+        "    torch.mm(buf0, y, out=buf0)\n"
+        "    return (buf0,)\n"
+    )
+    names: dict[str, Any] = {"torch": torch, "kernel": Tuner()}
+    exec(compile(source.read_text(), str(source), "exec"), names)
+    lines = {"linear": "model.py:7", "relu": "model.py:8", "add": "model.py:9"}
+    for known, expected in ((lines, [None, "model.py:7", "model.py:8", None]), ({}, [None] * 4)):
+        found = kernel_graph(names["call"], [MATRIX, MATRIX], known)
+        assert [node.meta["source"] for node in found.module.graph.nodes if node.op == "call_function"] == expected
+    source.unlink()
+    found = kernel_graph(names["call"], [MATRIX, MATRIX], lines)
+    assert not any(node.meta.get("source") for node in found.module.graph.nodes)

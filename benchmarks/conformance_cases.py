@@ -17,7 +17,7 @@ import sys
 import types
 import unittest
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -104,7 +104,8 @@ def load_operators() -> dict[str, Any]:
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase  # pyright: ignore
         sys.modules["expecttest"] = stub
-    from torch.testing._internal import common_methods_invocations as descriptions  # checked with torch 2.11 and 2.13
+    with _same_hypothesis_profile():
+        from torch.testing._internal import common_methods_invocations as descriptions  # checked with torch 2.11, 2.13
 
     # Random operators are described with a seed of their own inside; here the seed is set before each call.
     descriptions.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # pyright: ignore
@@ -114,6 +115,21 @@ def load_operators() -> dict[str, Any]:
         if op.inplace_variant is not None and not op.name.endswith("_"):
             found[".".join(filter(None, (f"{op.name}_", op.variant_test_name)))] = InPlace(op)
     return found
+
+
+@contextlib.contextmanager
+def _same_hypothesis_profile() -> Generator[None, None, None]:
+    """Keep the profile that is loaded, for which torch.testing's helpers load one of their own."""
+    hypothesis = sys.modules.get("hypothesis")
+    if hypothesis is None:
+        yield
+        return
+    name, profile = hypothesis.settings.get_current_profile_name(), hypothesis.settings.default
+    try:
+        yield
+    finally:
+        hypothesis.settings.register_profile(name, profile)
+        hypothesis.settings.load_profile(name)
 
 
 def supports(operator: Any, device_type: str, dtype: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import itertools
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,21 @@ def test_examples(module: Any) -> None:
     found = doctest.testmod(module)
     assert found.attempted
     assert not found.failed
+
+
+def test_operators_leave_hypothesis_as_it_is() -> None:
+    """In a process of its own: torch's helpers load another profile where they are imported for the first time."""
+    script = """if True:
+        import hypothesis
+        hypothesis.settings.register_profile("dev", deadline=None, max_examples=77)
+        hypothesis.settings.load_profile("dev")
+        import conformance_cases
+        assert len(conformance_cases.load_operators()) > 500
+        print(hypothesis.settings.get_current_profile_name(), hypothesis.settings().max_examples)
+    """
+    folder = Path(__file__).parents[2] / "benchmarks"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=folder, check=False)
+    assert done.stdout.split() == ["dev", "77"], done.stderr
 
 
 # -- conformance: one case ----------------------------------------------------------------------------------------

@@ -82,12 +82,12 @@ def is_random(node: fx.Node) -> bool:
 
 def has_effect(node: fx.Node) -> bool:
     """Whether a node stays although nobody uses it: it writes, draws random numbers, or returns nothing at all."""
-    return node.is_impure() or is_random(node) or returns_nothing(node)
+    return node.is_impure() or is_random(node) or is_action(node)
 
 
-def returns_nothing(node: fx.Node) -> bool:
-    """Whether a node is called for what it does and not for a value, as an assertion is."""
-    return is_operation(node) and not node.target._schema.returns  # pyright: ignore
+def is_action(node: fx.Node) -> bool:
+    """Whether a node is called for what it does, which is no update that it declares, as an assertion is."""
+    return is_operation(node) and not node.target._schema.returns and not is_written(node)  # pyright: ignore
 
 
 def is_written(node: fx.Node) -> bool:
@@ -156,7 +156,7 @@ def host_reason(node: fx.Node) -> str | None:
         return "it synchronises with the host"
     if torch.Tag.cudagraph_unsafe in target.tags:
         return "its author has tagged it as unsafe in CUDA graphs"
-    if returns_nothing(node) and not is_written(node) and target.namespace not in _KNOWN_NAMESPACES:
+    if is_action(node) and target.namespace not in _KNOWN_NAMESPACES:
         return "it returns nothing and declares no updates, so what it does is not known"
     depends = torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags
     if depends and not (name in ("aten::index", "aten::index_put") and node.meta.get("spec") is not None):

@@ -355,7 +355,6 @@ class Transformed(Generic[P, R]):
         entries = self._entries.of(key)
         is_known = bool(entries)
         outdated = self._outdated_step(key)
-        changed = entries[0].changed() if entries else None
         wasted = is_known and entries[0].calls == 1
         moved = self._make_room(key)
         if is_known:
@@ -366,7 +365,7 @@ class Transformed(Generic[P, R]):
             return self._keep_steps(key, args, kwargs, not outdated.rates_are_current())
         if self._retraces[base] > MAX_RETRACES or self._wasted[base] > MAX_WASTED:
             self._drop_all(key)
-            return self._give_up(key, changed)
+            return self._give_up(key, entries[0].changed() if entries else None)
         if self._past_budget() and key not in self._seen:
             self._seen.add(key)
             note = Fallback("the call", f"past the budget of {self.options.max_graphs} graphs")

@@ -278,20 +278,25 @@ def kernel_of(function: int) -> Any:
 
 def holder_of(function: int) -> Any:
     """What keeps the code behind a ``CUfunction`` handle loaded, if its launch was seen, or None."""
-    tuner = _TUNERS.get(function)
-    return tuner if tuner is not None and _function_of(tuner) == function else kernel_of(function)
+    tuner = _tuner_of(function)
+    return kernel_of(function) if tuner is None else tuner
 
 
 def rebuilt_kernel_of(function: int) -> Any:
     """The same; of Inductor's kernels, one that Triton makes again of their source, which is not loaded."""
-    known = kernel_of(function)
-    tuner = _TUNERS.get(function)
-    if known is not None or tuner is None or _function_of(tuner) != function:
+    known, tuner = kernel_of(function), _tuner_of(function)
+    if known is not None or tuner is None:
         return known
     with _LOCK:
         if tuner not in _REBUILT or _REBUILT[tuner][0] != function:
             _REBUILT[tuner] = function, compiled_kernel(tuner)
         return _REBUILT[tuner][1]
+
+
+def _tuner_of(function: int) -> Any:
+    """Inductor's kernel behind a handle, if its launch was seen and it still launches that, or None."""
+    tuner = _TUNERS.get(function)
+    return tuner if tuner is not None and _function_of(tuner) == function else None
 
 
 def _function_of(tuner: Any) -> int | None:

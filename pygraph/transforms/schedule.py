@@ -6,11 +6,10 @@ from torch import fx
 
 from pygraph.effects import (
     device_of,
+    is_action,
     is_random,
     is_selection,
     is_view,
-    is_written,
-    returns_nothing,
     root,
     sources,
     written_arguments,
@@ -79,7 +78,7 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
             readers[origin] = []
         for origin in memory:
             readers.setdefault(origin, []).append(node)
-        if is_random(node) or (returns_nothing(node) and not is_written(node)):
+        if is_random(node) or is_action(node):
             if last_effect is not None:
                 needs[node].add(last_effect)
             last_effect = node

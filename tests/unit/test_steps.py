@@ -501,7 +501,7 @@ def test_a_momentum_that_a_schedule_cycles_is_not_baked_in(device: torch.device)
           between=lambda call, net, optimizer: schedules[-1].step(), hits=0)  # fmt: skip
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- gradient scalers ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clips", [False, True])
@@ -561,6 +561,9 @@ def test_a_gradient_scaler_that_is_switched_off(device: torch.device) -> None:
         return step
 
     check(device, make_step, hits=6)
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
 
 
 def test_tracing_says_what_a_step_changes(device: torch.device) -> None:

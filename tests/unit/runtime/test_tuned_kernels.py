@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pygraph.runtime import trampoline
 from pygraph.runtime.trampoline import (
     compile_trampoline,
     holder_of,
@@ -86,4 +85,4 @@ def test_launches_are_noted_and_found_by_their_handle(tuner: Any, monkeypatch: p
     tuner.launchers[0].__globals__["runner"].__self__.function = 4712  # unloaded; the handle is another kernel's now
     assert holder_of(4711) is None
     assert rebuilt_kernel_of(4711) is None
-    assert trampoline.kernel_of(4712) is None
+    assert kernel_of(4712) is None

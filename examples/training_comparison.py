@@ -167,7 +167,8 @@ def torch_whole_step(task: Task) -> tuple[Step, Any]:
             for value in state.values():
                 value.zero_()
 
-    def replay(given: Tensor, wanted: Tensor) -> Tensor:
+    # A graph does not keep what it reads, and the next capture gives freed memory back to the device.
+    def replay(given: Tensor, wanted: Tensor, _read: Any = (model, optimizer)) -> Tensor:
         x.copy_(given)
         y.copy_(wanted)
         graph.replay()
@@ -251,12 +252,24 @@ def compare(task: Task, rounds: int, block: int, warm_up: int = 5) -> list[Way]:
             way.cpu.append(1e6 * (submitted - start) / block)
             way.wall.append(1e6 * (time.perf_counter() - start) / block)
     expected = torch.stack(ways[0].losses).cpu()
+    allowed = _deviation_of_eager(task, batches, expected) if on_cuda else torch.zeros_like(expected)
     for way in ways[1:]:
-        # On CUDA some backwards add in no fixed order.
-        tolerance = {"rtol": 1e-3, "atol": 1e-4} if on_cuda else {"rtol": 0.0, "atol": 0.0}
-        found = torch.stack(way.losses).cpu()
-        torch.testing.assert_close(found, expected, **tolerance, msg=lambda text, way=way: f"{way.name}: {text}")
+        worst, step = ((torch.stack(way.losses).cpu() - expected).abs() - allowed).max(0)
+        if worst > 0:
+            raise AssertionError(
+                f"{way.name}: the loss of step {step} is {way.losses[step]}, without graphs {expected[step]}"
+            )
     return ways
+
+
+def _deviation_of_eager(task: Task, batches: Sequence[tuple[Tensor, Tensor]], losses: Tensor) -> Tensor:
+    """How far losses may be apart at each step: on CUDA some backwards add in no fixed order, and training amplifies
+    that. Training without graphs is repeated to see by how much.
+    """
+    again = Way("no graph", *no_graph(task))
+    again.train(batches)
+    apart = (torch.stack(again.losses).cpu() - losses).abs()
+    return 1e-4 + 1e-3 * losses + 10 * apart.cummax(0).values
 
 
 def table(ways: Sequence[Way]) -> str:
@@ -291,7 +304,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{device}, torch {torch.__version__}, {sum(p.numel() for p in task.model().parameters()):,} parameters")
     ways = compare(task, options.rounds, options.block)
     print(table(ways))
-    print("All losses are equal.")
+    differ = ", up to what training without graphs differs from itself" if device.type == "cuda" else ""
+    print(f"All losses are equal{differ}.")
     for way in ways:
         if way.graphed is not None:
             fallbacks = way.graphed.explain().to_dict()["fallbacks"]

@@ -36,6 +36,7 @@ class Example:
         why_not: Part of the reason why its inference is not all in graphs, on CUDA; None where it must be.
         why_not_trained: The same of training.
         training_inputs: Of a call in training, where that takes others.
+        rate: The learning rate.
     """
 
     make: Callable[[], nn.Module]
@@ -46,6 +47,7 @@ class Example:
     why_not: str | None = None
     why_not_trained: str | None = None
     training_inputs: Inputs | None = None
+    rate: float = 0.05
 
     def model(self, device: torch.device, dtype: torch.dtype = torch.float32) -> nn.Module:
         """The model on a device; every time with the same weights."""
@@ -275,7 +277,7 @@ EXAMPLES: dict[str, Example] = {
     "mask r-cnn": Example(
         mask_rcnn, lambda g: {"images": [pixels(g, 3, 64, 64) for _ in range(2)]},
         lambda losses: torch.stack(list(losses.values())).sum(), "torchvision",
-        why_not="data-dependent", why_not_trained="data-dependent", training_inputs=annotated,
+        why_not="data-dependent", why_not_trained="data-dependent", training_inputs=annotated, rate=1e-4,
     ),
     # Which edges lead from a node to itself is data, and they are taken out before loops are added to all.
     "gcn": Example(
@@ -297,6 +299,10 @@ WAYS = ("jit", "compile")
 # a few last bits, models with atomic additions (scatter, ROI alignment), which do not repeat either, and those in which
 # torch or transformers choose other operations while they are traced (cuDNN's batch norm, masks for attention).
 WITHIN = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 5e-2}}
+
+
+# What atomic additions change grows from step to step of training. Two runs of eager say how much that is, roughly.
+SPREAD = 8.0
 
 
 def run_by(how: str, fn: Any) -> Any:
@@ -321,7 +327,10 @@ def compare(how: str, got: Sequence[Any], expected: Sequence[Any], again: Sequen
         if not isinstance(other, Tensor):
             assert mine == other
         elif how == "compile" or other.is_cuda:
-            torch.testing.assert_close(mine, other, **WITHIN[dtype], equal_nan=True)
+            within = dict(WITHIN[dtype])
+            if other.is_floating_point() and not torch.equal(other, repeated):
+                within["atol"] += SPREAD * (other - repeated).abs().nan_to_num(0.0).max().item()
+            torch.testing.assert_close(mine, other, **within, equal_nan=True)
         elif torch.equal(other, repeated):
             torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)
         else:
@@ -353,7 +362,7 @@ def check_inference(
 def train(example: Example, device: torch.device, wrap: Callable[[Any], Any], whole: bool, steps: int) -> list[Any]:
     """Losses, and the gradients, parameters and buffers after so many steps, and what was made by ``wrap``."""
     model: Any = example.model(device).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=example.rate, momentum=0.9)
     fast = model if whole else wrap(model)
 
     def step(**inputs: Any) -> Tensor:

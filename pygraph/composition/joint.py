@@ -256,7 +256,7 @@ class Pullback(HasEngines):
             with self.inner.function.turn(), temporarily_clear_interpreter_stack():
                 args = (*(plain_of(tensors[index]).detach() for index in self.passed), *numbers)
                 program = trace_call(joint, args, {}, static=self._static, name=self.inner.name).program
-                found = another_backward(program, self.parts)
+                found = another_backward(settle_program(program), self.parts)
         except TraceError:
             return None
         return None if found is None else Formula.of(*found, joint.differentiated)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, Word
-from pygraph.runtime.proof import Example, RedZones, Undisturbed, agree, poison, trial_inputs
+from pygraph.runtime.proof import Example, RedZones, Spread, Undisturbed, agree, poison, trial_inputs
 from pygraph.runtime.reuse import ReusedMemory
 
 
@@ -76,6 +76,7 @@ class RegionGraph:
         self.body = body
         self._reused = reused
         self._kept: list[torch.Tensor] | None = None
+        self._spread: Spread | None = None
         self.driver = driver
         self.pool = pool
         self._input_specs = [TensorSpec.of(tensor) for tensor in example.inputs]
@@ -104,7 +105,7 @@ class RegionGraph:
             except BaseException:
                 self.release()
                 raise
-        raise RefusedError(None, "its replay does not give the results of ordinary launches")
+        raise RefusedError(None, f"its replay does not give the results of ordinary launches ({notes[-1].reason})")
 
     def _take(self, found: Discovery) -> None:
         """Go on from what was found."""
@@ -146,6 +147,8 @@ class RegionGraph:
             inputs=[self._input_specs[position].nbytes for position in self.slots],
             replay_us=replay_us,
         )
+        if request == "table":
+            self._explain_tables(question)
         self._follow(choose(question, self.driver.costs(), request or "copy"))
         if not self.choice.only_host:
             try:
@@ -173,6 +176,7 @@ class RegionGraph:
                     self._patch_only(frozenset())
                     self._replay(trial, example.numbers, [memory.spec.empty() for memory in self.memory])
                 except CaptureError:  # a node that does not take new parameters; the proof will say so
+                    self.graph.restore()
                     kept.clear()
             kept = {number for number in kept if bool((flats[number] == fill).all())}
         self._blank |= kept
@@ -194,18 +198,28 @@ class RegionGraph:
         """Those of the candidates whose pointers can be patched: tried by the host, with the rest copied by us."""
         if self._works(candidates, example):
             return candidates
-        bad = {slot for slot in candidates if not self._works(frozenset({slot}), example)}
+        if not self._works(frozenset(), example):
+            raise RefusedError(None, "its replay does not give the results of ordinary launches")
+        bad = self._bad(sorted(candidates), example)
         self._look_for_room(bad)
-        for slot in sorted(bad):
-            self._explain_bad(found, slot)
-        if self._works(candidates - bad, example):
-            return candidates - bad
+        for slot, refusal in bad.items():
+            self._explain_bad(found, slot, refusal)
+        if self._works(candidates - bad.keys(), example):
+            return candidates - bad.keys()
         self.fallbacks.append(Fallback("every pointer", "the proof failed only for several together"))
-        if self._works(frozenset(), example):
-            return frozenset()
-        raise RefusedError(None, "its replay does not give the results of ordinary launches")
+        return frozenset()
 
-    def _look_for_room(self, bad: set[int]) -> None:
+    def _bad(self, candidates: Sequence[int], example: Example) -> dict[int, str | None]:
+        """Those of candidates that do not work together which do not work, and the driver's reasons if it has any."""
+        if len(candidates) == 1:
+            return {candidates[0]: self._refusal}
+        found: dict[int, str | None] = {}
+        for half in (candidates[: len(candidates) // 2], candidates[len(candidates) // 2 :]):
+            if not self._works(frozenset(half), example):
+                found |= self._bad(half, example)
+        return found
+
+    def _look_for_room(self, bad: Iterable[int]) -> None:
         """Have the region recorded again if results may be bad for lying where their operations had scratch memory."""
         memory = [self.memory[slot - len(self.slots)] for slot in bad if slot >= len(self.slots)]
         crowded = [one for one in memory if one.scratch]
@@ -216,10 +230,13 @@ class RegionGraph:
             raise _CrowdedError(room)
 
     def _works(self, patched: frozenset[int], example: Example) -> bool:
+        self._refusal = None
         try:
             self._patch_only(patched)
             return self._passes(example, copy_outside=True)
-        except CaptureError:  # a node that does not take new parameters
+        except CaptureError as error:  # a node does not take new parameters, and has others than its copy says
+            self._refusal = str(error)
+            self.graph.restore()
             return False
 
     def _patch_only(self, patched: frozenset[int]) -> None:
@@ -230,15 +247,26 @@ class RegionGraph:
         self.choice = Choice(host, (), (), frozenset(range(len(self.slots) + len(self.memory))) - patched)
         self.patcher = self._patcher(host)
 
-    def _explain_bad(self, found: Discovery, slot: int) -> None:
+    def _explain_bad(self, found: Discovery, slot: int, refusal: str | None) -> None:
         reason = "the proof by poisoned buffers failed: a kernel holds its pointer where it cannot be patched"
+        if refusal is not None:
+            reason = f"the driver does not take another pointer to it ({refusal})"
         if slot < len(self.slots):
             position = self.slots[slot]
             readers = [found.kernels_of(op) for op in self.body.readers(position)]
             what = f"input {self.body.inputs[position].name} is copied"
             self.fallbacks.append(Fallback(what, f"{reason} (read by {', '.join(dict.fromkeys(readers))})"))
         else:
-            self.fallbacks.append(Fallback("a result is copied", reason))
+            names = dict.fromkeys(self.graph.nodes[node].name for node in self.nodes_of(slot))
+            self.fallbacks.append(Fallback("a result is copied", f"{reason} (written by {', '.join(names)})"))
+
+    def _explain_tables(self, question: Question) -> None:
+        """Say which kernels get their pointers from the host though they might load them from a table."""
+        nodes = sorted({word.node for word in question.words if "table" not in question.mechanisms[word.node]})
+        reasons = {self.graph.nodes[node].name: self.graph.why_not_loaded(node) for node in nodes}
+        for name, reason in reasons.items():
+            if reason is not None:
+                self.fallbacks.append(Fallback(f"{name} loads no pointers from a table", reason))
 
     def _follow(self, choice: Choice) -> None:
         """Make the graph change its pointers as chosen."""
@@ -348,10 +376,26 @@ class RegionGraph:
             ]
             results = [*outputs, *(trial[i] for i in self.body.written)]
             results += [self.body.static_values[i].detach() for i in self.body.written_statics]
-            same = all(agree(a, b) for a, b in zip(results, example.expected, strict=True)) and zones.untouched()
+            untouched = zones.untouched()
+            same = untouched and all(map(agree, results, example.expected))
             if same and copy_outside:
                 self._replay_us = self.driver.replay_time(self.graph)
+            elif not same:  # captured tensors are put back
+                results[len(results) - len(self.body.written_statics) :] = [
+                    self.body.static_values[i].detach().clone() for i in self.body.written_statics
+                ]
+        if not same and untouched and self.repeats(results, example):
+            if copy_outside:
+                with Undisturbed(self.driver, self.body):
+                    self._replay_us = self.driver.replay_time(self.graph)
+            return True
         return same
+
+    def repeats(self, results: Sequence[torch.Tensor], example: Example) -> bool:
+        """Whether results that are not those of ordinary launches are as close to them as these are to each other."""
+        if self._spread is None:
+            self._spread = Spread.of(example, self.body, self.driver)
+        return self._spread.covers(results, example.expected)
 
     def _stand_in(self, position: int) -> torch.Tensor:
         tensor = self._stand_ins[position]

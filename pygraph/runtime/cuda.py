@@ -40,7 +40,14 @@ from pygraph.runtime.driver import (
     Wiring,
     patiently,
 )
-from pygraph.runtime.trampoline import can_load, holder_of, kernel_of, launched_kernels, rebuilt_kernel_of
+from pygraph.runtime.trampoline import (
+    can_load,
+    holder_of,
+    kernel_of,
+    launched_kernels,
+    rebuilt_kernel_of,
+    why_not_loaded,
+)
 
 T = TypeVar("T")
 
@@ -179,6 +186,13 @@ class CudaGraph(RecordedGraph):
         self._params[node].commit(self._executable)
         self._counters.patches += 1
 
+    def restore(self) -> None:
+        """Instantiate again what was captured."""
+        for params, node in zip(self._params, self.nodes, strict=True):
+            ctypes.memmove(params.buffer, node.params, len(node.params))
+            params.restore_template()
+        self._instantiate()
+
     def mechanisms(self, node: int, request: Mechanism = "auto") -> frozenset[NodeMechanism]:
         """Kernels can be updated by the device, Triton's can load from a table; Inductor's only if asked."""
         params = self._params[node]
@@ -190,6 +204,11 @@ class CudaGraph(RecordedGraph):
             if kernel is not None and can_load(kernel):
                 found.add("table")
         return frozenset(found)
+
+    def why_not_loaded(self, node: int) -> str | None:
+        """Why a Triton kernel has no trampoline."""
+        params = self._params[node]
+        return why_not_loaded(params.function, params.name) if isinstance(params, KernelParams) else None
 
     def wire(self, wiring: Wiring) -> list[list[tuple[int, int]]]:
         """Add kernels of our own to the captured graph and make its executable anew."""

@@ -40,6 +40,9 @@ class NodeParams:
         """Write the bytes into the graph that the node is in, from which executables are made."""
         raise CaptureError(f"a {self.name} node cannot be patched")
 
+    def restore_template(self) -> None:
+        """Undo what `commit` has changed in the graph itself, once the bytes are those of the recording."""
+
     def native(self, executable: Any) -> NativeCommit | None:
         """How native code does what `commit` does; None if only Python can."""
         return None
@@ -194,6 +197,10 @@ class ChildParams(NodeParams):
         self._inner.commit_template()
         child = check(cu.cuGraphChildGraphNodeGetGraph(self._child_node))
         check(cu.cuGraphExecChildGraphNodeSetParams(executable, self._child_node, child))
+
+    def restore_template(self) -> None:
+        """Write the bytes into the child."""
+        self._inner.commit_template()
 
 
 class OpaqueParams(NodeParams):

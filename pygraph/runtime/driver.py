@@ -127,6 +127,10 @@ class RecordedGraph(abc.ABC):
         """
         return frozenset({"host"})
 
+    def why_not_loaded(self, node: int) -> str | None:
+        """Why that node cannot load its pointers from a table, if it is of a kind that can."""
+        return None
+
     def wire(self, wiring: Wiring) -> list[list[tuple[int, int]]]:
         """Add nodes of our own, once; the writable copies must hold what was recorded.
 
@@ -155,6 +159,10 @@ class RecordedGraph(abc.ABC):
     @abc.abstractmethod
     def commit(self, node: int) -> None:
         """Make the writable copy of that node's parameters those of the next replay."""
+
+    @abc.abstractmethod
+    def restore(self) -> None:
+        """Make the writable copies and the next replay those of the recording, whatever was sent or refused."""
 
     @abc.abstractmethod
     def replay(self) -> None:

@@ -386,6 +386,13 @@ class EmulatedGraph(RecordedGraph):
         device.counters.patches += 1
 
     @override
+    def restore(self) -> None:
+        self._check_held("restore")
+        for node, buffer in self._buffers.items():
+            buffer.raw = self.nodes[node].params
+        self._params[:] = [node.params for node in self.nodes]
+
+    @override
     def mechanisms(self, node: int, request: Mechanism = "auto") -> frozenset[NodeMechanism]:
         return emulated_wiring.mechanisms(self.nodes[node])
 

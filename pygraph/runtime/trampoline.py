@@ -293,6 +293,21 @@ def rebuilt_kernel_of(function: int) -> Any:
         return _REBUILT[tuner][1]
 
 
+def why_not_loaded(function: int, name: str) -> str | None:
+    """Why a Triton kernel has no trampoline; None if it has, or is none of Triton's.
+
+    Args:
+        function: Its ``CUfunction`` handle.
+        name: Its name; those of Inductor's begin with ``triton_``.
+    """
+    kernel = rebuilt_kernel_of(function)
+    if kernel is not None:
+        return _unfit(kernel)
+    if _tuner_of(function) is not None:
+        return "Triton makes another kernel of its source than Inductor has"
+    return "its launch was not seen" if name.startswith("triton_") else None
+
+
 def _tuner_of(function: int) -> Any:
     """Inductor's kernel behind a handle, if its launch was seen and it still launches that, or None."""
     tuner = _TUNERS.get(function)

@@ -38,6 +38,9 @@ class Bytes(RecordedGraph):
     def commit(self, node: int) -> None:
         self.committed.append(node)
 
+    def restore(self) -> None:
+        raise NotImplementedError
+
     def replay(self) -> None:
         raise NotImplementedError
 

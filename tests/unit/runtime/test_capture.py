@@ -279,6 +279,37 @@ def test_a_node_that_takes_no_new_parameters(
     assert function.explain().to_dict()["fallbacks"]
 
 
+def test_what_one_node_refuses_is_copied_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """The driver's words are in the report, and the other nodes of the region are patched."""
+    graph: Any = type(record(torch.relu, driver_for(device), torch.ones(4, device=device)).graph)
+    commit = graph.commit
+
+    def refuse(self: Any, node: int) -> None:
+        if node == 0 and self.nodes[node].op == 0:
+            raise CaptureError("no such pointer")
+        commit(self, node)
+
+    monkeypatch.setattr(graph, "commit", refuse)
+    monkeypatch.setenv("PYGRAPH_NATIVE", "0")  # which sends nodes without that method
+    driver = driver_for(device)
+    inputs = [torch.full((8,), float(n), device=device) for n in range(3)]
+    graph = record(lambda x, y, z: (torch.relu(x) + 1, y * 2, z.exp()), driver, *inputs)
+    try:
+        assert graph.patched == [1, 2]
+        (fallback,) = graph.fallbacks
+        assert fallback.what.endswith("is copied")
+        assert "no such pointer" in fallback.reason
+        for _ in range(2):
+            inputs = [x + 1 for x in inputs]
+            x, y, z = inputs
+            for got, expected in zip(graph(inputs, []), (torch.relu(x) + 1, y * 2, z.exp()), strict=True):
+                assert torch.equal(got, expected)
+    finally:
+        graph.release()
+
+
 @torch.library.custom_op("pygraph_tests::crowded", mutates_args=())
 def crowded(x: torch.Tensor) -> torch.Tensor:
     scratch = x.repeat(16)

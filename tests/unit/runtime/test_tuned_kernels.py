@@ -16,6 +16,7 @@ from pygraph.runtime.trampoline import (
     parameter_sizes,
     rebuilt_kernel_of,
     runtime_parameters,
+    why_not_loaded,
 )
 from pygraph.runtime.tuned_kernels import autotuner, compiled_kernel
 
@@ -82,7 +83,18 @@ def test_launches_are_noted_and_found_by_their_handle(tuner: Any, monkeypatch: p
     kernel = rebuilt_kernel_of(4711)
     assert runtime_parameters(kernel) == ["in_ptr0", "out_ptr0", "xnumel"]
     assert rebuilt_kernel_of(4711) is kernel
+    assert why_not_loaded(4711, "triton_poi_0") is None
     tuner.launchers[0].__globals__["runner"].__self__.function = 4712  # unloaded; the handle is another kernel's now
     assert holder_of(4711) is None
     assert rebuilt_kernel_of(4711) is None
     assert kernel_of(4712) is None
+    assert why_not_loaded(4711, "triton_poi_0") == "its launch was not seen"
+    assert why_not_loaded(4711, "sgemm") is None
+
+
+def test_a_kernel_that_triton_does_not_make_again_has_a_reason(tuner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotuner(), "run", lambda self, stream: None)
+    tuner.launchers[0].config = tuner.configs[1]
+    with launched_kernels():
+        type(tuner).run(tuner, stream=0)
+    assert why_not_loaded(4711, "triton_poi_0") == "Triton makes another kernel of its source than Inductor has"

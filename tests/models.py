@@ -328,7 +328,9 @@ def compare(how: str, got: Sequence[Any], expected: Sequence[Any], again: Sequen
             assert mine == other
         elif how == "compile" or other.is_cuda:
             within = dict(WITHIN[dtype])
-            if other.is_floating_point() and not torch.equal(other, repeated):
+            if other.is_floating_point() and other.numel():
+                # What is added up of large terms is rounded as they are, however small it is itself.
+                within["atol"] *= max(1.0, other.abs().nan_to_num(0.0).max().item())
                 within["atol"] += SPREAD * (other - repeated).abs().nan_to_num(0.0).max().item()
             torch.testing.assert_close(mine, other, **within, equal_nan=True)
         elif torch.equal(other, repeated):
@@ -412,8 +414,9 @@ def assert_explained(fast: Any, why_not: str | None, trained: bool = False) -> N
     if why_not is not None:
         assert any(why_not in reason for reason in reasons), reasons
         return
-    # Some kernels on CUDA take a tensor that they do not read; what cannot be proven is copied inside the graph.
-    told = [reason for reason in reasons if "no pointer to it was found" not in reason]
+    # Some kernels on CUDA take a tensor that they do not read, some nodes no other pointer; then the graph copies.
+    copied = ("no pointer to it was found", "does not take another pointer to it")
+    told = [reason for reason in reasons if not any(why in reason for why in copied)]
     assert not told, told
     assert fast.cache_info().captures > 0
     ran = [entry for entry in report["entries"] if entry["kernels"]]

@@ -460,6 +460,18 @@ REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]
         lambda: (torch.ones(3),),
         "at once that share memory",
     ),
+    (
+        "foreach with each other",
+        lambda x, y: torch._foreach_add_([x, y], [y, x]),
+        lambda: (torch.ones(3), torch.ones(3)),
+        "one after the other that it also reads",
+    ),
+    (
+        "foreach with one of them",
+        lambda x, y: torch._foreach_mul_([x, y], x),
+        lambda: (torch.tensor(2.0), torch.ones(3)),
+        "one after the other that it also reads",
+    ),
     ("divided by its own column", lambda x: x.div_(x[:, :1]), lambda: (torch.rand(3, 3),), "that it also reads"),
     ("out of its own product", lambda x: torch.mm(x, x, out=x), lambda: (torch.rand(3, 3),), "that it also reads"),
     (

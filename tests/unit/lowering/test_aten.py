@@ -101,10 +101,60 @@ def to_another_dtype(a: torch.Tensor, b: torch.Tensor) -> None:
     a.copy_(b.double().exp())
 
 
+def several_steps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.mul_(0.9).add_(b, alpha=0.1)
+    b.mul_(a).sub_(1)
+    return (a + b).sum()
+
+
+def a_step_read_later(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.mul_(0.9)
+    between = a.clone()
+    a.add_(b)
+    return between * 2
+
+
+def a_step_that_another_becomes(a: torch.Tensor, b: torch.Tensor) -> None:
+    a.mul_(2)
+    b.copy_(a)
+    a.add_(1)
+
+
+def steps_on_lists(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    torch._foreach_mul_([a, b], 0.9)
+    torch._foreach_addcmul_([a, b], [a + 1, b + 1], [b * 2, a * 2], 0.5)
+    return a.sum() + b.sum()
+
+
+def one_of_a_list_is_read_later(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    new = torch._foreach_mul([a, b], 2.0)
+    a.copy_(new[0])
+    old = b * 3
+    b.copy_(new[1])
+    return old
+
+
+def one_of_a_list_is_no_update(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    new = torch._foreach_add([a, b], 1.0)
+    a.copy_(new[0])
+    return new[1]
+
+
+def a_list_with_itself(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch._foreach_mul_([a, b], [a, b])
+
+
+def one_element_twice(a: torch.Tensor, b: torch.Tensor) -> None:
+    new = torch._foreach_mul([a, a], [2.0, 3.0])
+    a.copy_(new[0])
+    b.copy_(new[1])
+
+
 FUNCTIONS = [
     swap, rotate, read_before, read_later, view_read_later, result_is_the_new_value, own_value_twice,
     through_a_view_of_itself, from_the_other_updated, both_the_same_value, part, index_put, reversed_copy,
-    to_another_dtype,
+    to_another_dtype, several_steps, a_step_read_later, a_step_that_another_becomes, steps_on_lists,
+    one_of_a_list_is_read_later, one_of_a_list_is_no_update, a_list_with_itself, one_element_twice,
 ]  # fmt: skip
 
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
@@ -140,6 +190,38 @@ def test_a_cache_update_is_in_place() -> None:
     program = lowered(index_put, torch.ones(3), torch.ones(3))
     assert aten.index_put_.default in targets(program)
     assert aten.copy_.default not in targets(program)
+
+
+def test_every_step_of_an_update_is_in_place() -> None:
+    program = lowered(several_steps, torch.ones(3), torch.ones(3))
+    assert targets(program)[:4] == [aten.mul_.Tensor, aten.add_.Tensor, aten.mul_.Tensor, aten.sub_.Tensor]
+    device = pygraph.default_device()
+    program = lowered(steps_on_lists, torch.ones(3, device=device), torch.ones(3, device=device))
+    found = targets(program)
+    assert aten._foreach_mul_.Scalar in found
+    assert aten._foreach_addcmul_.Scalar in found
+    assert aten.copy_.default not in found
+
+
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop], ids=lambda make: make.__name__
+)
+@pytest.mark.parametrize("foreach", [False, True])
+def test_optimizers_copy_nothing(optimizer: Any, foreach: bool) -> None:
+    """As in eager, they update parameters and their own state where they are."""
+    options = {} if optimizer is torch.optim.SGD else {"capturable": True}
+    device = pygraph.default_device()
+    layer = torch.nn.Linear(3, 3).to(device)
+    made = optimizer(layer.parameters(), lr=0.1, weight_decay=0.1, foreach=foreach, **options)
+
+    def step(x: torch.Tensor) -> None:
+        layer(x).sum().backward()
+        made.step()
+        made.zero_grad()
+
+    x = torch.ones(2, 3, device=device)
+    step(x)  # makes the state
+    assert aten.copy_.default not in targets(lowered(step, x))
 
 
 @pytest.mark.parametrize("fn", [read_later, view_read_later, through_a_view_of_itself])

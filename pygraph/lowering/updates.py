@@ -1,0 +1,241 @@
+"""Updates of inputs as writes to their memory: in place by the operations that make the new contents, else by a copy.
+
+A functional trace says what an input holds at the end. Where eager has changed it in one or several steps, each by an
+operation that writes to what it reads, the same operations with an underscore do so again::
+
+    mul = aten.mul.Tensor(average, 0.9)             aten.mul_.Tensor(average, 0.9)
+    add = aten.add.Tensor(mul, gradient)            aten.add_.Tensor(average, gradient)
+    return (add,)  # new contents of average
+
+The operations on lists, of which torch's optimizers are made, write to all that they read, or to nothing.
+"""
+
+# torch has no public names for operator overloads and their schemas. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from pygraph.effects import is_operation, root
+from pygraph.program import TensorSpec, output_values
+
+aten = torch.ops.aten
+
+
+def write_updates(graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -> None:
+    """Write the new contents of inputs to their memory.
+
+    Args:
+        graph: A graph that returns its results only.
+        updates: Placeholders, and the nodes that are their new contents.
+    """
+    changed = [(target, value) for target, value in updates if value is not target]
+    chains = _chains(graph, changed)
+    _run_in_place(graph, chains)
+    _copy(graph, [update for update in changed if update[0] not in {chain.target for chain in chains}], updates)
+
+
+def node_like(
+    graph: fx.Graph, op: torch._ops.OpOverload, args: tuple[fx.Node, ...], like: fx.Node, source: str | None = None
+) -> fx.Node:
+    """A new node with the spec of another."""
+    node = graph.call_function(op, args)
+    node.meta = {"spec": like.meta["spec"], "source": source or like.meta.get("source")}
+    return node
+
+
+def _copy(
+    graph: fx.Graph, pending: Sequence[tuple[fx.Node, fx.Node]], updates: Sequence[tuple[fx.Node, fx.Node]]
+) -> None:
+    """Write values to inputs at the end, as if all were written at once."""
+    targets = {target for target, _ in updates}
+    with graph.inserting_before(graph.output_node()):
+        ready: list[tuple[fx.Node, fx.Node]] = []
+        for target, value in pending:
+            if root(value) in targets:  # another write, or this one where it overlaps, would change what it reads
+                value = node_like(graph, aten.clone.default, (value,), value)
+            ready.append((target, value))
+        for target, value in ready:
+            node_like(graph, aten.copy_.default, (target, value), target, source=value.meta.get("source"))
+
+
+# ---- steps in place --------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """One step of an update.
+
+    Attributes:
+        operation: What makes the value.
+        place: Which of its results the value is; None if it has one.
+        value: The contents after it.
+    """
+
+    operation: fx.Node
+    place: int | None
+    value: fx.Node
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chain:
+    """How the contents of an input come about, each step from what the last has left.
+
+    Attributes:
+        target: The input.
+        steps: In the order in which they run.
+    """
+
+    target: fx.Node
+    steps: tuple[_Step, ...]
+
+
+def _chains(graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -> list[_Chain]:
+    """The updates whose steps may all run in place."""
+    found = [chain for target, value in updates if (chain := _chain(target, value)) is not None]
+    readers = _Readers(graph, updates)
+    found = [chain for chain in found if readers.allow(chain)]
+    while True:
+        # Two inputs cannot be the memory of one value, and an operation on lists runs in place for all of them.
+        covered: dict[fx.Node, list[int | None]] = {}
+        for chain in found:
+            for step in chain.steps:
+                covered.setdefault(step.operation, []).append(step.place)
+        whole = {operation for operation, places in covered.items() if _is_whole(operation, places)}
+        kept = [chain for chain in found if all(step.operation in whole for step in chain.steps)]
+        if len(kept) == len(found):
+            return kept
+        found = kept
+
+
+def _is_whole(operation: fx.Node, places: Sequence[int | None]) -> bool:
+    """Whether these are all results of an operation, each once, and nobody selects one a second time."""
+    first: Any = operation.args[0]
+    if not isinstance(first, (list, tuple)):
+        return list(places) == [None]
+    every: list[int] = list(range(len(first)))  # pyright: ignore
+    return sorted(place for place in places if place is not None) == every and len(operation.users) == len(every)
+
+
+def _chain(target: fx.Node, value: fx.Node) -> _Chain | None:
+    """The steps from an input to its new contents; None if one of them is not of a kind that runs in place."""
+    spec = target.meta["spec"]
+    if not isinstance(spec, TensorSpec) or spec.span != _numel(spec):
+        return None  # overlapping or strided memory keeps to the plain copy
+    steps: list[_Step] = []
+    while value is not target:
+        operation: Any = value
+        place: Any = None
+        if value.target is operator.getitem:
+            operation, place = value.args
+        if not _runs_in_place(operation) or value.meta["spec"] != spec:
+            return None
+        source: Any = operation.args[0]
+        if (place is not None) != isinstance(source, (list, tuple)):
+            return None
+        if place is not None and spec.device.type == "cpu":
+            return None  # an operation without results does not show that it is work of the host alone
+        steps.append(_Step(operation, place, value))
+        value = source if place is None else source[place]
+    return _Chain(target, tuple(reversed(steps)))
+
+
+def _runs_in_place(operation: Any) -> bool:
+    return isinstance(operation, fx.Node) and is_operation(operation) and _in_place_overload(operation) is not None
+
+
+def _in_place_overload(operation: fx.Node) -> torch._ops.OpOverload | None:
+    """The twin of a functional operation that writes to its first argument."""
+    functional: Any = operation.target
+    if not operation.args or len(functional._schema.returns) != 1:
+        return None
+    namespace, name = functional._schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), f"{name}_", None)
+    overload = getattr(packet, functional._overloadname, None)
+    if overload is None:
+        return None
+    ours = [(a.name, str(a.type)) for a in functional._schema.arguments]
+    theirs = [(a.name, str(a.type)) for a in overload._schema.arguments]
+    return overload if ours == theirs else None
+
+
+class _Readers:
+    """Who reads which memory when, in a functional graph.
+
+    Args:
+        graph: The graph.
+        updates: Inputs and their new contents, which are read at the end.
+    """
+
+    def __init__(self, graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -> None:
+        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        self._reads: dict[fx.Node, list[fx.Node]] = {}
+        output = graph.output_node()
+        for node in graph.nodes:
+            if node is not output:
+                for argument in _arguments(node):
+                    self._reads.setdefault(root(argument), []).append(node)
+        self._returned = {root(value) for value in output_values(graph) if isinstance(value, fx.Node)}
+        self._updates = updates
+
+    def allow(self, chain: _Chain) -> bool:
+        """Whether nobody reads what a step overwrites, after it or beside it."""
+        late = self._returned | {root(value) for target, value in self._updates if target is not chain.target}
+        contents = chain.target
+        for step in chain.steps:
+            place = self._order[step.operation]
+            reads = self._reads.get(contents, [])
+            if contents in late or reads.count(step.operation) != 1:
+                return False
+            if any(self._order[reader] >= place for reader in reads if reader is not step.operation):
+                return False
+            contents = step.value
+        # A result has memory of its own, and what another input becomes is written there too.
+        return contents not in late
+
+
+def _arguments(node: fx.Node) -> list[fx.Node]:
+    """The nodes that a node takes, as often as it takes them."""
+    found: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), lambda argument: found.append(argument) or argument)  # pyright: ignore
+    return found
+
+
+def _run_in_place(graph: fx.Graph, chains: Iterable[_Chain]) -> None:
+    """Replace the steps' operations by those that write, and what reads their values by reading the inputs' memory."""
+    memory: dict[fx.Node, fx.Node] = {}
+    operations: dict[fx.Node, None] = {}
+    for chain in chains:
+        for step in chain.steps:
+            memory[step.value] = chain.target
+            operations[step.operation] = None
+    for operation in operations:
+        overload = _in_place_overload(operation)
+        assert overload is not None
+        first: Any = operation.args[0]
+        written = [memory.get(x, x) for x in first] if isinstance(first, (list, tuple)) else memory.get(first, first)  # pyright: ignore
+        with graph.inserting_before(operation):
+            call = graph.call_function(overload, (written, *operation.args[1:]), operation.kwargs)
+        call.meta = dict(operation.meta)
+        if isinstance(written, list):
+            call.meta["spec"] = None
+    for value, target in memory.items():
+        value.replace_all_uses_with(target)
+    for operation in reversed(operations):
+        for selection in list(operation.users):
+            graph.erase_node(selection)
+        graph.erase_node(operation)
+
+
+def _numel(spec: TensorSpec) -> int:
+    count = 1
+    for size in spec.shape:
+        count *= size
+    return count

@@ -123,13 +123,19 @@ class Adoption:
         """Whether a replay that overwrites copies of the arguments gives what ordinary launches give."""
         graph, body = self._graph, self._graph.body
         example = Example.of(body, graph.driver, inputs, numbers)
-        with Undisturbed(graph.driver, body):
-            trial = _copies(inputs)
-            places = {node: trial[position] for position, node in enumerate(body.inputs)}
-            memory = {index: places[node] if node in places else stand_in(env[node]) for node, index, _ in self.pairs}
-            got = [*graph(trial, numbers, memory), *(trial[i] for i in body.written)]
-            got += [body.static_values[i].detach().clone() for i in body.written_statics]
-        return all(map(agree, got, example.expected)) or graph.repeats(got, example)
+
+        def replay() -> list[torch.Tensor]:
+            with Undisturbed(graph.driver, body):
+                trial = _copies(inputs)
+                places = {node: trial[position] for position, node in enumerate(body.inputs)}
+                memory = {
+                    index: places[node] if node in places else stand_in(env[node]) for node, index, _ in self.pairs
+                }
+                got = [*graph(trial, numbers, memory), *(trial[i] for i in body.written)]
+                return got + [body.static_values[i].detach().clone() for i in body.written_statics]
+
+        got = replay()
+        return all(map(agree, got, example.expected)) or graph.repeats(got, example, replay)
 
 
 def _copies(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

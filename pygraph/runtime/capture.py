@@ -7,9 +7,10 @@ does not pass is copied.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, Word
-from pygraph.runtime.proof import Example, RedZones, Spread, Undisturbed, agree, poison, trial_inputs
+from pygraph.runtime.proof import RUNS, Example, RedZones, Spread, Undisturbed, agree, poison, trial_inputs
 from pygraph.runtime.reuse import ReusedMemory
 
 
@@ -346,6 +347,34 @@ class RegionGraph:
 
         With ``copy_outside``, what the choice copies is copied here and not by the graph.
         """
+        with self._replayed(example, copy_outside) as results:
+            if results is None:
+                return False
+            if all(map(agree, results, example.expected)):
+                if copy_outside:
+                    self._replay_us = self.driver.replay_time(self.graph)
+                return True
+            found = self._kept_results(results)
+
+        def replay() -> list[torch.Tensor] | None:
+            with self._replayed(example, copy_outside) as results:
+                return None if results is None else self._kept_results(results)
+
+        if not self.repeats(found, example, replay):
+            return False
+        if copy_outside:
+            with Undisturbed(self.driver, self.body):
+                self._replay_us = self.driver.replay_time(self.graph)
+        return True
+
+    def _kept_results(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The same, once captured tensors are put back."""
+        first = len(results) - len(self.body.written_statics)
+        return [*results[:first], *(static.clone() for static in results[first:])]
+
+    @contextlib.contextmanager
+    def _replayed(self, example: Example, copy_outside: bool) -> Generator[list[torch.Tensor] | None, None, None]:
+        """The results of a replay on other buffers, which leaves no trace afterwards; None if it writes behind them."""
         trial = trial_inputs(self.body, example.inputs)
         for tensor in (*self._stand_ins, *self._static_outputs):
             poison(tensor)
@@ -376,26 +405,34 @@ class RegionGraph:
             ]
             results = [*outputs, *(trial[i] for i in self.body.written)]
             results += [self.body.static_values[i].detach() for i in self.body.written_statics]
-            untouched = zones.untouched()
-            same = untouched and all(map(agree, results, example.expected))
-            if same and copy_outside:
-                self._replay_us = self.driver.replay_time(self.graph)
-            elif not same:  # captured tensors are put back
-                results[len(results) - len(self.body.written_statics) :] = [
-                    self.body.static_values[i].detach().clone() for i in self.body.written_statics
-                ]
-        if not same and untouched and self.repeats(results, example):
-            if copy_outside:
-                with Undisturbed(self.driver, self.body):
-                    self._replay_us = self.driver.replay_time(self.graph)
-            return True
-        return same
+            yield results if zones.untouched() else None
 
-    def repeats(self, results: Sequence[torch.Tensor], example: Example) -> bool:
-        """Whether results that are not those of ordinary launches are as close to them as these are to each other."""
+    def repeats(
+        self,
+        results: Sequence[torch.Tensor],
+        example: Example,
+        replay: Callable[[], Sequence[torch.Tensor] | None],
+    ) -> bool:
+        """Whether results that are not those of ordinary launches differ from them as both do among themselves.
+
+        What does not repeat in ordinary launches, and does in replays, has been recorded as it was: a number that an
+        operation draws on the host, say.
+
+        Args:
+            results: Of one replay.
+            example: The call, with what ordinary launches give.
+            replay: Replays once more.
+        """
         if self._spread is None:
-            self._spread = Spread.of(example, self.body, self.driver)
-        return self._spread.covers(results, example.expected)
+            runs = (example.again(self.body, self.driver).expected for _ in range(RUNS))
+            self._spread = Spread.of(example.expected, runs)
+        if self._spread.largest is None:
+            return False
+        replays = [replay() for _ in range(RUNS)]
+        known = [found for found in replays if found is not None]
+        if len(known) < RUNS:
+            return False
+        return self._spread.and_of(Spread.of(results, known)).covers(results, example.expected)
 
     def _stand_in(self, position: int) -> torch.Tensor:
         tensor = self._stand_ins[position]

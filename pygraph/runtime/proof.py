@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -113,19 +113,19 @@ def poison(tensor: torch.Tensor | None) -> None:
         flat.zero_()  # an index of zero is in range wherever any index is
 
 
-# How much further apart than some runs of ordinary launches a replay may be, and how many elements even more than that.
-_RUNS = 3
+# How much further apart than some runs a replay may be from launches, and how many elements even more than that.
+RUNS = 3
 _FURTHER = 8.0
 _FEW = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """How far ordinary launches are apart, of a region whose results do not repeat.
+    """How far runs of a region are apart whose results do not repeat.
 
     Kernels with atomics add in any order, and what follows may amplify that: a first step of Adam is the learning rate
-    with the sign of the gradient, whatever its size. Memory that a replay should have read or written, and has not,
-    still shows: it is poisoned.
+    with the sign of the gradient, whatever its size. Then replays do not repeat either, as ordinary launches do not.
+    Memory that a replay should have read or written, and has not, still shows: it is poisoned.
 
     Attributes:
         apart: Per result, the largest difference; for integers, the share of elements that differ.
@@ -137,13 +137,12 @@ class Spread:
     largest: float | None
 
     @classmethod
-    def of(cls, example: Example, body: RegionBody, driver: Driver) -> Spread:
-        """Run the example some more times with ordinary launches."""
-        apart = [0.0] * len(example.expected)
+    def of(cls, first: Sequence[torch.Tensor], others: Iterable[Sequence[torch.Tensor]]) -> Spread:
+        """How far the results of other runs are from those of the first."""
+        apart = [0.0] * len(first)
         largest: float | None = None
-        for _ in range(_RUNS):
-            again = example.again(body, driver).expected
-            for index, (got, expected) in enumerate(zip(again, example.expected, strict=True)):
+        for results in others:
+            for index, (got, expected) in enumerate(zip(results, first, strict=True)):
                 error = _error(got, expected) if got.numel() else None
                 if error is None:
                     continue
@@ -153,8 +152,13 @@ class Spread:
                     largest = max(largest or 0.0, relative)
         return cls(tuple(apart), largest)
 
+    def and_of(self, other: Spread) -> Spread:
+        """What both allow: runs of one kind may be further apart, which then says nothing of the other."""
+        largest = None if self.largest is None or other.largest is None else min(self.largest, other.largest)
+        return Spread(tuple(map(min, self.apart, other.apart)), largest)
+
     def covers(self, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-        """Whether results are as close to those expected as ordinary launches are to each other."""
+        """Whether results are as close to those expected as runs are to each other."""
         largest = self.largest
         return largest is not None and all(
             _is_close(got, wanted, apart, largest)

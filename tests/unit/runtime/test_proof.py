@@ -121,3 +121,21 @@ def test_eight_bits(dtype: torch.dtype) -> None:
     assert not agree(one, other)
     assert Spread((0.5,), 0.0).covers([one], [other])
     assert not Spread((0.0,), 0.0).covers([one], [other])
+
+
+@torch.library.custom_op("pygraph_tests::drawn_by_the_host", mutates_args=())
+def drawn_by_the_host(x: torch.Tensor) -> torch.Tensor:
+    return x + random.random()
+
+
+@drawn_by_the_host.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_what_the_host_draws_is_not_recorded(device: torch.device) -> None:
+    """Launches do not repeat, and replays would: they would all have the number of the recording."""
+    fast = pygraph.jit(lambda x: drawn_by_the_host(x) * 2)
+    x = torch.zeros(3, device=device)
+    assert len({float(fast(x)[0]) for _ in range(8)}) == 8
+    assert fast.explain().to_dict()["fallbacks"]

@@ -120,6 +120,13 @@ def root(node: fx.Node) -> fx.Node:
     return node
 
 
+def argument_nodes(node: fx.Node) -> list[fx.Node]:
+    """The nodes that a node takes, as often as it takes them."""
+    found: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), lambda argument: found.append(argument) or argument)  # pyright: ignore
+    return found
+
+
 def sources(node: fx.Node) -> list[fx.Node]:
     """What must be known for a value: the node whose memory it shows, and the numbers by which views show it."""
     numbers: list[fx.Node] = []

@@ -33,7 +33,6 @@ from pygraph.composition.partition import (
 from pygraph.environment import Environment
 from pygraph.errors import PygraphError, TraceError
 from pygraph.evaluate import evaluate
-from pygraph.lowering.states import settle_program
 from pygraph.ops import cotangent
 from pygraph.program import Program, TensorSpec
 from pygraph.trace import Rebinding, SelfTracing, Traced, trace_call
@@ -207,7 +206,7 @@ class Pullback(HasEngines):
         self.mask = forward.flat.mask
         self.differentiated = joint.differentiated
         self.dims = joint.dims
-        self.parts = partition_program(settle_program(traced.program), self)
+        self.parts = partition_program(traced.program, self)
         self.passed = [index for index in range(forward.flat.arity) if index not in forward.bound]
         self.count = len(joint.tensor_leaves)
         returned = {source.index for source in self.parts.sources if source.of == "result"}
@@ -256,7 +255,7 @@ class Pullback(HasEngines):
             with self.inner.function.turn(), temporarily_clear_interpreter_stack():
                 args = (*(plain_of(tensors[index]).detach() for index in self.passed), *numbers)
                 program = trace_call(joint, args, {}, static=self._static, name=self.inner.name).program
-                found = another_backward(settle_program(program), self.parts)
+                found = another_backward(program, self.parts)
         except TraceError:
             return None
         return None if found is None else Formula.of(*found, joint.differentiated)

@@ -19,6 +19,7 @@ from pygraph.check import check_program
 from pygraph.composition.values import Values
 from pygraph.effects import has_effect, is_host_number, is_random, is_view, root
 from pygraph.errors import TraceError, describe
+from pygraph.lowering.states import settle_program
 from pygraph.program import (
     Alias,
     Argument,
@@ -133,7 +134,7 @@ class _NotSavedError(Exception):
 
 class _Partition:
     def __init__(self, joint: Program, values: Values, mark: object = None) -> None:
-        self._joint = joint
+        self._joint = joint = settle_program(joint)  # its parts may be graphs of their own
         self._mark = mark
         self._values = values
         self._numbers = values.of(joint)

@@ -15,7 +15,9 @@ The operations on lists, of which torch's optimizers are made, write to all that
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,7 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.effects import is_operation, root
+from pygraph.effects import argument_nodes, is_operation, root
 from pygraph.program import TensorSpec, output_values
 
 aten = torch.ops.aten
@@ -39,7 +41,8 @@ def write_updates(graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -
     changed = [(target, value) for target, value in updates if value is not target]
     chains = _chains(graph, changed)
     _run_in_place(graph, chains)
-    _copy(graph, [update for update in changed if update[0] not in {chain.target for chain in chains}], updates)
+    in_place = {chain.target for chain in chains}
+    _copy(graph, [update for update in changed if update[0] not in in_place], updates)
 
 
 def node_like(
@@ -75,11 +78,13 @@ class _Step:
 
     Attributes:
         operation: What makes the value.
+        overload: Its twin that writes to its first argument.
         place: Which of its results the value is; None if it has one.
         value: The contents after it.
     """
 
     operation: fx.Node
+    overload: torch._ops.OpOverload
     place: int | None
     value: fx.Node
 
@@ -100,6 +105,8 @@ class _Chain:
 def _chains(graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -> list[_Chain]:
     """The updates whose steps may all run in place."""
     found = [chain for target, value in updates if (chain := _chain(target, value)) is not None]
+    if not found:
+        return []
     readers = _Readers(graph, updates)
     found = [chain for chain in found if readers.allow(chain)]
     while True:
@@ -127,34 +134,33 @@ def _is_whole(operation: fx.Node, places: Sequence[int | None]) -> bool:
 def _chain(target: fx.Node, value: fx.Node) -> _Chain | None:
     """The steps from an input to its new contents; None if one of them is not of a kind that runs in place."""
     spec = target.meta["spec"]
-    if not isinstance(spec, TensorSpec) or spec.span != _numel(spec):
-        return None  # overlapping or strided memory keeps to the plain copy
+    if not isinstance(spec, TensorSpec) or spec.has_gaps or spec.overlaps_itself:
+        return None  # such memory keeps to the plain copy
     steps: list[_Step] = []
     while value is not target:
+        if not isinstance(value, fx.Node):  # pyright: ignore[reportUnnecessaryIsInstance]  # an operand may be a number
+            return None
         operation: Any = value
         place: Any = None
         if value.target is operator.getitem:
             operation, place = value.args
-        if not _runs_in_place(operation) or value.meta["spec"] != spec:
+        overload = _in_place_overload(operation.target) if is_operation(operation) and operation.args else None
+        if overload is None or value.meta["spec"] != spec:
             return None
         source: Any = operation.args[0]
         if (place is not None) != isinstance(source, (list, tuple)):
             return None
         if place is not None and spec.device.type == "cpu":
             return None  # an operation without results does not show that it is work of the host alone
-        steps.append(_Step(operation, place, value))
+        steps.append(_Step(operation, overload, place, value))
         value = source if place is None else source[place]
     return _Chain(target, tuple(reversed(steps)))
 
 
-def _runs_in_place(operation: Any) -> bool:
-    return isinstance(operation, fx.Node) and is_operation(operation) and _in_place_overload(operation) is not None
-
-
-def _in_place_overload(operation: fx.Node) -> torch._ops.OpOverload | None:
-    """The twin of a functional operation that writes to its first argument."""
-    functional: Any = operation.target
-    if not operation.args or len(functional._schema.returns) != 1:
+@functools.cache
+def _in_place_overload(functional: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """The twin of a functional operation that writes to its first argument; asked for each entry of long lists."""
+    if len(functional._schema.returns) != 1:
         return None
     namespace, name = functional._schema.name.split("::")
     packet = getattr(getattr(torch.ops, namespace), f"{name}_", None)
@@ -180,45 +186,36 @@ class _Readers:
         output = graph.output_node()
         for node in graph.nodes:
             if node is not output:
-                for argument in _arguments(node):
+                for argument in argument_nodes(node):
                     self._reads.setdefault(root(argument), []).append(node)
-        self._returned = {root(value) for value in output_values(graph) if isinstance(value, fx.Node)}
-        self._updates = updates
+        #: How often memory is read at the end: by results, and as what inputs become.
+        self._late = collections.Counter(root(value) for value in output_values(graph) if isinstance(value, fx.Node))
+        self._late.update(root(value) for _, value in updates)
 
     def allow(self, chain: _Chain) -> bool:
         """Whether nobody reads what a step overwrites, after it or beside it."""
-        late = self._returned | {root(value) for target, value in self._updates if target is not chain.target}
         contents = chain.target
         for step in chain.steps:
             place = self._order[step.operation]
             reads = self._reads.get(contents, [])
-            if contents in late or reads.count(step.operation) != 1:
+            if self._late[contents] or reads.count(step.operation) != 1:
                 return False
             if any(self._order[reader] >= place for reader in reads if reader is not step.operation):
                 return False
             contents = step.value
         # A result has memory of its own, and what another input becomes is written there too.
-        return contents not in late
-
-
-def _arguments(node: fx.Node) -> list[fx.Node]:
-    """The nodes that a node takes, as often as it takes them."""
-    found: list[fx.Node] = []
-    fx.node.map_arg((node.args, node.kwargs), lambda argument: found.append(argument) or argument)  # pyright: ignore
-    return found
+        return self._late[contents] == 1
 
 
 def _run_in_place(graph: fx.Graph, chains: Iterable[_Chain]) -> None:
     """Replace the steps' operations by those that write, and what reads their values by reading the inputs' memory."""
     memory: dict[fx.Node, fx.Node] = {}
-    operations: dict[fx.Node, None] = {}
+    overloads: dict[fx.Node, torch._ops.OpOverload] = {}
     for chain in chains:
         for step in chain.steps:
             memory[step.value] = chain.target
-            operations[step.operation] = None
-    for operation in operations:
-        overload = _in_place_overload(operation)
-        assert overload is not None
+            overloads[step.operation] = step.overload
+    for operation, overload in overloads.items():
         first: Any = operation.args[0]
         written = [memory.get(x, x) for x in first] if isinstance(first, (list, tuple)) else memory.get(first, first)  # pyright: ignore
         with graph.inserting_before(operation):
@@ -228,14 +225,7 @@ def _run_in_place(graph: fx.Graph, chains: Iterable[_Chain]) -> None:
             call.meta["spec"] = None
     for value, target in memory.items():
         value.replace_all_uses_with(target)
-    for operation in reversed(operations):
+    for operation in reversed(overloads):
         for selection in list(operation.users):
             graph.erase_node(selection)
         graph.erase_node(operation)
-
-
-def _numel(spec: TensorSpec) -> int:
-    count = 1
-    for size in spec.shape:
-        count *= size
-    return count

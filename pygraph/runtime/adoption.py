@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from pygraph.donated import is_sole_owner
-from pygraph.effects import is_operation, root
+from pygraph.effects import argument_nodes, is_operation, root
 from pygraph.program import Argument, TensorSpec
 from pygraph.ranges import Ranges
 from pygraph.runtime.body import ALIGNMENT, stand_in
@@ -105,7 +105,7 @@ class Adoption:
             return False
         target: Any = producer.target
         spec = graph.memory[index].spec
-        uses = [argument for argument in _arguments(producer) if root(argument) is node]
+        uses = [argument for argument in argument_nodes(producer) if root(argument) is node]
         plain = all(argument is node and argument.meta["spec"] == spec for argument in uses)
         # A kernel that reads more than its arguments say, through a view that no schema tells of, has more pointers.
         seen = len(graph.offsets_of(slot, kernel)) <= len(uses) and set(graph.offsets_of(slot, kernel)) == {0}
@@ -156,9 +156,3 @@ def _unfit(tensor: torch.Tensor, captured: Ranges) -> str | None:
     if tensor.is_inference() != torch.is_inference_mode_enabled():
         return "it was made in another inference mode"
     return None
-
-
-def _arguments(node: fx.Node) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_arg((node.args, node.kwargs), lambda argument: found.append(argument) or argument)  # pyright: ignore
-    return found

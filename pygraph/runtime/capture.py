@@ -428,11 +428,13 @@ class RegionGraph:
             self._spread = Spread.of(example.expected, runs)
         if self._spread.largest is None:
             return False
-        replays = [replay() for _ in range(RUNS)]
-        known = [found for found in replays if found is not None]
-        if len(known) < RUNS:
-            return False
-        return self._spread.and_of(Spread.of(results, known)).covers(results, example.expected)
+        replays: list[Sequence[torch.Tensor]] = []
+        for _ in range(RUNS):
+            found = replay()
+            if found is None:
+                return False
+            replays.append(found)
+        return self._spread.and_of(Spread.of(results, replays)).covers(results, example.expected)
 
     def _stand_in(self, position: int) -> torch.Tensor:
         tensor = self._stand_ins[position]

@@ -47,10 +47,12 @@ def check_write(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     if any(_overlaps_itself(target) for target in targets):
         raise TraceError("it writes to a tensor whose elements share memory")
     for several in written:
-        if isinstance(several, (list, tuple)) and _share_memory(several):
-            # Eager takes the entries in turn, each with what the ones before have written.
+        if not isinstance(several, (list, tuple)):
+            continue
+        # Eager takes the entries in turn, each with what the ones before have written.
+        if _share_memory(several):
             raise TraceError("it writes to several tensors at once that share memory")
-        if isinstance(several, (list, tuple)) and any(_crosses(several, source) for source in read):
+        if any(_crosses(several, source) for source in read):
             raise TraceError("it writes to tensors one after the other that it also reads, for others")
     in_turn = torch.Tag.pointwise in func.tags or func in _IN_TURN or func._schema.name.startswith("aten::_foreach_")
     for target, source in _pairs(written, read):
@@ -131,24 +133,28 @@ def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether two tensors of a list meet, or may meet."""
-    by_storage: dict[int, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
-    return any(may_overlap(a, b) for group in by_storage.values() for a, b in itertools.combinations(group, 2))
+    groups = _by_storage(tensors).values()
+    return any(may_overlap(a, b) for group in groups for (_, a), (_, b) in itertools.combinations(group, 2))
 
 
 def _crosses(written: Sequence[torch.Tensor], read: Any) -> bool:
     """Whether a list's entry is read for another one, which eager may do before or after it is written."""
     entries: list[Any] = list(read) if isinstance(read, (list, tuple)) else [read] * len(written)
-    by_storage: dict[int, list[tuple[int, torch.Tensor]]] = {}
-    for place, tensor in enumerate(written):
-        by_storage.setdefault(tensor.untyped_storage()._cdata, []).append((place, tensor))
+    groups = _by_storage(written)
     return any(
         place != other and may_overlap(tensor, entry)
         for other, entry in enumerate(entries)
         if isinstance(entry, torch.Tensor)
-        for place, tensor in by_storage.get(entry.untyped_storage()._cdata, ())
+        for place, tensor in groups.get(entry.untyped_storage()._cdata, ())
     )
+
+
+def _by_storage(tensors: Sequence[torch.Tensor]) -> dict[int, list[tuple[int, torch.Tensor]]]:
+    """Tensors with their places in a list, by storage."""
+    groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
+    for place, tensor in enumerate(tensors):
+        groups.setdefault(tensor.untyped_storage()._cdata, []).append((place, tensor))
+    return groups
 
 
 def _check_types(

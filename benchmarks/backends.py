@@ -191,12 +191,15 @@ def compare(name: str, training: bool, seconds: float) -> dict[str, Any]:
 
 
 def compile_alone(name: str, training: bool, way: str) -> dict[str, float]:
-    """In a process of its own: seconds until three calls have run, and bytes reserved at most."""
+    """In a process of its own: seconds until three calls have run, and bytes reserved at most.
+
+    ``torch.compile`` is among them: some backends load Inductor there, others in the first call.
+    """
     model, inputs = prepared(name, training)
-    call = way_of(model, inputs, training, WAYS[way])
     tensor_of(model(inputs[0]))
     torch.cuda.synchronize()
     start = time.perf_counter()
+    call = way_of(model, inputs, training, WAYS[way])
     for i in range(3):
         call(i)
         torch.cuda.synchronize()
@@ -226,6 +229,7 @@ def compile_times(name: str, training: bool) -> dict[str, Any]:
                 done = subprocess.run(arguments, env=env, capture_output=True, text=True, check=False)
                 line = done.stdout.strip().rpartition("\n")[2]
                 found[f"{way}, {temperature}"] = json.loads(line) if done.returncode == 0 else done.stderr[-500:]
+                print("compile", name, f"{way}, {temperature}", found[f"{way}, {temperature}"], flush=True)
     return found
 
 
@@ -257,10 +261,7 @@ def main() -> None:
         save(options.out, report)
     for name in options.compile:
         training = name.startswith("+")
-        found = compile_times(name.removeprefix("+"), training)
-        report.setdefault("compile", {})[name] = found
-        for way, values in found.items():
-            print("compile", name, way, values, flush=True)
+        report.setdefault("compile", {})[name] = compile_times(name.removeprefix("+"), training)
         save(options.out, report)
 
 

@@ -36,7 +36,8 @@ class Example:
         why_not: Part of the reason why its inference is not all in graphs, on CUDA; None where it must be.
         why_not_trained: The same of training.
         training_inputs: Of a call in training, where that takes others.
-        rate: The learning rate.
+        rate: The learning rate; small where eager soon goes another way for another last bit, as with what a detector
+            proposes.
     """
 
     make: Callable[[], nn.Module]
@@ -277,7 +278,7 @@ EXAMPLES: dict[str, Example] = {
     "mask r-cnn": Example(
         mask_rcnn, lambda g: {"images": [pixels(g, 3, 64, 64) for _ in range(2)]},
         lambda losses: torch.stack(list(losses.values())).sum(), "torchvision",
-        why_not="data-dependent", why_not_trained="data-dependent", training_inputs=annotated, rate=1e-4,
+        why_not="data-dependent", why_not_trained="data-dependent", training_inputs=annotated, rate=1e-8,
     ),
     # Which edges lead from a node to itself is data, and they are taken out before loops are added to all.
     "gcn": Example(
@@ -292,7 +293,8 @@ EXAMPLES: dict[str, Example] = {
 
 # ---- ways of running a model ----------------------------------------------------------------------------------------
 
-WAYS = ("jit", "compile")
+# Dynamo and Inductor warn of much, in words that differ between versions.
+WAYS = ("jit", pytest.param("compile", marks=pytest.mark.filterwarnings("ignore")))
 
 # Fused kernels keep intermediate values in float32 and add in another order, so that results of many layers differ
 # from eager's by more than those of one operation, for which the defaults of torch.testing are made. So do on a GPU, by
@@ -301,7 +303,8 @@ WAYS = ("jit", "compile")
 WITHIN = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 5e-2}}
 
 
-# What atomic additions change grows from step to step of training. Two runs of eager say how much that is, roughly.
+# What atomic additions change grows from step to step of training. Some runs of eager say how much that is, roughly.
+EAGER_RUNS = 3
 SPREAD = 8.0
 
 
@@ -309,10 +312,8 @@ def run_by(how: str, fn: Any) -> Any:
     """A function or module as it runs in one of the ways."""
     if how == "jit":
         return pygraph.jit(fn)
-    if "pygraph" not in torch._dynamo.list_backends(exclude_tags=()):
-        pytest.skip("torch.compile has no backend 'pygraph' yet")
     torch._dynamo.reset()
-    return torch.compile(fn, backend="pygraph")
+    return torch.compile(fn, backend=pygraph.backend)
 
 
 def kept(result: Any) -> list[Any]:
@@ -320,10 +321,12 @@ def kept(result: Any) -> list[Any]:
     return [x.detach().clone() if isinstance(x, Tensor) else x for x in pytree.tree_leaves(result)]
 
 
-def compare(how: str, got: Sequence[Any], expected: Sequence[Any], again: Sequence[Any], dtype: torch.dtype) -> None:
-    """On the emulated device, a replay is exact where eager is: where two runs of it are equal bit for bit."""
+def compare(
+    how: str, got: Sequence[Any], expected: Sequence[Any], again: Sequence[Sequence[Any]], dtype: torch.dtype
+) -> None:
+    """On the emulated device, a replay is exact where eager is: where all runs of it are equal bit for bit."""
     assert len(got) == len(expected)
-    for mine, other, repeated in zip(got, expected, again, strict=True):
+    for mine, other, *repeated in zip(got, expected, *again, strict=True):
         if not isinstance(other, Tensor):
             assert mine == other
         elif how == "compile" or other.is_cuda:
@@ -331,9 +334,10 @@ def compare(how: str, got: Sequence[Any], expected: Sequence[Any], again: Sequen
             if other.is_floating_point() and other.numel():
                 # What is added up of large terms is rounded as they are, however small it is itself.
                 within["atol"] *= max(1.0, other.abs().nan_to_num(0.0).max().item())
-                within["atol"] += SPREAD * (other - repeated).abs().nan_to_num(0.0).max().item()
+                apart = [(other - one).abs().nan_to_num(0.0).max().item() for one in repeated]
+                within["atol"] += SPREAD * max(apart)
             torch.testing.assert_close(mine, other, **within, equal_nan=True)
-        elif torch.equal(other, repeated):
+        elif all(torch.equal(other, one) for one in repeated):
             torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)
         else:
             torch.testing.assert_close(mine, other, equal_nan=True)
@@ -353,7 +357,7 @@ def check_inference(
     with torch.no_grad():
         for seed in range(4):
             inputs = example.call(device, seed, dtype)
-            expected, again = kept(reference(**inputs)), kept(reference(**inputs))
+            expected, again = kept(reference(**inputs)), [kept(reference(**inputs))]
             held.append((fast(**inputs), expected, again))
             compare(how, kept(held[-1][0]), expected, again, dtype)
         for result, expected, again in held:
@@ -401,21 +405,21 @@ def check_training(
         return fn
 
     fast, *found = train(example, device, wrap, whole, steps)
-    runs = [train(example, device, lambda fn: fn, whole, steps)[1:] for _ in range(2)]
-    for got, expected, again in zip(found, *runs, strict=True):
+    runs = [train(example, device, lambda fn: fn, whole, steps)[1:] for _ in range(EAGER_RUNS)]
+    for got, expected, *again in zip(found, *runs, strict=True):
         compare(how, got, expected, again, torch.float32)
     return fast
 
 
-def assert_explained(fast: Any, why_not: str | None, trained: bool = False) -> None:
-    """All of it ran as graphs, or `explain()` says why not."""
+def assert_explained(fast: Any, why_not: str | None, trained: bool = False, allowed: tuple[str, ...] = ()) -> None:
+    """All of it ran as graphs, or `explain()` says why not; ``allowed`` are reasons for copies of single tensors."""
     report = fast.explain().to_dict()
     reasons = [fallback["reason"] for fallback in report["fallbacks"]]
     if why_not is not None:
         assert any(why_not in reason for reason in reasons), reasons
         return
     # Some kernels on CUDA take a tensor that they do not read, some nodes no other pointer; then the graph copies.
-    copied = ("no pointer to it was found", "does not take another pointer to it")
+    copied = ("no pointer to it was found", "does not take another pointer to it", *allowed)
     told = [reason for reason in reasons if not any(why in reason for why in copied)]
     assert not told, told
     assert fast.cache_info().captures > 0

@@ -10,6 +10,7 @@ its arguments. Results that are inputs, or views of them, need no graph: they ar
 from __future__ import annotations
 
 import collections
+import dataclasses
 import operator
 import sys
 import threading
@@ -249,13 +250,45 @@ class FusedSource:
         self._graph = graph
         self._draws = list(draws)
         self._otherwise = otherwise
+        self._known: _Known | None = None
+
+    def keeps_order(self, inputs: Sequence[Any]) -> bool:
+        """Whether it is known already, from inputs without symbolic sizes, that draws are made as in eager.
+
+        What it finds of its kernels on the way is for the first call with such inputs.
+        """
+        sizes = (size for value in inputs for size in (value.shape if isinstance(value, torch.Tensor) else (value,)))
+        if not all(isinstance(size, int) for size in sizes):
+            return False
+        with _disable_current_modes():
+            self._known = _known(self._graph, inputs)
+        return draws_of(self._known.kernels.module.graph) == self._draws
 
     def bind(self, inputs: Sequence[Any], static: Sequence[int]) -> Bound:
         """The function, with the inputs at the positions ``static`` as they are now."""
-        bound = _FusedBound(self._graph, inputs, static)
+        known, self._known = self._known, None
+        bound = _FusedBound(self._graph, inputs, static, known)
         if self._otherwise is not None and bound.draws != self._draws:
             return self._otherwise.bind(inputs, static)
         return bound
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """The kernels of a graph for inputs like some, and what is told of them."""
+
+    specs: list[Any]
+    kernels: KernelGraph
+    note: Fallback | None
+
+
+def _known(graph: FusedGraph, inputs: Sequence[Any]) -> _Known:
+    specs = _specs(inputs)
+    return _Known(specs, *graph.kernels(specs))
+
+
+def _specs(inputs: Sequence[Any]) -> list[Any]:
+    return [TensorSpec.of(value) if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
 def draws_of(graph: fx.Graph) -> list[tuple[str, tuple[int, ...]]]:
@@ -272,12 +305,14 @@ def draws_of(graph: fx.Graph) -> list[tuple[str, tuple[int, ...]]]:
 class _FusedBound(Bound):
     passes = ("indirect", "graphify", "select")
 
-    def __init__(self, graph: FusedGraph, inputs: Sequence[Any], static: Sequence[int]) -> None:
+    def __init__(
+        self, graph: FusedGraph, inputs: Sequence[Any], static: Sequence[int], known: _Known | None = None
+    ) -> None:
         super().__init__(inputs, static)
         self._graph = graph
         #: The kernels for inputs of the last sizes.
-        self._known: tuple[list[Any], KernelGraph, Fallback | None] | None = None
-        kernels, _ = self._kernels([inputs[index] for index in self.passed])
+        self._known = known
+        kernels = self._kernels([inputs[index] for index in self.passed]).kernels
         self.draws = draws_of(kernels.module.graph)
         tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         self._plan_results(kernels.module.graph, tensors)
@@ -286,19 +321,19 @@ class _FusedBound(Bound):
         results = self._graph(self._all(args))
         return [results[index] for index in self._own]
 
-    def _kernels(self, args: Sequence[Any]) -> tuple[KernelGraph, Fallback | None]:
-        specs = [TensorSpec.of(value) if isinstance(value, torch.Tensor) else value for value in self._all(args)]
-        if self._known is None or self._known[0] != specs:
-            self._known = (specs, *self._graph.kernels(specs))
-        return self._known[1], self._known[2]
+    def _kernels(self, args: Sequence[Any]) -> _Known:
+        inputs = self._all(args)
+        if self._known is None or self._known.specs != _specs(inputs):
+            self._known = _known(self._graph, inputs)
+        return self._known
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
         for index, value in enumerate(self._all(args)):
             if index in self._graph.aligned and value.data_ptr() % ALIGNED:
                 raise TraceError(describe(name, f"input {index} does not lie at a multiple of {ALIGNED} bytes"))
-        kernels, note = self._kernels(args)
+        known = self._kernels(args)
         self._known = None
-        return Traced(self._program(kernels, note, args, name), static, Environment(None))
+        return Traced(self._program(known.kernels, known.note, args, name), static, Environment(None))
 
     def _program(self, kernels: KernelGraph, note: Fallback | None, args: Sequence[Any], name: str) -> Program:
         leaf = {index: place for place, index in enumerate(self.passed)}

@@ -27,7 +27,7 @@ from pygraph.effects import host_reason
 from pygraph.errors import ArgumentError, describe
 from pygraph.interop.compiled import FusedSource, Replaying, TracedSource, draws_of
 from pygraph.jit import make_options
-from pygraph.lowering.inductor import SETTINGS, compile_graph, settings
+from pygraph.lowering.inductor import SETTINGS, FusedGraph, compile_graph, settings
 from pygraph.lowering.states import Crossing, settle
 from pygraph.program import TensorSpec, output_values
 from pygraph.report.explain import Explanation
@@ -91,7 +91,7 @@ def backend(
     from torch._inductor.compile_fx import compile_fx
 
     patches = {**SETTINGS, **chosen.inductor}
-    with settings(**chosen.inductor):
+    with settings(**chosen.inductor), compiler.kept(module.graph):
         made: Any = compile_fx(module, inputs, inner_compile=compiler.fused, config_patches=patches)
         return made
 
@@ -173,8 +173,37 @@ class _Compiler:
         line = next((line for line in lines if line is not None), None)
         self._where = f"{next(_NUMBER) if compilation is None else compilation}" + (f" from {line}" if line else "")
 
+    @contextlib.contextmanager
+    def kept(self, graph: fx.Graph) -> Generator[None, None, None]:
+        """Have AOTAutograd take what it makes of Dynamo's graph from disk if it can."""
+        import torch._functorch.config as functorch_config
+
+        from pygraph.interop import aot_cache
+
+        if functorch_config.bundled_autograd_cache or torch._dynamo.config.caching_precompile:
+            # Then it would keep all graphs with their code, those that are not Inductor's too.
+            with functorch_config.patch(enable_autograd_cache=False):
+                yield
+            return
+
+        def replay(compiled: FusedGraph, static: Sequence[int] | None, kind: str) -> Replaying:
+            named = dataclasses.replace(compiled, name=self._name(kind))
+            return self._replaying(FusedSource(named), static, kind)
+
+        lines = [f"{node.name} {line_in(node.meta.get('stack_trace'))}" for node in graph.nodes]
+        with aot_cache.looked_up(replay, repr(self._chosen.replay), repr(self._override), *lines):
+            yield
+
     def fused(self, graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """In the place of Inductor's own inner compiler."""
+        from pygraph.interop import aot_cache
+
+        with aot_cache.inside():
+            return self._fused(graph, inputs, options)
+
+    def _fused(self, graph: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
+        from pygraph.interop.aot_cache import ReplayedGraph
+
         kind = "backward" if options.get("is_backward") else "inference" if options.get("is_inference") else "forward"
         static = None if options.get("is_backward") else options.get("static_input_idxs", ())
         if not self._replays(kind) or not _touches_cuda(graph):
@@ -194,12 +223,13 @@ class _Compiler:
             compiled = compile_graph(graph, inputs, self._name(kind), **options)
         if compiled is None:
             return _boxed(graph)
-        otherwise = None
-        if len(draws) > 1:
+        source = FusedSource(compiled, draws)
+        if len(draws) > 1 and not source.keeps_order(inputs):
             settle(original.graph, compiled.device)
             original.recompile()
             otherwise = TracedSource(original, PASSES, compiled)
-        return self._replaying(FusedSource(compiled, draws, otherwise), static, kind)
+            return self._replaying(FusedSource(compiled, draws, otherwise), static, kind)
+        return ReplayedGraph.of(compiled, static, kind, self._replaying(source, static, kind), inputs)
 
     def aten(self, kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         """A compiler for AOTAutograd that leaves operations as they are."""

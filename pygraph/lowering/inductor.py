@@ -162,11 +162,9 @@ def wrapper_of(code: Any) -> Callable[[list[Any]], Sequence[Any]]:
 @contextlib.contextmanager
 def settings(**more: Any) -> Generator[None, None, None]:
     """Inductor as pygraph uses it."""
-    import torch._functorch.config as functorch_config
     from torch._inductor import config
 
-    # What AOTAutograd keeps on disk is a whole call without us; Inductor's own cache, below it, stays on.
-    with config.patch({**SETTINGS, **more}), functorch_config.patch(enable_autograd_cache=False):
+    with config.patch({**SETTINGS, **more}):
         yield
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -259,3 +263,47 @@ def test_a_training_step_as_one_graph() -> None:
         close(fast(x, y), expected)
     for a, b in zip(model.parameters(), reference.parameters(), strict=True):
         close(a, b)
+
+
+_PROCESS = """
+import sys, torch, pygraph
+from torch import nn
+from torch._dynamo.utils import counters
+
+torch.manual_seed(0)
+layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.2, batch_first=True).cuda()
+fast = torch.compile(layer, backend=pygraph.backend)
+for train in (False, True):
+    layer.train(train)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn(3, 7, 32, device="cuda")
+        found = []
+        for model in (fast, layer):
+            torch.manual_seed(seed)
+            layer.zero_grad()
+            with torch.set_grad_enabled(train):
+                result = model(x)
+            if train:
+                result.square().sum().backward()
+            found.append([result] + [parameter.grad for parameter in layer.parameters() if train])
+        for got, expected in zip(*found):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+kinds = sorted(call.function.split()[0] for call in pygraph.explain().calls if call.counts["nodes"])
+assert kinds == ["backward", "forward", "inference"], kinds
+counts = counters["aot_autograd"]
+print(counts["autograd_cache_saved"], counts["autograd_cache_hit"])
+"""
+
+
+def test_a_second_process_traces_nothing(tmp_path: Path) -> None:
+    """Inference and training with dropout: what AOTAutograd has kept is loaded, and replayed with the same numbers."""
+    told: list[str] = []
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _PROCESS], capture_output=True, text=True, env=environment, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        told.append(done.stdout.strip())
+    assert told == ["2 0", "0 2"]

@@ -33,11 +33,9 @@ def how(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def exact_convolutions() -> Any:
-    """CuDNN chooses the same kernels in every run, and float32 is float32."""
-    before = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = before
+    """CuDNN chooses the same kernels in every run, those without atomics, and float32 is float32."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -58,6 +56,13 @@ def test_training(name: str, how: str) -> None:
         assert_explained(fast, EXAMPLES[name].why_not_trained, trained=True)
 
 
+def test_training_with_convolutions_that_do_not_repeat() -> None:
+    """Then neither do forward and backward, and both are graphs all the same."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+        fast = check_training(EXAMPLES["resnet"], "jit", CUDA)
+    assert_explained(fast, EXAMPLES["resnet"].why_not_trained, trained=True)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_whole_step(name: str) -> None:
     fast = check_training(EXAMPLES[name], "jit", CUDA, whole=True)
@@ -69,7 +74,9 @@ def test_the_part_of_a_detector_that_depends_on_no_data(train: bool) -> None:
     """Jitting the whole of Mask R-CNN gives no graph; its backbone, where most of the work is, is one."""
     check = check_training if train else check_inference
     backbone = check(EXAMPLES["mask r-cnn"], "jit", CUDA, part="backbone").backbone
-    assert_explained(backbone, None, trained=train)
+    # The gradient of a bias is as large as what cuDNN has allocated and freed just before, and lies there.
+    allowed = ("a kernel holds its pointer where it cannot be patched",) if train else ()
+    assert_explained(backbone, None, trained=train, allowed=allowed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import pygraph
 from pygraph.interop.compiled import FusedSource
@@ -32,6 +34,32 @@ def bound(x: torch.Tensor, w: torch.Tensor, static: list[int]) -> Any:
     code_run.current_callable = code.current_callable  # pyright: ignore
     graph = FusedGraph(code_run, (None,) * 7, (), frozenset(), Crossing(frozenset(), {}), CPU, "a graph")
     return FusedSource(graph).bind([x.shape[0], x, w], static)
+
+
+def test_the_order_of_draws_is_known_where_sizes_are() -> None:
+    def call(args: list[Any]) -> Any:
+        (x,) = args
+        args.clear()
+        buf0 = torch.ops.aten.rand.default([2, 2], dtype=torch.float32, device=CPU, pin_memory=False)
+        buf1 = torch.ops.aten.randn.default([3], dtype=torch.float32, device=CPU, pin_memory=False)
+        return (buf0, buf1, x)
+
+    run: Any = lambda inputs: call(inputs)  # noqa: E731
+    run.current_callable = call
+    graph = FusedGraph(run, (None,) * 3, (), frozenset(), Crossing(frozenset(), {}), CPU, "a graph")
+    draws = [("aten.rand.default", (2, 2)), ("aten.randn.default", (3,))]
+    x = torch.randn(3)
+    source = FusedSource(graph, draws)
+    assert source.keeps_order([x])
+    kernels = source._known.kernels  # pyright: ignore
+    assert source.bind([x], [])._known.kernels is kernels  # pyright: ignore
+    assert source._known is None  # pyright: ignore
+    assert not FusedSource(graph, draws[::-1]).keeps_order([x])
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+        symbolic = mode.from_tensor(x, symbolic_context=context)
+    assert not all(isinstance(size, int) for size in symbolic.shape)
+    assert not source.keeps_order([symbolic])
 
 
 def test_results_for_each_size() -> None:

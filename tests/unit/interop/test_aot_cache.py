@@ -1,0 +1,214 @@
+"""What AOTAutograd keeps of replayed graphs, and when it is found again.
+
+On the host, where Inductor's kernels run without a GPU; graphs are compiled, kept and loaded, but launched ordinarily.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+
+import pygraph
+from pygraph.interop import compiled, dynamo
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
+
+
+@pytest.fixture(autouse=True)
+def _host_as_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(dynamo, "_touches_cuda", lambda graph: True)
+    monkeypatch.setattr(dynamo, "_needs_host", lambda graph: False)
+    MADE.clear()
+    make = dynamo._Compiler._replaying
+
+    def counted(*args: Any) -> Any:
+        MADE.append(make(*args))
+        return MADE[-1]
+
+    monkeypatch.setattr(dynamo._Compiler, "_replaying", counted)
+    torch._dynamo.reset()
+    with fresh_cache():
+        yield
+    torch._dynamo.reset()
+
+
+MADE: list[compiled.Replaying] = []
+"""All that were made in a test."""
+
+
+def run(fn: Callable[..., Any], *args: Any, backend: Any = "pygraph", **options: Any) -> Any:
+    """What a process would do that compiles a function and calls it."""
+    torch._dynamo.reset()
+    counters.clear()
+    if backend == "pygraph":
+        backend = pygraph.backend
+    return torch.compile(fn, backend=backend, **options)(*args)
+
+
+def found() -> tuple[int, int]:
+    """How many graphs were found, and how many of them were compiled and kept."""
+    return counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_saved"]
+
+
+def affine(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.relu(x @ w).sum(-1), x + 1
+
+
+def test_inference_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    first = run(affine, x, w)
+    assert found() == (0, 1)
+    monkeypatch.setattr(dynamo, "compile_graph", None)
+    again = run(affine, x, w)
+    assert found() == (1, 0)
+    assert len(MADE) == 2, "what is loaded is not replayed"
+    for one, other, expected in zip(first, again, affine(x, w), strict=True):
+        torch.testing.assert_close(one, expected)
+        assert torch.equal(one, other)
+
+
+def test_its_report_has_its_own_name_and_lines() -> None:
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    run(affine, x, w)
+    run(affine, x, w)
+    assert found() == (1, 0)
+    for one in MADE:
+        assert one.__name__.startswith("inference ")
+        assert "test_aot_cache.py" in one.__name__
+    first, again = (one._source._graph for one in MADE)  # pyright: ignore
+    assert again.name == MADE[1].__name__
+    assert again.lines == first.lines
+    assert all("test_aot_cache.py" in line for line in again.lines.values())
+    assert (again.outputs, again.written, again.aligned) == (first.outputs, first.written, first.aligned)
+    assert type(again.code) is type(first.code)
+
+
+def test_training_with_a_backward_that_is_compiled_when_it_is_called() -> None:
+    x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    for expected in ((0, 1), (1, 0)):
+        torch.autograd.backward(run(affine, x, w)[0].sum())
+        assert found() == expected
+        got, w.grad = w.grad, None
+        affine(x, w)[0].sum().backward()
+        torch.testing.assert_close(got, w.grad)
+        w.grad = None
+    assert len(MADE) == 4  # each time a forward and a backward
+
+
+def drops(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5) + F.dropout(x * 2, 0.25)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_draws_that_may_be_in_another_order_are_not_kept(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their graph is needed then; kernels for the host do not say."""
+    monkeypatch.setattr(compiled.FusedSource, "keeps_order", lambda self, inputs: in_order)
+    x = torch.randn(64)
+    for expected in ((0, 1), (1, 0)):
+        torch.manual_seed(3)
+        got = run(drops, x)
+        torch.manual_seed(3)
+        assert torch.equal(got, drops(x))
+        assert found() == (expected if in_order else (0, 0))
+
+
+def test_what_is_kept_is_for_the_same_options_and_backend() -> None:
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    run(affine, x, w)
+    run(affine, x, w, backend="inductor")
+    assert found() == (0, 1), "plain torch.compile has found what is replayed"
+    run(affine, x, w, mode="max-autotune-no-cudagraphs")
+    assert found() == (0, 1), "what is not replayed has found what is"
+    assert len(MADE) == 1
+    run(affine, x, w, options={"max_graphs": 3})
+    assert found() == (1, 0)
+    assert MADE[-1]._options.max_graphs == 3
+
+
+def test_other_lines_are_other_graphs(tmp_path: pathlib.Path) -> None:
+    """Reports would have the old ones."""
+    source = "def f(x):\n    y = x * 2\n    return y.sin()\n"
+
+    def version(name: str, text: str) -> Callable[[Tensor], Tensor]:
+        path = tmp_path / "written.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.f
+
+    x = torch.randn(4)
+    run(version("one", source), x)
+    assert found() == (0, 1)
+    run(version("one", source), x)
+    assert found() == (1, 0)
+    run(version("one", "\n\n" + source), x)
+    assert found() == (0, 1)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 1, "Inductor's own cache does not depend on lines"
+
+
+def test_code_that_has_gone_is_compiled_again() -> None:
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    run(affine, x, w)
+    from torch._inductor.codecache import FxGraphCache
+
+    shutil.rmtree(FxGraphCache._get_tmp_dir())
+    torch.testing.assert_close(run(affine, x, w), affine(x, w))
+    assert found() == (0, 1)
+    run(affine, x, w)
+    assert found() == (1, 0)
+
+
+def test_dynamic_sizes_keep_their_guards() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] < 6 else x * 3
+
+    for kept in (1, 0):
+        torch._dynamo.reset()
+        counters.clear()
+        fast = torch.compile(f, backend=pygraph.backend, dynamic=True)
+        for n in (3, 5, 7, 4, 9):
+            x = torch.randn(n, 2)
+            torch.testing.assert_close(fast(x), f(x))
+        assert found() == (2 * (1 - kept), 2 * kept)
+
+
+def test_updates_of_inputs_and_buffers() -> None:
+    torch.manual_seed(0)
+    for expected in ((0, 1), (1, 0)):
+        model = nn.BatchNorm1d(3).train()
+        reference = nn.BatchNorm1d(3).train()
+        x = torch.randn(5, 3)
+        with torch.no_grad():
+            torch.testing.assert_close(run(model, x), reference(x))
+        assert found() == expected
+        for got, wanted in zip(model.buffers(), reference.buffers(), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+def test_graphs_with_work_of_the_host_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamo, "_needs_host", lambda graph: True)
+    x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    for _ in range(2):
+        run(affine, x, w)[0].sum().backward()
+        assert found() == (0, 0)
+
+
+def test_where_torch_bundles_code_nothing_is_kept() -> None:
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    with torch._functorch.config.patch(bundled_autograd_cache=True):
+        for _ in range(2):
+            torch.testing.assert_close(run(affine, x, w), affine(x, w))
+            assert found() == (0, 0)

@@ -21,6 +21,8 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 from torch._inductor.output_code import CompiledFxGraph
 from torch.compiler import config
 
@@ -108,7 +110,8 @@ class ReplayedGraph(CompiledFxGraph):
         from torch._inductor.codecache import FxGraphCache
 
         code: Any = graph.code
-        if not isinstance(code, CompiledFxGraph) or code._fx_graph_cache_key is None:
+        kept = functorch_config.enable_autograd_cache and inductor_config.fx_graph_cache
+        if not kept or not isinstance(code, CompiledFxGraph) or code._fx_graph_cache_key is None:
             return replayed
         made = _retyped(code, cls)
         fields = (field.name for field in dataclasses.fields(graph))

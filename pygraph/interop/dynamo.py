@@ -190,8 +190,9 @@ class _Compiler:
             named = dataclasses.replace(compiled, name=self._name(kind))
             return self._replaying(FusedSource(named), static, kind)
 
+        kinds = [f"{kind} {self._replays(kind)}" for kind in ("inference", "forward", "backward")]
         lines = [f"{node.name} {line_in(node.meta.get('stack_trace'))}" for node in graph.nodes]
-        with aot_cache.looked_up(replay, repr(self._chosen.replay), repr(self._override), *lines):
+        with aot_cache.looked_up(replay, *kinds, *lines):
             yield
 
     def fused(self, graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:

@@ -1,6 +1,6 @@
 """Where ``torch.compile(backend="pygraph")`` finds the backend.
 
-Inductor takes a second or two to load. It is loaded when ``torch.compile`` is called, as for torch's own backend, and not
+Inductor takes a second or two to load. It is loaded when ``torch.compile`` is called, as for torch's own backend, not
 in the first call of what is compiled; and not by ``import pygraph``, for those who do not compile.
 """
 

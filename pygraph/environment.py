@@ -118,7 +118,8 @@ class Environment:
         self._gradients = gradients_of(gradients) if gradients else None
         if self._gradients is not None:
             self._entries.append((self._gradients, 0, True))
-        self._grads = [(tensor, tensor.grad) for tensor in self.tensors if _is_leaf_of_autograd(tensor)]
+        #: The tensors whose ``.grad`` a backward may set.
+        self.differentiable = [tensor for tensor in self.tensors if _is_leaf_of_autograd(tensor)]
         self._check: Callable[[], bool] | None = None
 
     def reaches(self, value: Any) -> bool:
@@ -126,11 +127,6 @@ class Environment:
         return id(value) in self._seen
 
     # -- what a training step changes ---------------------------------------------------------------------------------
-
-    @property
-    def differentiable(self) -> list[torch.Tensor]:
-        """The tensors whose ``.grad`` a backward may set."""
-        return [tensor for tensor, _ in self._grads]
 
     @property
     def rates(self) -> list[dict[str, Any]]:
@@ -167,7 +163,7 @@ class Environment:
         self._entries = [entry for entry in self._entries if id(entry[2]) not in released]
         self._cells = [cell for cell in self._cells if id(cell[1]) not in released]
         self.tensors = [tensor for tensor in self.tensors if id(tensor) not in released]
-        self._grads = [pair for pair in self._grads if id(pair[0]) not in released]
+        self.differentiable = [tensor for tensor in self.differentiable if id(tensor) not in released]
         self._keep = [value for value in self._keep if id(value) not in released]
         self._seen -= released
         self._containers.clear()
@@ -181,7 +177,7 @@ class Environment:
         self._containers.clear()
         self._contents.clear()
         self._places.clear()
-        self._grads.clear()
+        self.differentiable.clear()
         self._keep.clear()
         self.tensors.clear()
         self._check = None
@@ -301,10 +297,14 @@ class Environment:
                 cell.cell_contents = expected
         return changed
 
-    def restore_gradients(self) -> str | None:
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Those of `differentiable`, for `restore_gradients`; an environment lasts, and does not keep them."""
+        return [tensor.grad for tensor in self.differentiable]
+
+    def restore_gradients(self, before: Sequence[torch.Tensor | None]) -> str | None:
         """The same for the gradients of tensors."""
         changed: str | None = None
-        for tensor, grad in self._grads:
+        for tensor, grad in zip(self.differentiable, before, strict=True):
             if tensor.grad is not grad:
                 changed = changed or f"{self.names.get(id(tensor), 'a tensor')}.grad"
                 tensor.grad = grad

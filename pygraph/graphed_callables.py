@@ -197,8 +197,8 @@ def _run_once(fn: Any, args: tuple[Any, ...], inputs: list[torch.Tensor], others
 @contextlib.contextmanager
 def _unchanged(tensors: Sequence[torch.Tensor], environment: Environment) -> Generator[None, None, None]:
     """Put back what runs inside change: contents of tensors and of their gradients, gradients, random generators."""
-    gradients = [tensor.grad for tensor in environment.differentiable if isinstance(tensor.grad, torch.Tensor)]
-    kept = {id(tensor): tensor for tensor in [*tensors, *gradients]}
+    gradients = environment.gradients()
+    kept = {id(tensor): tensor for tensor in [*tensors, *(one for one in gradients if one is not None)]}
     devices = {tensor.device for tensor in kept.values()}
     drivers = [driver for driver in map(driver_for, devices) if driver is not None]
     generators = Generators()
@@ -211,7 +211,7 @@ def _unchanged(tensors: Sequence[torch.Tensor], environment: Environment) -> Gen
         for driver, state in zip(drivers, states, strict=True):
             driver.set_random_state(state)
         generators.restore()
-        environment.restore_gradients()
+        environment.restore_gradients(gradients)
         with torch.no_grad():
             for tensor, before in contents:
                 _put_back(tensor, before)

@@ -161,6 +161,7 @@ def record(
     settings = SettingsWatch(fake.device.type for fake in fakes.values())
     attributes = _attributes(fakes)
     accumulations = Accumulations()
+    before_gradients = environment.gradients()
     failure: BaseException | None = None
     module: fx.GraphModule | None = None
     try:
@@ -173,7 +174,7 @@ def record(
         failure = error
     finally:
         changed = environment.restore() or _changed_attribute(fakes, attributes)
-        gradient = environment.restore_gradients()
+        gradient = environment.restore_gradients(before_gradients)
         changed = changed or _unreached_gradient(sources.used.values())
         seeded = generators.restore()
     if failure is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +126,18 @@ def test_a_gradient_that_is_held_is_not_overwritten(device: torch.device) -> Non
     assert len({id(grad) for grad, _ in held}) == len({grad.data_ptr() for grad, _ in held}) == 6
     for grad, then in held:
         assert torch.equal(grad, then)
+
+
+def test_earlier_gradients_are_not_kept(device: torch.device) -> None:
+    """What was there when a call was traced is gone after the next one, as in eager."""
+    net = make_net(device)
+    fast = pygraph.jit(ordinary(net, torch.optim.SGD(net.parameters(), 0.1)))
+    left: list[list[weakref.ref[Tensor]]] = []
+    for batch in batches(device, 5):
+        fast(*batch)
+        left.append([weakref.ref(parameter.grad) for parameter in net.parameters() if parameter.grad is not None])
+        gc.collect()
+        assert [ref() is not None for refs in left for ref in refs] == [refs is left[-1] for refs in left for _ in refs]
 
 
 def test_gradients_are_as_eager_makes_them(device: torch.device) -> None:

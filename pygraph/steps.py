@@ -133,11 +133,13 @@ class Engine(Transformed[..., Any]):
 
     Attributes:
         step: It.
+        gives_up: Whether calls take gradients out of the list that they are passed.
     """
 
     def __init__(self, step: Step, function: Transformed[..., Any]) -> None:
         super().__init__(step, function.passes, function.derived_options(), function)
         self.step = step
+        self.gives_up = False
         self._function = function
 
     def static_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
@@ -145,6 +147,14 @@ class Engine(Transformed[..., Any]):
         gradients, rates, *given = args
         first = len(gradients) + len(rates)
         return frozenset(first + leaf for leaf in self._function.static_leaves(*given))
+
+    def given_up(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
+        """The gradients that a step replaces and does not read, as after ``zero_grad``."""
+        (gradients, *_), executable = args, entry.executable
+        unread: frozenset[int] = frozenset() if executable is None else executable.unread
+        found = [index for index in range(len(gradients)) if index in unread and gradients[index] is not None]
+        self.gives_up = self.gives_up or bool(found)
+        return found
 
     def _compile(self, key: Key, leaves: list[Any], structure: Any, args: Any, kwargs: Any) -> Entry:
         step, now = self.step, reached(self._function, *args[2:])
@@ -214,12 +224,15 @@ class Steps:
         return function.fn(*args, **kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        step = self.engine.step
+        step, rates = self.engine.step, [group["lr"] for group in self.engine.step.groups]
         before = [tensor.grad for tensor in step.differentiated]
-        found = self.engine(before, [group["lr"] for group in step.groups], args, kwargs)
+        if self.engine.gives_up:
+            found = self._give_up(before, rates, args, kwargs)
+        else:
+            found = self.engine(before, rates, args, kwargs)
         count = len(before)
-        for tensor, old, new in zip(step.differentiated, before, found[:count], strict=True):
-            if new is not old:
+        for tensor, new in zip(step.differentiated, found[:count], strict=True):
+            if tensor.grad is not new:
                 tensor.grad = new
         self._settled += 1
         if self._settled >= SETTLED:
@@ -228,6 +241,21 @@ class Steps:
         if returned.spent:
             _mark_spent(leaves, returned.spent)
         return pytree.tree_unflatten(leaves, returned.tree)
+
+    def _give_up(self, before: list[Any], rates: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it so that memory of gradients that it replaces is free for new ones, as after ``zero_grad`` in eager.
+
+        Nobody but the list holds them then, and whoever holds one besides keeps it.
+        """
+        tensors = self.engine.step.differentiated
+        for tensor in tensors:
+            tensor.grad = None
+        try:
+            return self.engine(before, rates, args, kwargs)
+        except BaseException:
+            for tensor, gradient in zip(tensors, before, strict=True):
+                tensor.grad = gradient
+            raise
 
     def forget(self) -> None:
         """Give back its graphs."""

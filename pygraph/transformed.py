@@ -292,7 +292,13 @@ class Transformed(Generic[P, R]):
             return
         static = self.static_leaves(args, kwargs)
         live = live_numbers(leaves, static | self._needed.get(key[0], frozenset()))
-        self._native.plan(key, entry, live, leaves, args, kwargs, self.fn, self._device_type(leaves))
+        given_up = self.given_up(entry, args)
+        self._native.plan(key, entry, live, leaves, args, kwargs, self.fn, self._device_type(leaves), given_up)
+
+    def given_up(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
+        """Which items of a list that is the first argument calls by this entry let go of; see `CallPath.plan`."""
+        del entry, args
+        return ()
 
     def _settle(self) -> None:
         """Count what the native path has served, as if it had been served here."""

@@ -88,8 +88,22 @@ class CallPath:
         kwargs: dict[str, Any],
         fn: Any,
         device_type: str,
+        given_up: Sequence[int] = (),
     ) -> None:
-        """Have calls like this one served natively from now on, if that is possible."""
+        """Have calls like this one served natively from now on, if that is possible.
+
+        Args:
+            key: Of such calls.
+            entry: What runs them.
+            live: Positions of numbers that are read at every call.
+            leaves: The leaves of the call.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            fn: The function.
+            device_type: The accelerator whose settings matter.
+            given_up: Leaves that are taken out of the list that is the first argument, where they are items of the same
+                number, before results are allocated; a call whose replay fails after that raises an error.
+        """
         module = build.loaded()
         if module is None or entry.plans >= _MAX_PLANS or not _is_described(leaves, live):
             return
@@ -106,6 +120,7 @@ class CallPath:
             "alone": executable is not None,
             "replay": None if executable is None else _replay(executable),
             "stream": None if executable is None else _stream(executable),
+            "given_up": tuple(given_up),
         }
         try:
             plan = module.Plan(args, kwargs, spec)

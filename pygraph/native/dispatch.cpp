@@ -18,6 +18,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -366,6 +367,7 @@ struct Replay {
   int64_t* synced;
   uint64_t launch, executable;
   PyObject* launcher = nullptr;      // borrowed from the plan; replays where torch prepares the replay, in Python
+  PyObject* ready = nullptr;         // borrowed from the plan; whether the launcher would replay now
   std::vector<int> updated;          // tensors among the arguments whose versions a replay moves
   std::vector<int> updated_captured; // the same among captured tensors
   std::vector<Output> outputs;
@@ -397,6 +399,7 @@ struct PlanState {
   PyObject* run = nullptr;           // borrowed: the executable or the function
   std::optional<LastStream> stream;
   std::optional<Replay> replay;
+  std::vector<int> given_up;         // leaves that nothing reads, at these places of the list that is the first argument
   int64_t hits = 0, stamp = 0, patches = 0;
 };
 
@@ -735,50 +738,82 @@ PyObject* assemble(const Replay& replay, const Call& call, const std::vector<at:
   return checked(result);
 }
 
-// Whether the graph was launched, in Python: then other Python code may run, as a collection, but this is the function's
+bool says_yes(PyObject* callable) {
+  PyObject* answer = checked(PyObject_CallNoArgs(callable));
+  Py_DECREF(answer);
+  return answer == Py_True;
+}
+
+// Let go of what the call was passed and nothing reads, so that results can have its memory. Nobody can make the same
+// call again: from here on it ends in a result or in an error.
+void give_up(const PlanState& plan, Call& call, PyObject* args) {
+  // In reverse: an allocator that hands out first what came back last then finds the same place for the same result.
+  for (auto index = plan.given_up.rbegin(); index != plan.given_up.rend(); ++index) {
+    Py_SETREF(call.leaves[*index], Py_NewRef(Py_None));
+    if (PyList_SetItem(PyTuple_GET_ITEM(args, 0), *index, Py_NewRef(Py_None)) < 0) throw PythonError();
+  }
+}
+
+// Launch the graph; false if that was refused. In Python other code may run, as a collection, but this is the function's
 // turn, and the thread is marked as inside of it.
-bool launched(Replay& replay) {
-  PyObject* done = PyObject_CallNoArgs(replay.launcher);
-  if (done != Py_True) *replay.synced = 0;
-  if (done == nullptr) throw PythonError();
-  Py_DECREF(done);
-  return done == Py_True;
+bool launch(Replay& replay, uint64_t stream) {
+  int64_t synced = *replay.synced;
+  *replay.synced = 0;  // until it is launched
+  if (replay.launcher != nullptr) {
+    if (!says_yes(replay.launcher)) return false;
+  } else {
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = reinterpret_cast<int (*)(uint64_t, uint64_t)>(replay.launch)(replay.executable, stream);
+    Py_END_ALLOW_THREADS
+    if (status != 0) return false;
+  }
+  *replay.synced = synced;
+  return true;
+}
+
+// The memory of the results. Empty if it cannot be had, and Python is to meet the same and say what it is.
+std::vector<at::Tensor> allocate(const PlanState& plan) {
+  std::vector<at::Tensor> fresh;
+  fresh.reserve(plan.replay->fresh.size());
+  try {
+    for (const Fresh& memory : plan.replay->fresh) {
+      fresh.push_back(at::empty_strided(memory.sizes, memory.strides, memory.options));
+    }
+  } catch (const std::exception&) {
+    if (!plan.given_up.empty()) {
+      torch::translate_exception_to_python(std::current_exception());
+      throw PythonError();
+    }
+    PyErr_Clear();
+    fresh.clear();
+  }
+  return fresh;
 }
 
 // The result, or nullptr without an exception if Python must do it. From the first patch to the launch no Python code
 // runs, so that nothing can come between.
-PyObject* run_replay(PlanState& plan, const Call& call, Stopwatch& watch) {
+PyObject* run_replay(PlanState& plan, Call& call, PyObject* args, Stopwatch& watch) {
   Replay& replay = *plan.replay;
   auto stream = replay_stream(*plan.stream);
   if (!stream) return nullptr;
+  if (replay.ready != nullptr && (!says_yes(replay.ready) || plan.dead)) return nullptr;
   watch.lap(1);
   c10::AutoGradMode no_grad(false);
-  std::vector<at::Tensor> fresh;
-  fresh.reserve(replay.fresh.size());
-  try {
-    for (const Fresh& memory : replay.fresh) {
-      fresh.push_back(at::empty_strided(memory.sizes, memory.strides, memory.options));
-    }
-  } catch (const std::exception&) {  // Python meets the same and says what it is
-    PyErr_Clear();
-    return nullptr;
-  }
-  if (plan.dead) return nullptr;  // a device whose allocator is written in Python may do anything
+  give_up(plan, call, args);
+  auto refused = [&](const char* what) -> PyObject* {
+    if (plan.given_up.empty()) return nullptr;
+    PyErr_Format(PyExc_RuntimeError, "pygraph: %s, after the call had let go of tensors that it replaces", what);
+    throw PythonError();
+  };
+  std::vector<at::Tensor> fresh = allocate(plan);
+  if (fresh.size() < replay.fresh.size()) return nullptr;
+  // A device whose allocator is written in Python may do anything.
+  if (plan.dead) return refused("the graph was released while memory for its results was allocated");
   watch.lap(2);
-  if (!patch(replay, plan, call, fresh)) return nullptr;
+  if (!patch(replay, plan, call, fresh)) return refused("the driver refused to update a node of the graph");
   watch.lap(3);
-  if (replay.launcher != nullptr) {
-    if (!launched(replay)) return nullptr;
-  } else {
-    int status;
-    Py_BEGIN_ALLOW_THREADS
-    status = reinterpret_cast<int (*)(uint64_t, uint64_t)>(replay.launch)(replay.executable, *stream);
-    Py_END_ALLOW_THREADS
-    if (status != 0) {
-      *replay.synced = 0;
-      return nullptr;
-    }
-  }
+  if (!launch(replay, *stream)) return refused("the graph could not be launched");
   watch.lap(4);
   // Autograd must notice that what it may have saved is another value now.
   auto tell = [](c10::TensorImpl* tensor) {
@@ -850,7 +885,7 @@ void count(DispatcherObject* self, PlanState& plan) {
   plan.stamp = ++self->clock;
 }
 
-PyObject* run_plan(DispatcherObject* self, PlanState& plan, const Call& call, PyObject* args, PyObject* kwargs,
+PyObject* run_plan(DispatcherObject* self, PlanState& plan, Call& call, PyObject* args, PyObject* kwargs,
                    Stopwatch& watch) {
   if (plan.way == Way::Function) {
     count(self, plan);
@@ -859,14 +894,15 @@ PyObject* run_plan(DispatcherObject* self, PlanState& plan, const Call& call, Py
   Turn turn(self);
   if (!turn.taken || plan.dead) return Py_NewRef(miss);
   if (plan.way == Way::Replay) {
-    if (plan.replay->launcher != nullptr) turn.mark();
-    PyObject* result = run_replay(plan, call, watch);
+    if (plan.replay->launcher != nullptr || !plan.given_up.empty()) turn.mark();
+    PyObject* result = run_replay(plan, call, args, watch);
     if (result == nullptr) return Py_NewRef(miss);
     count(self, plan);
     return result;
   }
   if (plan.stream && !replay_stream(*plan.stream)) return Py_NewRef(miss);
   turn.mark();
+  give_up(plan, call, args);
   PyObject* result = call_executable(plan, call);
   count(self, plan);
   return result;
@@ -1132,11 +1168,12 @@ Replay describe_replay(PlanState& plan, PyObject* spec) {
   }
   replay.synced = reinterpret_cast<int64_t*>(to_word(field(spec, "synced")));
   PyObject* launch = field(spec, "launch");
-  if (PyTuple_Check(launch)) {
+  if (PyLong_Check(item(launch, 0))) {
     replay.launch = to_word(item(launch, 0));
     replay.executable = to_word(item(launch, 1));
   } else {
-    replay.launcher = launch;
+    replay.ready = item(launch, 0);
+    replay.launcher = item(launch, 1);
   }
   for (int64_t leaf : to_ints(field(spec, "updated"))) replay.updated.push_back(tensor_at(leaf));
   replay.updated_captured = to_small_ints(field(spec, "updated_captured"));
@@ -1198,6 +1235,14 @@ void make_plan(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* spec
     if (name == nullptr) throw PythonError();
     plan.accelerator = c10::Device(name).type();
     plan.accelerator_autocast = autocast_dtype(*plan.accelerator);
+  }
+  plan.given_up = to_small_ints(field(spec, "given_up"));
+  for (int index : plan.given_up) {
+    PyObject* first = item(args, 0);
+    if (!PyList_CheckExact(first) || PyList_GetItem(first, index) != call.leaves.at(index)) {
+      PyErr_Format(PyExc_ValueError, "item %d of the first argument is not leaf %d", index, index);
+      throw PythonError();
+    }
   }
   PyObject* captured = field(spec, "captured");
   for (Py_ssize_t i = 0; i < PyTuple_Size(captured); ++i) {

@@ -32,6 +32,7 @@ from pygraph.runtime.driver import (
     Counters,
     Driver,
     InterruptedCaptureError,
+    LaunchInPython,
     NativeCommit,
     NodeMechanism,
     Pool,
@@ -258,17 +259,21 @@ class CudaGraph(RecordedGraph):
         """As the driver's function that sends a node of that kind."""
         return self._params[node].native(self._executable)
 
-    def native_launch(self) -> tuple[int, int] | Callable[[], bool] | None:
+    def native_launch(self) -> tuple[int, int] | LaunchInPython | None:
         """As cuGraphLaunch; or as torch does if random numbers are drawn, whose state it prepares before a replay."""
         if not self._replayed:
             return None
         if self.draws:
-            return self._launch_drawing
+            return LaunchInPython(self._may_draw, self._launch_drawing)
         return function_pointer("cuGraphLaunch"), int(self._executable)
 
+    def _may_draw(self) -> bool:
+        """Whether what a graph that draws has to wait for can be waited for now."""
+        return not _random_order(self._pool.device).is_blocked()
+
     def _launch_drawing(self) -> bool:
-        """Replay as a graph that draws; False if what it has to wait for cannot be waited for now."""
-        if self._graph is None or _random_order(self._pool.device).is_blocked():
+        """Replay as a graph that draws, if that is possible now; whether it was."""
+        if self._graph is None or not self._may_draw():
             return False
         self._replay_and_see(self._graph)
         return True

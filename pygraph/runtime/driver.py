@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -32,6 +32,13 @@ class NativeCommit:
     node: int
     params: int
     context: int
+
+
+class LaunchInPython(NamedTuple):
+    """How a graph is replayed that Python must prepare: whether that can be done now, and then whether it was."""
+
+    is_ready: Callable[[], bool]
+    launch: Callable[[], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,9 +153,9 @@ class RecordedGraph(abc.ABC):
         """How native code sends that node; None if it cannot."""
         return None
 
-    def native_launch(self) -> tuple[int, int] | Callable[[], bool] | None:
-        """How native code replays: ``function(executable, stream)`` of ``(function, executable)``, or a function in
-        Python that says whether it has; None if it does not.
+    def native_launch(self) -> tuple[int, int] | LaunchInPython | None:
+        """How native code replays: ``function(executable, stream)`` of ``(function, executable)``, or by functions in
+        Python; None if it does not.
         """
         return None
 

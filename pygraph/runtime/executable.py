@@ -18,6 +18,7 @@ from pygraph.effects import is_host_number, root, writes_memory
 from pygraph.evaluate import alias_view, clone_strided, input_value
 from pygraph.program import (
     Argument,
+    Base,
     Captured,
     Fallback,
     Input,
@@ -278,6 +279,18 @@ class Executable:
     def is_current(self) -> bool:
         """Whether captured tensors are still where the graphs read them."""
         return [tensor.data_ptr() for tensor in self._captured] == self.static_addresses
+
+    @property
+    def unread(self) -> frozenset[int]:
+        """Leaf positions of tensors that no call looks at."""
+        bases = [source for _, source in self._aliases if not isinstance(source, fx.Node)]
+        looked_at: set[int] = set()
+        for descriptor in (*(descriptor for _, descriptor in self._others), *bases):
+            looked_at.update(descriptor.leaves if isinstance(descriptor, Base) else ())
+            looked_at.update([descriptor.leaf] if isinstance(descriptor, Argument | ScalarArgument) else ())
+        looked_at.update(leaf for _, leaf in (*self._tensors, *self._numbers))
+        looked_at.update(argument for _, argument in self._arguments)
+        return frozenset(range(self.program.in_tree.num_leaves)) - looked_at
 
     def adopt(self, donated: frozenset[int], leaves: Sequence[Any], notes: Notes) -> None:
         """Let results take over the memory of donated arguments wherever that is safe; the caller then consumes them.

@@ -140,6 +140,56 @@ def test_earlier_gradients_are_not_kept(device: torch.device) -> None:
         assert [ref() is not None for refs in left for ref in refs] == [refs is left[-1] for refs in left for _ in refs]
 
 
+@pytest.mark.parametrize("native", [True], indirect=True, ids=["native"])
+def test_replaced_gradients_go_before_there_are_new_ones(device: torch.device, native: bool) -> None:
+    """Results can have their memory then, as in eager after ``zero_grad``; a gradient that is held stays what it is."""
+    net = make_net(device)
+    fast = pygraph.jit(ordinary(net, torch.optim.SGD(net.parameters(), 0.1)))
+    data = batches(device, 8)
+    for batch in data[:4]:
+        fast(*batch)
+    found: list[list[Tensor | None]] = []
+    watching = [
+        weakref.ref(parameter.grad, lambda _: found.append([other.grad for other in net.parameters()]))
+        for parameter in net.parameters()
+        if parameter.grad is not None
+    ]
+    fast(*data[4])
+    assert found == [[None] * len(watching)] * len(watching)
+    held = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    values = [gradient.clone() for gradient in held]
+    fast(*data[5])
+    assert_same(held, values, device)
+    assert fast.cache_info().hits == 4
+
+
+@pytest.mark.parametrize("native", [True, False], indirect=True, ids=["native", "python"])
+def test_a_step_that_clears_gradients_at_times(device: torch.device, native: bool) -> None:
+    """What a replay has not read, another call of the same arguments may read."""
+    clears = [True] * 5 + [False] * 3 + [True] * 4 + [False, True, False, True]
+
+    def clearing(net: nn.Module, optimizer: Any) -> Step:
+        settings = {"clears": True}
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            if settings["clears"]:
+                optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        optimizer.settings = settings  # where `between` finds them
+        return step
+
+    def switch(call: int, net: nn.Module, optimizer: Any) -> None:
+        if call + 1 < len(clears):
+            optimizer.settings["clears"] = clears[call + 1]
+
+    fast = check(device, clearing, steps=len(clears), between=switch, hits=13)
+    assert "no fallbacks" in str(fast.explain())
+
+
 def test_gradients_are_as_eager_makes_them(device: torch.device) -> None:
     """Strides, dtype, no history, and one tensor that stays where a backward adds to it."""
     net = make_net(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import pygraph
 from pygraph.native import build
 from pygraph.runtime import emulated
-from pygraph.runtime.driver import NativeCommit
+from pygraph.runtime.driver import LaunchInPython, NativeCommit
 
 pytestmark = pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
 
@@ -363,9 +364,9 @@ def launching(fake: Fake, monkeypatch: pytest.MonkeyPatch, launch: Callable[[Any
         fake.launches += [(id(graph), STREAM)] * done
         return done
 
-    def native_launch(self: Any) -> Callable[[], bool]:
+    def native_launch(self: Any) -> LaunchInPython:
         fake.graphs[id(self)] = self
-        return functools.partial(replay, self)
+        return LaunchInPython(lambda: True, functools.partial(replay, self))
 
     monkeypatch.setattr(emulated.EmulatedGraph, "native_launch", native_launch)
 
@@ -453,3 +454,133 @@ def test_a_call_inside_of_a_launch(fake: Fake, monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(function(x), x + 1)
     assert len(inside) == 1
     assert len(fake.launches) > 2
+
+
+# ---- steps of training, which let go of the gradients that they replace ---------------------------------------------
+
+
+class Training:
+    """A model with two layers, whose step has been replayed natively, and the same one in eager."""
+
+    def __init__(self, p: float = 0.0) -> None:
+        self.mine, self.theirs = self._made(p, jitted=True), self._made(p, jitted=False)
+
+    @staticmethod
+    def _made(p: float, *, jitted: bool) -> tuple[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Dropout(p), torch.nn.Linear(5, 3)).to("emu")
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return net, pygraph.jit(step) if jitted else step
+
+    @property
+    def gradients(self) -> list[torch.Tensor | None]:
+        return [parameter.grad for parameter in self.mine[0].parameters()]
+
+    def check(self, steps: int = 1) -> None:
+        """Some steps, all as in eager."""
+        for x in vectors(steps):
+            found: list[Any] = []
+            for net, step in (self.mine, self.theirs):
+                torch.manual_seed(1)
+                found.append((step(x), [parameter.grad for parameter in net.parameters()], net.state_dict()))
+            torch.testing.assert_close(found[0], found[1])
+
+    def check_failed(self) -> None:
+        """After a step that has failed gradients are as after ``zero_grad``, and nothing else has changed."""
+        assert self.gradients == [None] * 4
+        for parameter in self.theirs[0].parameters():
+            parameter.grad = None
+        torch.testing.assert_close(self.mine[0].state_dict(), self.theirs[0].state_dict())
+
+
+def test_new_gradients_are_where_replaced_ones_were(fake: Fake) -> None:
+    """So that their pointers need not be sent again."""
+    training = Training()
+    training.check(4)
+    (_, step), (x,) = training.mine, vectors(1)
+    places: list[list[int]] = []
+    for _ in range(4):
+        sent = len(fake.commits)
+        step(x)
+        places.append([gradient.data_ptr() for gradient in training.gradients if gradient is not None])
+    assert places[1:] == places[:1] * 3
+    assert len(fake.commits) == sent
+
+
+@pytest.mark.parametrize(("refuse", "text"), [("commit", "refused to update"), ("launch", "could not be launched")])
+def test_a_step_that_the_driver_refuses(fake: Fake, refuse: str, text: str) -> None:
+    training = Training()
+    training.check(4)
+    fake.refuse = refuse
+    with pytest.raises(RuntimeError, match=text):
+        training.mine[1](*vectors(1))
+    fake.refuse = None
+    training.check_failed()
+    training.check(4)
+
+
+def test_a_step_without_memory_for_its_results(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training()
+    training.check(4)
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    (x,) = vectors(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(emulated.memory.allocator, "allocate", refuse)
+        with pytest.raises(torch.OutOfMemoryError, match="no memory is left"):
+            training.mine[1](x)
+    training.check_failed()
+    training.check(4)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_step_that_draws_and_cannot_be_launched(fake: Fake, monkeypatch: pytest.MonkeyPatch, ready: bool) -> None:
+    """What is known before gradients are let go of is left to Python; what is found out after that is an error."""
+    refusing = False
+
+    def native_launch(self: Any) -> LaunchInPython:
+        fake.graphs[id(self)] = self
+
+        def launch() -> bool:
+            fake.launches.append((id(self), STREAM))
+            return not refusing and really(self)
+
+        return LaunchInPython(lambda: ready or not refusing, launch)
+
+    monkeypatch.setattr(emulated.EmulatedGraph, "native_launch", native_launch)
+    training = Training(0.5)
+    training.check(4)
+    before = len(fake.launches)
+    refusing = True
+    if ready:
+        with pytest.raises(RuntimeError, match="could not be launched"):
+            training.mine[1](*vectors(1))
+        training.check_failed()
+    else:
+        training.check(2)
+        assert len(fake.launches) == before
+    refusing = False
+    training.check(4)
+    assert len(fake.launches) > before
+
+
+def test_a_cache_that_is_cleared_while_gradients_go(fake: Fake) -> None:
+    """It is cleared after the call."""
+    training = Training()
+    training.check(4)
+    gradient, step = training.gradients[0], training.mine[1]
+    assert gradient is not None
+    watching = weakref.ref(gradient, lambda _: step.cache_clear())  # pyright: ignore
+    del gradient
+    training.check(4)
+    assert watching() is None

@@ -95,12 +95,14 @@ class Flat(HasEngines):
         effects: What it does besides computing results, if anything.
         repeats: Whether it runs the user's function once more, so that it must find what that has found.
         may_save: Whether a `Forward` of it is worth its while.
+        returns_fresh: Whether its results are known to be no memory that it was passed, and each another tensor.
     """
 
     replaced: frozenset[int] = frozenset()
     effects: Effects | None = None
     repeats = False
     may_save = False
+    returns_fresh = False
 
     def __init__(self, function: Transformed[..., Any], name: str, arity: int, lifted: dict[int, Place]) -> None:
         self.function = function

@@ -197,6 +197,7 @@ class Pullback(HasEngines):
         count: How many tensors the function returns.
         dims: Where batches are in them.
         first_result: Where among the tensors that are kept the results begin that the backward reads.
+        returns_fresh: Whether the function's results are known to be no memory that it was passed.
     """
 
     def __init__(self, forward: _BoundForward, joint: _Joint, traced: Traced) -> None:
@@ -209,6 +210,9 @@ class Pullback(HasEngines):
         self.parts = partition_program(traced.program, self)
         self.passed = [index for index in range(forward.flat.arity) if index not in forward.bound]
         self.count = len(joint.tensor_leaves)
+        last = max(joint.tensor_leaves, default=-1)
+        shared = any(alias.leaf <= last for alias in self.parts.forward.aliases)
+        self.returns_fresh = not shared and "graphify" in forward.flat.function.passes
         returned = {source.index for source in self.parts.sources if source.of == "result"}
         self._returned = [joint.tensor_leaves.index(leaf) for leaf in sorted(returned)]
         self._leaves = sorted(returned)
@@ -349,6 +353,8 @@ class Backward(Flat):
         own_engine: What runs its Program.
     """
 
+    returns_fresh = True  # see `apart`
+
     def __init__(self, pullback: Pullback, formula: Formula, mask: tuple[bool, ...], extras: int) -> None:
         inner = pullback.inner
         self._first_extra = inner.arity + len(formula.results)
@@ -357,6 +363,7 @@ class Backward(Flat):
         self._inner = inner
         self._formula = formula
         self._places = pullback.places(formula)
+        self._specs = [source.spec for source in formula.sources]
         self._mask = mask
         wanted = zip(pullback.mask, mask, strict=True)
         self._wanted = [asked for differentiable, asked in wanted if differentiable]
@@ -383,10 +390,9 @@ class Backward(Flat):
 
     def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest, Any]:
         """Run the backward's Program by its engine, on tensors with the strides that it was traced for."""
-        given = self._arguments(tensors, numbers)
-        sources = zip(given, self._formula.sources, strict=True)
-        result = self.own_engine(*(value if s.spec is None else _with_strides(value, s.spec) for value, s in sources))
-        return self.unpack(result)
+        pairs = zip(self._arguments(tensors, numbers), self._specs, strict=True)
+        given = [value if spec is None else _as_traced(value, spec) for value, spec in pairs]
+        return self.unpack(self.own_engine(*given))
 
     def _arguments(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
         leaves = [*tensors, *numbers]
@@ -451,7 +457,8 @@ class _Prepared(SelfTracing):
         return evaluate_cast(self._program, leaves)
 
 
-def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+def _as_traced(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """A tensor without history, and with the strides of the trace."""
     if tensor.stride() == spec.stride or not tensor.numel():
-        return tensor.detach()
+        return tensor.detach() if tensor.requires_grad else tensor
     return spec.empty().copy_(tensor)

@@ -47,11 +47,7 @@ class Kept:
             for index, tensor in enumerate(tensors):
                 if index not in read:
                     self._slots[index] = Unread(tensor, watched=index not in updated)
-            if (
-                not is_dual_level()
-                and saved_tensors_hooks() is None
-                and not any(tensor.is_inference() for tensor in kept)
-            ):
+            if not is_dual_level() and saved_tensors_hooks() is None and not any(map(torch.Tensor.is_inference, kept)):
                 self._waiting = set(rule.differentiated)
         self._is_own = bool(self._waiting)
         if self._is_own:

@@ -56,8 +56,9 @@ def wrappers(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def plain_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as it is below all levels."""
-    *_, plain = wrappers(tensor)
-    return plain
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
@@ -105,7 +106,7 @@ def ambient(tensors: Sequence[torch.Tensor]) -> tuple[bool, bool]:
     """Whether autograd, and whether forward mode, differentiates any of the tensors below all transforms."""
     plain = [plain_of(tensor) for tensor in tensors]
     backwards = any(tensor.requires_grad for tensor in plain) and (torch.is_grad_enabled() or bool(levels()))
-    return backwards, any(map(has_tangent, plain))
+    return backwards, is_dual_level() and any(map(has_tangent, plain))
 
 
 _FIRST_BATCH = 1

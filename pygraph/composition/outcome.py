@@ -32,6 +32,7 @@ class Outcome:
         same: Results that are tensors which were passed, by number.
         views: Results that are parts of tensors which were passed.
         twins: Results that are the same tensor as an earlier one.
+        saved: What its backward needs, where that is not among the results.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class Outcome:
         self.same: dict[int, int] = {}
         self.views: dict[int, tuple[int, View]] = {}
         self.twins: dict[int, int] = {}
+        self.saved: list[torch.Tensor] = []
 
     def take_dims(self) -> tuple[int | None, ...]:
         """Where the batch of the outermost ``vmap`` is in the results, which no outer level needs to know."""

@@ -95,13 +95,24 @@ class Call:
         """What knows how to differentiate it."""
         return self.outcome.pullback or self.flat
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Run it on plain tensors."""
+    def run(self, tensors: Sequence[torch.Tensor], *, saves: bool = False) -> tuple[torch.Tensor, ...]:
+        """Run it on plain tensors.
+
+        Args:
+            tensors: What it takes.
+            saves: Whether what a `Forward` returns for its backward goes to the outcome instead.
+        """
         with torch.no_grad(), self.before.again() if self.before and self.flat.repeats else nullcontext():
-            found, self.outcome.rest, self.outcome.pullback = self.flat.compiled(tensors, self.numbers)
+            found, self.outcome.rest, pullback = self.flat.compiled(tensors, self.numbers)
+        self.outcome.pullback = pullback
+        if saves and pullback is not None:
+            found, self.outcome.saved = found[: pullback.count], found[pullback.count :]
+        is_dual = is_dual_level()
+        if not is_dual and (self.flat.returns_fresh if pullback is None else pullback.returns_fresh and saves):
+            return tuple(without_bases(found, tensors))
         self._note_shared(tensors, found)
         twins, same = self.outcome.twins, self.outcome.same  # what is passed and returned cannot be kept
-        if is_dual_level():  # tangents are written to what is returned
+        if is_dual:  # tangents are written to what is returned
             found = [r.clone() if index in twins or _is_expanded(r) else r for index, r in enumerate(found)]
         else:
             found = [
@@ -179,7 +190,7 @@ class Operation(LevelFunction):
     def forward(call: Call, transform: Differentiating | None, *tensors: torch.Tensor) -> Any:
         """Make it one level below, or run it."""
         if transform is None:
-            return call.run(tensors)
+            return call.run(tensors, saves=not is_dual_level())
         with transform.lower():
             results = apply(call, transform.unwrap(tensors))
         return tuple(transform.wrap(results))
@@ -189,6 +200,7 @@ class Operation(LevelFunction):
         """Keep what derivatives need."""
         call, _, *tensors = inputs
         rule = call.rule
+        saved, call.outcome.saved = call.outcome.saved, []  # the call stays, and must not hold it
         ctx.call, ctx.dtypes = call, [out.dtype for out in output]
         ctx.set_materialize_grads(False)
         floating = [out.is_floating_point() or out.is_complex() for out in output]
@@ -199,7 +211,7 @@ class Operation(LevelFunction):
             *(out for out, differentiable in zip(output, known, strict=True) if not differentiable)
         )
         ctx.floating = tuple(index for index, real in enumerate(floating) if real)
-        ctx.kept = Kept(rule, tensors, output)
+        ctx.kept = Kept(rule, tensors, [*output, *saved])
         ctx.save_for_backward(*ctx.kept.saved)
         ctx.save_for_forward(*ctx.kept.saved)
         ctx.kept.is_saved()

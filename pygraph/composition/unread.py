@@ -22,11 +22,12 @@ class Held:
     def __init__(self, tensor: torch.Tensor, version: int | None) -> None:
         self._tensor: torch.Tensor | None = tensor
         self._version = version
-        self._kind = tensor.shape, tensor.dtype, tensor.device
 
     def release(self) -> None:
         """Let it go."""
-        self._tensor = None
+        if self._tensor is not None:
+            self._kind = self._tensor.shape, self._tensor.dtype, self._tensor.device
+            self._tensor = None
 
     def check(self) -> torch.Tensor:
         """The tensor; complain if it has been let go, in the words of torch."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import enum
 import functools
 import gc
 import heapq
 import itertools
-import operator
 import pathlib
 import sys
 import types
@@ -71,6 +71,32 @@ _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.c
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType)
 
 _MISSING: Any = object()
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Item:
+    """What is in a container; None if there is nothing any more."""
+
+    container: Any
+    key: Any
+
+    def __call__(self) -> Any:
+        """Look it up."""
+        try:
+            return self.container[self.key]
+        except LookupError:
+            return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Variable:
+    """What a closed-over variable is; None if nothing."""
+
+    cell: types.CellType
+
+    def __call__(self) -> Any:
+        """Look it up."""
+        return _contents(self.cell)
 
 
 class Environment:
@@ -151,11 +177,10 @@ class Environment:
 
     # -- tensors that are not the same at every call ------------------------------------------------------------------
 
-    def places(self, tensor: torch.Tensor) -> list[Callable[[], Any]]:
-        """Functions that look up what is now where this very tensor was found, if that can change."""
-        entries = [functools.partial(operator.getitem, c, key) for c, key, value in self._entries if value is tensor]
-        cells = [functools.partial(_contents, cell) for cell, value in self._cells if value is tensor]
-        return [*entries, *cells]
+    def places(self, tensor: torch.Tensor) -> list[Item | Variable]:
+        """Where this very tensor was found, if there can be another one."""
+        items = [Item(container, key) for container, key, value in self._entries if value is tensor]
+        return [*items, *(Variable(cell) for cell, value in self._cells if value is tensor)]
 
     def release(self, tensors: Iterable[torch.Tensor]) -> None:
         """Guard the places of these tensors no longer, nor hold the tensors; nothing can be restored after it."""

@@ -55,7 +55,7 @@ from pygraph.transforms.graphify import graphify_program
 from pygraph.transforms.indirect import indirect_program
 
 if TYPE_CHECKING:
-    pass
+    from pygraph.composition.sites import Site
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -220,7 +220,7 @@ class Transformed(Generic[P, R]):
             finally:
                 here.inside = False
         if entry.differentiated:
-            return self._compose(args, kwargs)
+            return self._compose(args, kwargs, (key, entry))
         if entry.steps is not None:
             return entry.steps(args, kwargs)
         if shared:
@@ -233,21 +233,67 @@ class Transformed(Generic[P, R]):
             raise self._strict_error(entry.fallbacks)
         return self.fn(*args, **kwargs) if entry.program is None else evaluate(entry.program, *args, **kwargs)
 
-    def _compose(self, args: Any, kwargs: Any) -> Any:
-        """A call that is differentiated or batched from outside."""
-        from pygraph.composition.shell import compose
-        from pygraph.composition.sites import InlineError
+    def _compose(self, args: Any, kwargs: Any, found: tuple[Key, Entry] | None = None) -> Any:
+        """A call that is differentiated or batched from outside.
+
+        Args:
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+            found: The entry that says so, with its key, if it is not torch.func that does.
+        """
+        from pygraph.composition.sites import InlineError, find_site
 
         if here.inside:
             leaves = pytree.tree_leaves((args, kwargs))
             return self._run_inline(Fallback("the call", reason_inside(self.function_name, leaves)), args, kwargs)
         if torch.is_inference_mode_enabled():
             return self._run_inline(Fallback("the call", functorch.INFERENCE), args, kwargs)
+        leaves, structure = pytree.tree_flatten((args, kwargs))
         try:
-            return compose(self, args, kwargs)
+            site = find_site(self, leaves, structure, self.static_leaves(args, kwargs))
+        except InlineError as error:
+            reason = str(error)
+        else:
+            if found is not None:
+                self._plan_composed(*found, site, leaves, args, kwargs)
+            return self._composed(site, None, *args, **kwargs)
+        return self._run_inline(Fallback("the call", reason), args, kwargs)
+
+    def _composed(self, site: Site, lifted: Sequence[torch.Tensor] | None, /, *args: Any, **kwargs: Any) -> Any:
+        """The same, when it is known what the function closes over."""
+        from pygraph.composition.shell import compose
+        from pygraph.composition.sites import InlineError
+
+        try:
+            return compose(site, pytree.tree_leaves((args, kwargs)), lifted)
         except InlineError as error:
             reason = str(error)
         return self._run_inline(Fallback("the call", reason), args, kwargs)
+
+    def _plan_composed(self, key: Key, entry: Entry, site: Site, leaves: list[Any], args: Any, kwargs: Any) -> None:
+        """Have calls like this one find their site natively from now on."""
+        if build.loaded() is None or not site.may_be_planned:
+            return
+        if any(isinstance(leaves[index], torch.Tensor) for index in site.baked):
+            return
+        with self._lock:
+            reached = site.reached()
+            plans = None if self._clear_first else site.plans_for(reached)
+            if plans is None:
+                return
+            static = self.static_leaves(args, kwargs) | self._needed.get(key[0], frozenset()) | set(site.baked)
+            live = live_numbers(leaves, static)
+            run = functools.partial(self._composed, site, reached.tensors[: len(site.primal.lifted)])
+            device_type = self._device_type(leaves)
+            plan = self._native.plan(key, entry, live, leaves, args, kwargs, run, device_type, reached=reached)
+            if plan is not None:
+                plans.append(plan)
+
+    def discard_plans(self, plans: Sequence[object]) -> None:
+        """Have calls not come by these plans any more."""
+        with self._lock:
+            for plan in plans:
+                self._native.discard(plan)
 
     def derived(self, fn: Callable[..., Any]) -> Transformed[..., Any]:
         """A function made from this one by ``vmap``, ``grad`` or ``jvp``, transformed in the same way."""

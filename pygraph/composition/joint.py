@@ -391,7 +391,12 @@ class Backward(Flat):
     def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest, Any]:
         """Run the backward's Program by its engine, on tensors with the strides that it was traced for."""
         pairs = zip(self._arguments(tensors, numbers), self._specs, strict=True)
-        given = [value if spec is None else _as_traced(value, spec) for value, spec in pairs]
+        given = [
+            value
+            if spec is None or (value.stride() == spec.stride and not value.requires_grad)
+            else _as_traced(value, spec)
+            for value, spec in pairs
+        ]
         return self.unpack(self.own_engine(*given))
 
     def _arguments(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
@@ -460,5 +465,5 @@ class _Prepared(SelfTracing):
 def _as_traced(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     """A tensor without history, and with the strides of the trace."""
     if tensor.stride() == spec.stride or not tensor.numel():
-        return tensor.detach() if tensor.requires_grad else tensor
+        return tensor.detach()
     return spec.empty().copy_(tensor)

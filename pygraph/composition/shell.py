@@ -1,6 +1,6 @@
 """Calls of transformed functions inside ``vmap``, ``grad`` and ``jvp``, and under autograd.
 
-One call goes this way. `compose` looks up, or finds out, what is known of such calls (`Site`): which tensors the
+One call goes this way. `find_site` looks up, or finds out, what is known of such calls (`Site`): which tensors the
 function closes over that carry gradients or batches. These are passed like arguments from there on. `apply` goes
 down level by level: a derivative gets an ``autograd.Function`` around the call, ``vmap`` replaces the function by its
 batched one, and the last derivative by its `Forward`. What arrives at the bottom are plain tensors, on which the
@@ -17,11 +17,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._C._functorch import unwrap_if_dead  # checked with torch 2.11 and 2.13
-from torch.utils import _pytree as pytree
 
 from pygraph.composition.flat import Flat
 from pygraph.composition.interpreters import Batching, Differentiating, LevelFunction, current_transform
@@ -31,20 +30,17 @@ from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_le
 from pygraph.composition.outcome import Outcome, View
 from pygraph.composition.repeating import Before
 from pygraph.composition.sharing import without_bases
-from pygraph.composition.sites import InlineError, find_site
+from pygraph.composition.sites import InlineError, Site
 from pygraph.composition.unread import without_memory
 
-if TYPE_CHECKING:
-    from pygraph.transformed import Transformed
 
-
-def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def compose(site: Site, leaves: Sequence[Any], lifted: Sequence[torch.Tensor] | None = None) -> Any:
     """Call a function where its call is part of something larger.
 
     Args:
-        function: The transformed function.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
+        site: What is known of such calls.
+        leaves: The leaves of ``(args, kwargs)``.
+        lifted: The tensors that the function closes over now; None to look them up.
 
     Returns:
         What the function returns, as it is at this level.
@@ -52,9 +48,7 @@ def compose(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict
     Raises:
         InlineError: The call must run as it is; nothing has been changed.
     """
-    leaves, tree = pytree.tree_flatten((args, kwargs))
-    site = find_site(function, leaves, tree, function.static_leaves(args, kwargs))
-    tensors = site.tensors(leaves)
+    tensors = site.tensors(leaves, lifted)
     stack = levels()
     reason = site.refusal(stack, tensors)
     if reason is not None:

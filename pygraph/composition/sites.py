@@ -35,10 +35,11 @@ from pygraph.composition.repeating import Effects
 from pygraph.composition.sharing import Shared, shared_results
 from pygraph.composition.substitution import Substitution, substituting
 from pygraph.effects import is_random, is_view, root, written_arguments
-from pygraph.environment import Environment, modes_of
+from pygraph.environment import Environment, Item, Variable, modes_of
 from pygraph.errors import TraceError
 from pygraph.interop.functorch import NOTHING_ON_DEVICE
 from pygraph.keys import UnhashableError, static_key
+from pygraph.native.callpath import Reached
 from pygraph.trace import Rebinding, objects_among, record_call
 from pygraph.tracing.hidden_writes import updated_in_hiding
 from pygraph.tracing.leaves import is_live_number
@@ -46,6 +47,9 @@ from pygraph.tracing.recording import Recording
 
 if TYPE_CHECKING:
     from pygraph.transformed import Transformed
+
+# So often other tensors may be where those were that a plan guards; a function that sees others each time has no plan.
+_MAX_REPLANNED = 8
 
 # A closure of a hundred tensors is found in as many rounds at worst; usually in one.
 _MAX_ROUNDS = 100
@@ -74,6 +78,9 @@ class Refused:
         """No compiled functions."""
         return iter(())
 
+    def discard_plans(self) -> None:
+        """There are none."""
+
 
 @dataclasses.dataclass(eq=False)
 class Site:
@@ -88,7 +95,9 @@ class Site:
         writes: Whether it updates tensors.
         writes_tracked: Whether it updates tensors that are differentiated.
         differentiates: Whether it uses autograd by itself.
+        baked: The leaves whose numbers decide what the function does.
         refusals: Why calls must run as they are, by torch.func's transforms around them; found out by calls.
+        planned: What the plans by which calls come here natively depend on, and these plans.
     """
 
     primal: Primal
@@ -99,7 +108,10 @@ class Site:
     writes: bool
     writes_tracked: bool
     differentiates: bool
+    baked: tuple[int, ...] = ()
     refusals: dict[tuple[Level, ...], str] = dataclasses.field(default_factory=dict)
+    planned: tuple[Reached, list[object]] | None = None
+    _replanned: int = 0
 
     def is_current(self) -> bool:
         """Whether it still describes calls: nothing that the function reaches has changed."""
@@ -122,9 +134,42 @@ class Site:
         """Its compiled functions."""
         return self.primal.engines()
 
-    def tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+    def reached(self) -> Reached:
+        """What it depends on besides arguments, with the tensors that it closes over now."""
+        places = [place for places in self.primal.places for place in places]
+        lifted = (place() for place in self.primal.lifted.values())
+        return Reached(
+            self.environment, (*lifted, *self.environment.tensors),
+            tuple((place.container, place.key, place()) for place in places if isinstance(place, Item)),
+            tuple((place.cell, place()) for place in places if isinstance(place, Variable)),
+        )  # fmt: skip
+
+    @property
+    def may_be_planned(self) -> bool:
+        """Whether plans are of use: what it closes over does not change all the time."""
+        return self._replanned <= _MAX_REPLANNED
+
+    def plans_for(self, reached: Reached) -> list[object] | None:
+        """The plans that depend on this, to add to them; None if there can be none."""
+        if self.planned is None or not self.planned[0].is_same(reached):
+            self.discard_plans()
+            self._replanned += 1
+            if not self.may_be_planned or not reached.is_plain():
+                return None
+            self.planned = reached, []
+        return self.planned[1]
+
+    def discard_plans(self) -> None:
+        """Have no call come here natively."""
+        if self.planned is not None:
+            self.primal.function.discard_plans(self.planned[1])
+            self.planned = None
+
+    def tensors(self, leaves: Sequence[Any], lifted: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """The tensors of a call with these leaves, and those that the function closes over now."""
-        return [*(leaves[i] for i in self.primal.tensors), *(place() for place in self.primal.lifted.values())]
+        if lifted is None:
+            lifted = [place() for place in self.primal.lifted.values()]
+        return [*(leaves[i] for i in self.primal.tensors), *lifted]
 
     def numbers(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The live numbers of a call with these leaves."""
@@ -205,7 +250,7 @@ def find_site(
             modes = modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
             function.sites.put((key, _values(leaves, baked)), Refused(str(error), modes))
             raise InlineError(str(error)) from error
-        function.sites.baked[key] = baked
+        known.baked = function.sites.baked[key] = baked
         function.sites.put((key, _values(leaves, baked)), known)
     return known
 
@@ -290,16 +335,7 @@ def _special_among(environment: Environment) -> frozenset[int]:
 
 
 def _places(environment: Environment, tensor: torch.Tensor) -> tuple[Place, ...]:
-    found = tuple(functools.partial(_found_at, place) for place in environment.places(tensor))
-    return found or (functools.partial(_itself, tensor),)
-
-
-def _found_at(place: Place) -> Any:
-    """What is there; None if the place is no more."""
-    try:
-        return place()
-    except (LookupError, ValueError):
-        return None
+    return tuple(environment.places(tensor)) or (functools.partial(_itself, tensor),)
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -61,5 +61,6 @@ class Sites:
 def _forget(known: Iterable[Site | Refused]) -> None:
     """Give back the graphs of sites; a backward that is still to come records its own again."""
     for site in known:
+        site.discard_plans()
         for engine in list(site.engines()):
             engine.forget()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MAX_PLANS = 8
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Made:
     """A plan, whose it is, and what of its counts has been taken."""
 
@@ -47,6 +47,32 @@ class _Made:
     hits: int = 0
     replays: int = 0
     patches: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """What calls depend on besides their arguments that another function runs, see `pygraph.composition`.
+
+    Attributes:
+        environment: What the function reaches, but for the places below.
+        tensors: The tensors that it reaches: whether they have gradients, and of which layout they are.
+        items: Containers, keys, and the tensors that were found there.
+        cells: Closed-over variables, and the tensors that they were.
+    """
+
+    environment: Environment
+    tensors: tuple[torch.Tensor, ...]
+    items: tuple[tuple[Any, Any, torch.Tensor], ...]
+    cells: tuple[tuple[Any, torch.Tensor], ...]
+
+    def is_same(self, other: Reached) -> bool:
+        """Whether the same tensors are reached."""
+        both = zip(self.tensors, other.tensors, strict=False)
+        return len(self.tensors) == len(other.tensors) and all(mine is theirs for mine, theirs in both)
+
+    def is_plain(self) -> bool:
+        """Whether all its tensors have strides, by which a plan describes them."""
+        return all(tensor.layout == torch.strided and not tensor.is_nested for tensor in self.tensors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +115,8 @@ class CallPath:
         fn: Any,
         device_type: str,
         given_up: Sequence[int] = (),
-    ) -> None:
+        reached: Reached | None = None,
+    ) -> object | None:
         """Have calls like this one served natively from now on, if that is possible.
 
         Args:
@@ -99,23 +126,27 @@ class CallPath:
             leaves: The leaves of the call.
             args: Its arguments.
             kwargs: Its keyword arguments.
-            fn: The function.
+            fn: What runs them if the entry does not.
             device_type: The accelerator whose settings matter.
             given_up: Leaves that are taken out of the list that is the first argument, where they are items of the same
                 number, before results are allocated; a call whose replay fails after that raises an error.
+            reached: What calls depend on besides, if it is not the entry that says so.
+
+        Returns:
+            What `discard` takes; None if there is no plan.
         """
         module = build.loaded()
         if module is None or entry.plans >= _MAX_PLANS or not _is_described(leaves, live):
-            return
+            return None
         entry.plans += 1
         executable = entry.executable
         spec: dict[str, Any] = {
             "live": live,
             "leaves": leaves,
             "device": device_type,
-            "captured": _captured(entry),
+            "captured": _captured(entry) if reached is None else tuple((tensor, None) for tensor in reached.tensors),
             "owned": tuple(entry._owned.pairs),
-            "environment": _environment_guards(entry.environment),
+            "environment": _environment_guards(entry.environment) if reached is None else _guards_of(reached),
             "run": fn if executable is None else executable,
             "alone": executable is not None,
             "replay": None if executable is None else _replay(executable),
@@ -125,13 +156,15 @@ class CallPath:
         try:
             plan = module.Plan(args, kwargs, spec)
         except ValueError:  # its arguments have a container that is not described
-            return
+            return None
         if self._dispatcher is None:
             self._dispatcher = module.Dispatcher(self._lock.acquire, self._lock.release, here)
         counters = executable.driver.counters if executable is not None and plan.way == "replay" else None
-        self._made.append(_Made(plan, key, entry, counters))
+        made = _Made(plan, key, entry, counters)
+        self._made.append(made)
         self._dispatcher.add(plan)
         self.miss, self.dispatch = module.MISS, self._dispatcher.dispatch
+        return made
 
     # -- counts -----------------------------------------------------------------------------------------------------
 
@@ -175,10 +208,17 @@ class CallPath:
     def drop(self, entry: Entry) -> None:
         """Forget the plans of an entry, before its graphs go."""
         for made in [made for made in self._made if made.entry is entry]:
+            self.discard(made)
+        entry.plans = _MAX_PLANS
+
+    def discard(self, made: object) -> None:
+        """Forget a plan, if that has not been done."""
+        if made in self._made:
+            assert isinstance(made, _Made)
             self._dispatcher.remove(made.plan)
             self._left += self._take(made)
             self._made.remove(made)
-        entry.plans = _MAX_PLANS
+            made.entry.plans -= 1
 
     def clear(self) -> None:
         """Forget all plans."""
@@ -225,7 +265,15 @@ def _captured(entry: Entry) -> tuple[tuple[torch.Tensor, int | None], ...]:
     return tuple(zip(entry.executable._captured, entry.executable.static_addresses, strict=True))
 
 
-def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
+def _guards_of(reached: Reached) -> tuple[Any, ...]:
+    return _environment_guards(reached.environment, reached.items, reached.cells)
+
+
+def _environment_guards(
+    environment: Environment | None,
+    more_items: Sequence[tuple[Any, Any, Any]] = (),
+    more_cells: Sequence[tuple[Any, Any]] = (),
+) -> tuple[Any, ...]:
     """Guards as ``(dicts, lists, cells, items, same, sets)``, each container once."""
     if environment is None:
         return ((), (), (), (), same, ())
@@ -244,7 +292,7 @@ def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
         found = place(container)
         assert found is not None
         found[1] = length
-    for container, key, expected in environment._entries:
+    for container, key, expected in (*environment._entries, *more_items):
         entry = (key, expected, isinstance(expected, IMMUTABLE))
         found = place(underlying(container))
         if isinstance(container, SetContents) and type(container.members) is set:
@@ -254,7 +302,7 @@ def _environment_guards(environment: Environment | None) -> tuple[Any, ...]:
             items.append((container, entry))
         else:
             found[2].append(entry)
-    cells = tuple((cell, value, isinstance(value, IMMUTABLE)) for cell, value in environment._cells)
+    cells = tuple((cell, value, isinstance(value, IMMUTABLE)) for cell, value in (*environment._cells, *more_cells))
     return (
         tuple((container, length, tuple(entries)) for container, length, entries in dicts.values()),
         tuple((container, length, tuple(entries)) for container, length, entries in lists.values()),

@@ -196,9 +196,10 @@ def test_restore_names_the_change_and_is_none_without_one() -> None:
 def test_restore_undoes_gradients() -> None:
     model = Model()
     environment = Environment(model)
+    before = environment.gradients()
     model(torch.ones(2)).sum().backward()
     assert environment.restore() is None
-    assert environment.restore_gradients() is not None
+    assert environment.restore_gradients(before) is not None
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

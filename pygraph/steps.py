@@ -248,9 +248,9 @@ class Steps:
         Nobody but the list holds them then, and whoever holds one besides keeps it.
         """
         tensors = self.engine.step.differentiated
-        for tensor in tensors:
-            tensor.grad = None
         try:
+            for tensor in tensors:
+                tensor.grad = None
             return self.engine(before, rates, args, kwargs)
         except BaseException:
             for tensor, gradient in zip(tensors, before, strict=True):

@@ -25,7 +25,8 @@ class CallReport:
     that are read where they are; ``copied``, stand-ins of inputs that are copied; ``outputs``, allocated at every call.
     ``mechanisms`` holds how many nodes get their pointers from the ``host``, from the ``device`` and from a ``table``,
     and how many inputs and results are copied (``copy``). ``function`` is set for calls of a function that was derived
-    from the reported one, as the ``backward(…)`` of its gradient.
+    from the reported one, as the ``backward(…)`` of its gradient. Calls that are ``differentiated`` from outside run as
+    such functions.
     """
 
     arguments: tuple[str, ...]
@@ -36,11 +37,24 @@ class CallReport:
     memory: dict[str, int]
     mechanisms: dict[str, int]
     function: str | None = None
+    differentiated: bool = False
 
     @property
     def title(self) -> str:
-        """The function if it is another one, and the arguments."""
-        return ", ".join(self.arguments if self.function is None else [f"{self.function}:", *self.arguments])
+        """The function if it is another one, and the first arguments."""
+        shown = list(self.arguments[:_MOST_ARGUMENTS])
+        if len(self.arguments) > len(shown):
+            shown.append(f"{len(self.arguments) - len(shown)} more")
+        if self.differentiated:
+            return "differentiated from outside"
+        return ", ".join(shown) if self.function is None else f"{self.function}: {', '.join(shown)}"
+
+    @property
+    def ways(self) -> str:
+        """What its regions are, and how they run."""
+        if self.differentiated:
+            return "as derived functions"
+        return ", ".join(f"{region.kind}:{region.way}" for region in self.regions) or "as it is"
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -59,8 +73,12 @@ class CallReport:
             ],
             "fallbacks": [{**dataclasses.asdict(fallback), "count": self.calls} for fallback in self.fallbacks],
             "calls": self.calls,
+            "differentiated": self.differentiated,
         }  # fmt: skip
 
+
+# In the table; a backward may take hundreds. All are in the plain data.
+_MOST_ARGUMENTS = 4
 
 _NO_COUNTS = {"kernels": 0, "kernels_in_graphs": 0, "nodes": 0, "patched_nodes": 0, "bytes_copied_per_replay": 0}
 
@@ -144,11 +162,10 @@ class Explanation:
             table.add_column(column, overflow="fold")
         for call in self.calls:
             counts = call.counts
-            regions = ", ".join(f"{region.kind}:{region.way}" for region in call.regions) or "as it is"
             table.add_row(
                 Text(call.title), str(call.calls), str(counts["kernels"]),
                 str(counts["kernels_in_graphs"]), str(counts["nodes"]), _patched(counts, call.mechanisms),
-                str(counts["bytes_copied_per_replay"]), regions,
+                str(counts["bytes_copied_per_replay"]), call.ways,
             )  # fmt: skip
         console.print(table)
         if any(any(call.memory.values()) for call in self.calls):
@@ -185,6 +202,8 @@ class Explanation:
         for column in headings:
             table.add_column(column, overflow="fold")
         for call in self.calls:
+            if call.differentiated:
+                continue
             table.add_row(Text(call.title), *(f"{call.memory[name]:,}" for name in _NO_MEMORY))
         return table
 
@@ -224,4 +243,7 @@ def call_report(entry: Entry) -> CallReport:
         counts["kernels"] = kernels(program.nodes)
     regions = program.regions if program is not None else ()
     fallbacks = entry.fallbacks if entry.executable is None else entry.executable.fallbacks
-    return CallReport(tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms)
+    return CallReport(
+        tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms,
+        differentiated=entry.differentiated,
+    )  # fmt: skip

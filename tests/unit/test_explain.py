@@ -88,3 +88,25 @@ def test_derived_functions_have_rows(x: torch.Tensor) -> None:
     text = str(fn.explain())
     assert "forward(<lambda>)" in text
     assert "backward(<lambda>)" in text
+
+
+def test_many_arguments_are_not_all_in_the_table(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda *xs: sum(xs[1:], xs[0]))
+    fn(*[x + index for index in range(30)])
+    report = fn.explain()
+    assert len(report.to_dict()["arguments"]) == 30
+    assert "args[3]" in str(report)
+    assert "args[4]" not in str(report)
+    assert "26 more" in str(report)
+
+
+def test_calls_that_are_differentiated_from_outside(x: torch.Tensor) -> None:
+    """They do not run as they are, but as the functions whose reports follow."""
+    fn = pygraph.jit(lambda x: torch.tanh(x) * 2)
+    for _ in range(3):
+        fn(x.clone().requires_grad_()).sum().backward()
+    text = str(fn.explain())
+    assert "differentiated from outside" in text
+    assert "as it is" not in text
+    assert "forward(<lambda>): args[0]" in text
+    assert [entry["differentiated"] for entry in fn.explain().to_dict()["entries"]] == [True, False, False]

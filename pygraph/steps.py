@@ -223,6 +223,10 @@ class Steps:
             return function._run_inline(note, args, kwargs)
         return function.fn(*args, **kwargs)
 
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as the function is called."""
+        return self(args, kwargs)
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         step, rates = self.engine.step, [group["lr"] for group in self.engine.step.groups]
         before = [tensor.grad for tensor in step.differentiated]

@@ -38,7 +38,7 @@ from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key
 from pygraph.lowering.aten import lower, written_inputs
 from pygraph.lowering.inductor import ALIGNED
 from pygraph.native import build
-from pygraph.native.callpath import CallPath, live_numbers
+from pygraph.native.callpath import CallPath, Reached, live_numbers
 from pygraph.program import Argument, Base, Captured, Fallback, Mechanism, Program
 from pygraph.ranges import Ranges, share_memory, sharing
 from pygraph.report.explain import Explanation, explain
@@ -332,14 +332,17 @@ class Transformed(Generic[P, R]):
         """Have calls like this one take the native path from now on, where that can do what is done here."""
         if entry.executable is None and (entry.program is not None or (self.options.strict and entry.fallbacks)):
             return
-        if entry.differentiated or entry.steps is not None or entry.until is not None:
+        if entry.differentiated or entry.until is not None:
             return
         if self._clear_first:  # asked for during this call; the native path would pass it by
             return
         static = self.static_leaves(args, kwargs)
         live = live_numbers(leaves, static | self._needed.get(key[0], frozenset()))
-        given_up = self.given_up(entry, args)
-        self._native.plan(key, entry, live, leaves, args, kwargs, self.fn, self._device_type(leaves), given_up)
+        run, reached = self.fn, None
+        if entry.steps is not None:  # which finds out for itself what else has changed
+            run, reached = entry.steps.run, Reached(Environment(None), (), (), ())
+        device_type, given_up = self._device_type(leaves), self.given_up(entry, args)
+        self._native.plan(key, entry, live, leaves, args, kwargs, run, device_type, given_up, reached)
 
     def given_up(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
         """Which items of a list that is the first argument calls by this entry let go of; see `CallPath.plan`."""
@@ -350,7 +353,7 @@ class Transformed(Generic[P, R]):
         """Count what the native path has served, as if it had been served here."""
         served = self._native.served()
         for calls in served:
-            self._counts.hits += calls.hits
+            self._counts.hits += calls.hits if calls.entry.steps is None else 0
             calls.entry.calls += calls.hits
             calls.entry.stamp = max(calls.entry.stamp, calls.stamp)
             if calls.entry.calls >= SETTLED:

@@ -174,8 +174,9 @@ class CallPath:
 
     @property
     def unsettled(self) -> int:
-        """Calls served since the last `served`."""
-        return sum(made.plan.hits - made.hits for made in self._made) + sum(served.hits for served in self._left)
+        """Calls served since the last `served`, but for those that steps count themselves."""
+        new = sum(made.plan.hits - made.hits for made in self._made if made.entry.steps is None)
+        return new + sum(served.hits for served in self._left if served.entry.steps is None)
 
     def served(self) -> list[Served]:
         """What plans have served since the last time this was called."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import warnings
@@ -477,6 +478,25 @@ def test_a_module_as_an_argument(device: torch.device) -> None:
         results.append((values, [net.state_dict() for net in nets], [gradients(net) for net in nets]))
     assert_same(results[1], results[0], device)
     assert fn.cache_info().hits == 4
+
+
+@pytest.mark.parametrize("native", [True, False], indirect=True, ids=["native", "python"])
+def test_what_surrounds_a_step(device: torch.device, native: bool) -> None:
+    """A level of forward-mode differentiation, in which graphs are not replayed."""
+    surroundings = [contextlib.nullcontext] * 4 + [torch.autograd.forward_ad.dual_level, contextlib.nullcontext] * 2
+    results: list[Any] = []
+    for jitted in (False, True):
+        net = make_net(device)
+        step = ordinary(net, torch.optim.SGD(net.parameters(), 0.1))
+        step = pygraph.jit(step) if jitted else step
+        torch.manual_seed(0)
+        found: list[Any] = []
+        for surrounding, batch in zip(surroundings, batches(device, len(surroundings)), strict=True):
+            with surrounding():
+                found.append((step(*batch).detach().clone(), gradients(net)))
+        results.append((found, net.state_dict()))
+    assert_same(results[1], results[0], device)
+    assert step.cache_info().hits == 4
 
 
 def test_a_static_argument(device: torch.device) -> None:

@@ -281,8 +281,7 @@ class Transformed(Generic[P, R]):
             plans = None if self._clear_first else site.plans_for(reached)
             if plans is None:
                 return
-            static = self.static_leaves(args, kwargs) | self._needed.get(key[0], frozenset()) | set(site.baked)
-            live = live_numbers(leaves, static)
+            live = self._live_numbers(key, leaves, args, kwargs) - set(site.baked)
             run = functools.partial(self._composed, site, reached.tensors[: len(site.primal.lifted)])
             device_type = self._device_type(leaves)
             plan = self._native.plan(key, entry, live, leaves, args, kwargs, run, device_type, reached=reached)
@@ -336,13 +335,16 @@ class Transformed(Generic[P, R]):
             return
         if self._clear_first:  # asked for during this call; the native path would pass it by
             return
-        static = self.static_leaves(args, kwargs)
-        live = live_numbers(leaves, static | self._needed.get(key[0], frozenset()))
+        live = self._live_numbers(key, leaves, args, kwargs)
         run, reached = self.fn, None
         if entry.steps is not None:  # which finds out for itself what else has changed
             run, reached = entry.steps.run, Reached(Environment(None), (), (), ())
         device_type, given_up = self._device_type(leaves), self.given_up(entry, args)
         self._native.plan(key, entry, live, leaves, args, kwargs, run, device_type, given_up, reached)
+
+    def _live_numbers(self, key: Key, leaves: list[Any], args: Any, kwargs: Any) -> frozenset[int]:
+        """Positions of the leaves that a call of this kind reads as numbers."""
+        return live_numbers(leaves, self.static_leaves(args, kwargs) | self._needed.get(key[0], frozenset()))
 
     def given_up(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
         """Which items of a list that is the first argument calls by this entry let go of; see `CallPath.plan`."""

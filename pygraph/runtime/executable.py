@@ -282,14 +282,12 @@ class Executable:
 
     @property
     def unread(self) -> frozenset[int]:
-        """Leaf positions of tensors that no call looks at."""
-        bases = [source for _, source in self._aliases if not isinstance(source, fx.Node)]
-        looked_at: set[int] = set()
-        for descriptor in (*(descriptor for _, descriptor in self._others), *bases):
-            looked_at.update(descriptor.leaves if isinstance(descriptor, Base) else ())
-            looked_at.update([descriptor.leaf] if isinstance(descriptor, Argument | ScalarArgument) else ())
-        looked_at.update(leaf for _, leaf in (*self._tensors, *self._numbers))
-        looked_at.update(argument for _, argument in self._arguments)
+        """Leaf positions that no call looks at."""
+        viewed = [source for _, source in self._aliases if not isinstance(source, fx.Node)]
+        descriptors = [*(descriptor for _, descriptor in self._others), *viewed]
+        looked_at = {leaf for _, leaf in (*self._tensors, *self._numbers, *self._arguments)}
+        looked_at |= {descriptor.leaf for descriptor in descriptors if isinstance(descriptor, Argument)}
+        looked_at |= {leaf for descriptor in descriptors if isinstance(descriptor, Base) for leaf in descriptor.leaves}
         return frozenset(range(self.program.in_tree.num_leaves)) - looked_at
 
     def adopt(self, donated: frozenset[int], leaves: Sequence[Any], notes: Notes) -> None:

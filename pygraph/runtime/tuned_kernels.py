@@ -9,11 +9,21 @@ again in the ``CachingAutotuner`` that has chosen the configuration; Triton has 
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import pathlib
 import sys
+import threading
+from collections.abc import Generator
 from typing import Any
 
+import torch
+
 AUTOTUNER = "torch._inductor.runtime.triton_heuristics"
+
+_PTXAS = "TRITON_PTXAS_PATH"
+_LOCK = threading.Lock()
 
 
 def autotuner() -> type | None:
@@ -49,5 +59,29 @@ def compiled_kernel(tuner: Any) -> Any:
     target = importlib.import_module("triton.backends.compiler").GPUTarget(
         meta["device_type"], meta["cc"], tuner.device_props.warp_size or 32
     )
-    built = compiler.compile(source, target=target, options=tuner._create_compile_options(config, meta))
+    options = tuner._create_compile_options(config, meta)
+    built = compiler.compile(source, target=target, options=options)
+    if built.hash != kernel.hash:
+        with _LOCK, assembling_as_workers_do():
+            built = compiler.compile(source, target=target, options=options)
     return built if built.hash == kernel.hash else None
+
+
+@contextlib.contextmanager
+def assembling_as_workers_do() -> Generator[None, None, None]:
+    """Have Triton use the ptxas that comes with torch, as in the processes in which Inductor compiles ahead of use.
+
+    Those have another cache key then than what this process compiles by itself, with the ptxas that comes with Triton.
+    """
+    ptxas = pathlib.Path(torch.__file__).parent / "bin" / "ptxas"
+    if _PTXAS in os.environ or not os.access(ptxas, os.X_OK):
+        yield
+        return
+    version = importlib.import_module("triton.backends.nvidia.compiler").get_ptxas_version  # which is remembered
+    os.environ[_PTXAS] = str(ptxas)
+    version.cache_clear()
+    try:
+        yield
+    finally:
+        del os.environ[_PTXAS]
+        version.cache_clear()

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import DonatedError, describe
+from pygraph.paths import flatten_with_path
 from pygraph.program import TensorSpec
 
 
@@ -43,7 +44,7 @@ class Consumed:
         """The argument by path, as ``args[0]['w']``."""
         if self.tree is None:
             return self.argument
-        parts, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(self.tree.num_leaves), self.tree))
+        parts, _ = flatten_with_path(pytree.tree_unflatten(range(self.tree.num_leaves), self.tree))
         return self.argument + pytree.keystr(parts[self.part][0])
 
 

@@ -36,8 +36,8 @@ class Entry:
     ``described`` is a Program to report when it is not the one that runs, ``recordable`` the one that the executable
     was recorded from. With ``once``, this call alone runs like that, and the next one is traced again. What cannot be
     traced is ``refused_in`` the modes that its modules are in. Calls that are ``differentiated`` by autograd run as
-    compiled functions of their own, see `pygraph.composition`; those that set gradients are taken by ``steps``. With
-    ``until``, so many calls run like that, and the next one is traced again.
+    compiled functions of their own, see `pygraph.composition`; those that set gradients or attributes by ``steps``.
+    With ``until``, so many calls run like that, and the next one is traced again.
     """
 
     traced: Traced | None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import enum
 import functools
 import gc
@@ -21,7 +20,7 @@ import itertools
 import pathlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torc
 from pygraph.contents import IMMUTABLE, MAX_BYTES_IN_ALL, Contents, contents_of, gradients_of, length_of, same, slots_of
 from pygraph.donated import DonatedTensor
 from pygraph.errors import TraceError, describe
+from pygraph.places import Item, Place, Variable
+from pygraph.storage import is_derived, store, stored_copy, stored_item, stored_items, stored_length
 
 # Packages whose functions and objects are not user state.
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {
@@ -71,32 +72,6 @@ _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.c
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType)
 
 _MISSING: Any = object()
-
-
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Item:
-    """What is in a container; None if there is nothing any more."""
-
-    container: Any
-    key: Any
-
-    def __call__(self) -> Any:
-        """Look it up."""
-        try:
-            return self.container[self.key]
-        except LookupError:
-            return None
-
-
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Variable:
-    """What a closed-over variable is; None if nothing."""
-
-    cell: types.CellType
-
-    def __call__(self) -> Any:
-        """Look it up."""
-        return _contents(self.cell)
 
 
 class Environment:
@@ -175,6 +150,46 @@ class Environment:
         self._entries = [entry for entry in self._entries if id(entry[0]) not in released or entry[1] != "lr"]
         self._check = None
 
+    # -- what a call passes instead of finding it --------------------------------------------------------------------
+
+    def changed_places(self) -> tuple[Place, ...] | None:
+        """Where what is another value now lies; None if something has changed that does not lie in such a place.
+
+        What belongs to an installed package is left out, as by `restore`.
+        """
+        if any(not contents[0] for _, contents in self._contents if id(contents) not in self._owned):
+            return None
+        found: list[Place] = []
+        for name, container, before in self._containers:
+            if id(container) in self._owned or _shallow_equal(container, before):
+                continue
+            if isinstance(container, list):
+                return None
+            keys = _changed_keys(container, before)
+            if not all(isinstance(key, IMMUTABLE) for key in keys):
+                return None  # the class or a tensor of a trace, perhaps
+            found += [Item(container, key, _entry_name(name, key)) for key in keys]
+        for name, owner, key, before in self._places:
+            now = _lookup(owner, key)
+            if now is before or id(owner) in self._owned or (isinstance(now, _CODE) and before is _MISSING):
+                continue
+            if isinstance(owner, type):
+                return None
+            found.append(Item(owner, key, _join(name, key)))
+        for _, cls, keys in self._classes:
+            new = [key for key in vars(cls).keys() - keys if not key.startswith("__")]
+            if id(cls) not in self._owned and not all(isinstance(vars(cls)[key], _CODE) for key in new):
+                return None
+        cells = [cell for cell, before in self._cells if _contents(cell) is not before]
+        return (*found, *(Variable(cell, self.names.get(id(cell), "a closed-over variable")) for cell in cells))
+
+    def release_places(self, places: Iterable[Place]) -> None:
+        """Guard what lies in these places no longer."""
+        for place in places:
+            self._entries = [entry for entry in self._entries if not place.is_at(entry[0], entry[1])]
+            self._cells = [cell for cell in self._cells if not place.is_at(cell[0], None)]
+        self._check = None
+
     # -- tensors that are not the same at every call ------------------------------------------------------------------
 
     def places(self, tensor: torch.Tensor) -> list[Item | Variable]:
@@ -227,11 +242,14 @@ class Environment:
         names = {id(container): name for name, container, _ in self._containers}
         try:
             for container, length in self._lengths:
-                if len(container) != length:
+                if stored_length(container) != length:
                     return names.get(id(container))
             for container, key, expected in self._entries:
-                if id(container) in names and container[key] is not expected and not same(container[key], expected):
-                    return _changed_entry(names[id(container)], {key: container[key]}, {key: expected})
+                if id(container) not in names:
+                    continue
+                now = stored_item(container, key)
+                if now is not expected and not same(now, expected):
+                    return _changed_entry(names[id(container)], {key: now}, {key: expected})
             for cell, expected in self._cells:
                 if _contents(cell) is not expected and not same(_contents(cell), expected):
                     return self.names.get(id(cell))
@@ -245,10 +263,10 @@ class Environment:
         Where an object is another one, what was kept for the old one would only keep that alive.
         """
         try:
-            if any(len(container) != length for container, length in self._lengths):
+            if any(stored_length(container) != length for container, length in self._lengths):
                 return False
             cells = ((cell.cell_contents, expected) for cell, expected in self._cells)
-            items = ((container[key], expected) for container, key, expected in self._entries)
+            items = ((stored_item(container, key), expected) for container, key, expected in self._entries)
             if any(isinstance(container, Contents) and not container[key] for container, key, _ in self._entries):
                 return False
             return all(now is expected or _are_values(now, expected) for now, expected in itertools.chain(cells, items))
@@ -257,7 +275,7 @@ class Environment:
 
     def _compile_check(self) -> Callable[[], bool]:
         """One straight-line function over all guards: a loop would cost three times as much per call."""
-        scope: dict[str, Any] = {"same": same}
+        scope: dict[str, Any] = {"same": same, "stored_item": stored_item, "stored_length": stored_length}
         lines = ["def check():"]
 
         def bind(value: Any) -> str:
@@ -267,10 +285,14 @@ class Environment:
 
         for container, length in self._lengths:
             name = bind(container)
-            changed = f"len({name}) != {length}" if length else name
+            if is_derived(container):
+                changed = f"stored_length({name}) != {length}"
+            else:
+                changed = f"len({name}) != {length}" if length else name
             lines.append(f"    if {changed}: return False")
         for container, key, expected in self._entries:
-            place = f"{bind(container)}[{key!r}]" if isinstance(key, (str, int)) else f"{bind(container)}[{bind(key)}]"
+            name, index = bind(container), repr(key) if type(key) in (str, int) else bind(key)
+            place = f"stored_item({name}, {index})" if is_derived(container) else f"{name}[{index}]"
             lines += _comparison(place, expected, bind)
         for cell, expected in self._cells:
             lines += _comparison(f"{bind(cell)}.cell_contents", expected, bind)
@@ -295,11 +317,7 @@ class Environment:
             if not _shallow_equal(container, before):
                 if id(container) not in self._owned:
                     changed = changed or _changed_entry(name, container, before)
-                if isinstance(container, dict):
-                    container.clear()
-                    container.update(before)
-                else:
-                    container[:] = before
+                store(container, before)
         for name, contents in self._contents:
             if contents.restore() and id(contents) not in self._owned:
                 changed = changed or name or "an object"
@@ -406,7 +424,7 @@ class Environment:
     def _snapshot(self, name: str, value: Any) -> None:
         self._keep.append(value)
         self._own(value)
-        self._containers.append((name, value, value.copy()))
+        self._containers.append((name, value, stored_copy(value)))
 
     def _own(self, owner: object) -> None:
         """Note to whom state belongs that `restore` puts back."""
@@ -416,11 +434,11 @@ class Environment:
     def _container(self, name: str, value: Any, depth: int) -> None:
         """Guard and snapshot a dict or list, and walk its items."""
         self._snapshot(name, value)
-        self._lengths.append((value, len(value)))
-        if len(value) > _LARGE or depth >= _DEEP:
+        length = stored_length(value)
+        self._lengths.append((value, length))
+        if length > _LARGE or depth >= _DEEP:
             return
-        items: Iterator[tuple[Any, Any]] = iter(value.items()) if isinstance(value, dict) else iter(enumerate(value))
-        for key, item in list(items):
+        for key, item in stored_items(value):
             self._entries.append((value, key, item))
             self._visit(f"{name}[{key!r}]", item, depth + 1)
 
@@ -648,20 +666,29 @@ def _are_values(now: Any, expected: Any) -> bool:
 def _changed_entry(name: str, container: Any, before: Any) -> str:
     """The name of one entry that differs, as a user would write it."""
     if isinstance(container, dict):
-        keys = [*before, *(key for key in container if key not in before)]
-        missing = object()
-        key = next(key for key in keys if container.get(key, missing) is not before.get(key, missing))
-        name = name.removesuffix("._buffers").removesuffix("._parameters").removesuffix("._modules")
-        return _join(name.removeprefix("_buffers").removeprefix("_parameters"), str(key))
+        return _entry_name(name, _changed_keys(container, before)[0])
     return name or "a list"
 
 
+def _changed_keys(container: Any, before: dict[Any, Any]) -> list[Any]:
+    """The keys under which something else lies in a dict than before."""
+    now = stored_copy(container)
+    return [key for key in before | now if now.get(key, _MISSING) is not before.get(key, _MISSING)]
+
+
+def _entry_name(name: str, key: Any) -> str:
+    """The name of one entry of a dict, as a user would write it."""
+    name = name.removesuffix("._buffers").removesuffix("._parameters").removesuffix("._modules")
+    return _join(name.removeprefix("_buffers").removeprefix("_parameters"), str(key))
+
+
 def _shallow_equal(container: Any, before: Any) -> bool:
-    if len(container) != len(before):
+    now = stored_copy(container)
+    if len(now) != len(before):
         return False
-    if isinstance(container, dict):
-        return all(key in container and container[key] is value for key, value in before.items())
-    return all(a is b for a, b in zip(container, before, strict=True))
+    if isinstance(before, dict):
+        return all(now.get(key, _MISSING) is value for key, value in before.items())
+    return all(a is b for a, b in zip(now, before, strict=True))
 
 
 def _contents(cell: types.CellType) -> Any:

@@ -9,6 +9,11 @@ line, and the remedy. `describe` builds it, so that all errors read alike:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pygraph.places import Place
+
 
 def describe(
     call: str,
@@ -45,9 +50,15 @@ class TraceError(PygraphError):
 class StateChangeError(TraceError):
     """A function changes Python state that outlasts the call.
 
-    Example: ``self.count += 1``. Remedy: return the new value. A function that does so in its first call only, as one
-    that fills a cache, is traced again in the second.
+    Example: ``self.count += 1``. Remedy: return the new value; a jitted function is passed what lies in attributes and
+    variables, and stores what it returns. One that changes them in its first call only, as one that fills a cache, is
+    traced again in the second.
+
+    Attributes:
+        places: Where all that changes lies, as `pygraph.places.Place`; None if some of it lies elsewhere, as in a list.
     """
+
+    places: tuple[Place, ...] | None = None
 
 
 class GradientChangeError(StateChangeError):

@@ -17,6 +17,7 @@ from pygraph.errors import ArgumentError, describe
 from pygraph.evaluate import clone_strided
 from pygraph.jit import jit
 from pygraph.module import TransformedModule
+from pygraph.paths import flatten_with_path
 from pygraph.program import TensorSpec
 from pygraph.runtime.devices import driver_for
 from pygraph.tracing.generators import Generators
@@ -159,7 +160,7 @@ def _put_forward(module: torch.nn.Module, forward: Any) -> None:
 
 def _run_sample(fn: Any, args: tuple[Any, ...], where: str, times: int, allow_unused: bool) -> None:
     """Compile a call and its backward by running them; what they change is put back."""
-    keyed = [(f"{where}{pytree.keystr(path)}", leaf) for path, leaf in pytree.tree_flatten_with_path(args)[0]]
+    keyed = [(f"{where}{pytree.keystr(path)}", leaf) for path, leaf in flatten_with_path(args)[0]]
     tensors = [(name, leaf) for name, leaf in keyed if isinstance(leaf, torch.Tensor)]
     environment = Environment(fn, {where: args})
     inputs = [(name, tensor) for name, tensor in tensors if tensor.requires_grad]

@@ -1,9 +1,10 @@
-"""Calls that set gradients: steps of training as they are written, with ``zero_grad``, ``backward`` and an optimizer.
+"""Calls that leave something behind: steps of training, with ``zero_grad``, ``backward`` and an optimizer, and modules
+that store what they have computed in attributes.
 
-A replay sets no attribute. So a function whose call leaves other ``.grad``s behind than there were is compiled as
-another one (`Step`), which is passed the gradients that there are, and returns those that there are to be. `Steps` is
-around it: it reads the gradients before a call, and sets them after it. Learning rates that a schedule changes, which
-the function finds in its optimizer, are passed in the same way.
+A replay sets no attribute. So a function whose call leaves other ``.grad``s or attributes behind than there were is
+compiled as another one (`Step`), which is passed those that there are, and returns those that there are to be. `Steps`
+is around it: it reads them before a call, and sets them after it. Learning rates that a schedule changes, which the
+function finds in its optimizer, are passed in the same way.
 """
 
 # Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.
@@ -13,23 +14,35 @@ the function finds in its optimizer, are passed in the same way.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.environment import Environment
+from pygraph.errors import TraceError
+from pygraph.objects import with_parts
+from pygraph.paths import flatten_with_path
+from pygraph.places import Place
 from pygraph.program import Fallback
-from pygraph.trace import Passing
+from pygraph.trace import Passed, Passing
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.recording import is_known_size
-from pygraph.transformed import MAX_RETRACES, SETTLED, Transformed
+from pygraph.transformed import MAX_RETRACES, SETTLED, Transformed, left_behind
 
 if TYPE_CHECKING:
     from pygraph.entries import Entry
     from pygraph.keys import Key
+
+# After this many kinds of calls in a row that are unlike each one before, what is left behind is taken to change shape
+# at every call, as a cache that grows.
+MAX_SHAPES = 4
+
+_UNSTEADY = "what it leaves behind in attributes or variables has another shape or decisive value at every call"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,17 +54,21 @@ class _Returned:
 
 
 class AsItIsError(Exception):
-    """A call has no graph: the function itself is to run, and sets gradients by itself."""
+    """A call has no graph: the function itself is to run, and sets gradients and attributes by itself."""
 
 
 class Step(Passing):
-    """A function of gradients, learning rates, and another function's arguments, to be traced.
+    """A function of gradients, learning rates, attributes, and another function's arguments, to be traced.
 
     Args:
         fn: The other function.
         name: What reports call it.
         differentiated: The tensors whose gradients it takes and returns, by the names that reports have for them.
         groups: The parameter groups whose learning rates it takes.
+        places: The attributes and variables that it takes and returns.
+
+    Attributes:
+        returned: What calls have returned.
     """
 
     def __init__(
@@ -60,35 +77,52 @@ class Step(Passing):
         name: str,
         differentiated: Sequence[tuple[str, torch.Tensor]],
         groups: Sequence[dict[str, Any]],
+        places: Sequence[Place],
     ) -> None:
         self.differentiated, self.groups = [tensor for _, tensor in differentiated], groups
+        self.places = places
         self.returned: list[_Returned] = []
         self._names = [name for name, _ in differentiated]
         self._paths: list[str] = []
         self.__name__ = name
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
 
-    def __call__(self, gradients: list[Any], rates: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The new gradients, the number of what is in ``returned``, and the leaves of what the function returns."""
+    def __call__(
+        self, gradients: list[Any], rates: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The new gradients, the number of what is in ``returned``, and the leaves of what lies in the places then and
+        of what the function returns.
+        """
         if get_proxy_mode() is None:
             raise AsItIsError
-        before = [tensor.grad for tensor in self.differentiated], [group["lr"] for group in self.groups]
+        before = self.found()
         try:
-            self._put(gradients, rates)
+            self._put(gradients, rates, values)
             result = self.__wrapped__(*args, **kwargs)
-            return [*(tensor.grad for tensor in self.differentiated), *self._numbered(result)]
+            returned = with_parts(([place.get() for place in self.places], result), is_known_size, FakeTensor)
+            for place, value in zip(self.places, returned[0], strict=True):
+                if any(map(_has_graph, pytree.tree_leaves(value))):
+                    raise TraceError(f"it stores {place.name} with a graph of autograd, for outside")
+            return [*(tensor.grad for tensor in self.differentiated), *self._numbered(returned)]
         finally:
             self._put(*before)
 
-    def _put(self, gradients: list[Any], rates: list[Any]) -> None:
+    def found(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """The gradients, the learning rates, and what lies in the places now."""
+        gradients = [tensor.grad for tensor in self.differentiated]
+        return gradients, [group["lr"] for group in self.groups], [place.get() for place in self.places]
+
+    def _put(self, gradients: list[Any], rates: list[Any], values: list[Any]) -> None:
         for tensor, gradient in zip(self.differentiated, gradients, strict=True):
             tensor.grad = gradient
         for group, rate in zip(self.groups, rates, strict=True):
             group["lr"] = rate
+        for place, value in zip(self.places, values, strict=True):
+            place.put(value)
 
     def _numbered(self, result: Any) -> list[Any]:
-        keyed, tree = pytree.tree_flatten_with_path(result, is_leaf=is_known_size)
-        self._paths = [pytree.keystr(path) for path, _ in keyed]
+        keyed, tree = flatten_with_path(result, is_leaf=is_known_size)
+        self._paths = [self._result_path(path) for path, _ in keyed]
         leaves = [leaf for _, leaf in keyed]
         spent = [
             index
@@ -102,6 +136,10 @@ class Step(Passing):
             self.returned.append(returned)
         return [self.returned.index(returned), *leaves]
 
+    def _result_path(self, path: pytree.KeyPath) -> str:
+        rest = pytree.keystr(path[2:] if path[0] == _LEFT else path[1:])
+        return self.places[path[1].idx].name + rest if path[0] == _LEFT else f"result{rest}"  # pyright: ignore
+
     def path(self, path: str) -> str:
         """What reports call an argument or a result of this function."""
         kind, first, rest = path.partition("]")[0].partition("[")[0], _index(path), path.partition("]")[2]
@@ -109,10 +147,12 @@ class Step(Passing):
         if kind == "result":
             if first < count:
                 return f"{self._names[first]}.grad"
-            return "what is returned" if first == count else f"result{self._paths[first - count - 1]}"
+            return "what is returned" if first == count else self._paths[first - count - 1]
         if first == 0:
             return f"{self._names[_index(rest)]}.grad"
-        return f"learning rate {_index(rest)}" if first == 1 else ("args", "kwargs")[first - 2] + rest
+        if first == 2:
+            return self.places[_index(rest)].name + rest.partition("]")[2]
+        return f"learning rate {_index(rest)}" if first == 1 else ("args", "kwargs")[first - 3] + rest
 
 
 def _index(path: str) -> int:
@@ -120,12 +160,24 @@ def _index(path: str) -> int:
     return int(path.partition("[")[2].partition("]")[0])
 
 
-class OutdatedError(Exception):
-    """The function reaches other tensors than before, or a learning rate has changed that is not passed."""
+# The first of the two parts of what is returned.
+_LEFT = pytree.SequenceKey(0)
 
-    def __init__(self, scheduled: bool = False) -> None:
+
+class OutdatedError(Exception):
+    """The function reaches other tensors than before, or something has changed that is not passed.
+
+    Args:
+        passed: What is to be passed from now on.
+    """
+
+    def __init__(self, passed: Passed = Passed()) -> None:  # noqa: B008  (it is immutable)
         super().__init__()
-        self.scheduled = scheduled
+        self.passed = passed
+
+
+class UnsteadyError(Exception):
+    """No call is like another: what each leaves behind has another shape, or decides what the next one does."""
 
 
 class Engine(Transformed[..., Any]):
@@ -133,20 +185,22 @@ class Engine(Transformed[..., Any]):
 
     Attributes:
         step: It.
+        passed: What it is passed.
         gives_up: Whether calls take gradients out of the list that they are passed.
     """
 
-    def __init__(self, step: Step, function: Transformed[..., Any]) -> None:
+    def __init__(self, step: Step, function: Transformed[..., Any], passed: Passed) -> None:
         super().__init__(step, function.passes, function.derived_options(), function)
-        self.step = step
+        self.step, self.passed = step, passed
         self.gives_up = False
+        # How often calls were found again, up to the last that was not, and how many there have been since.
+        self._found_again = self._missed = 0
         self._function = function
 
     def static_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Those that the options of the function make static."""
-        gradients, rates, *given = args
-        first = len(gradients) + len(rates)
-        return frozenset(first + leaf for leaf in self._function.static_leaves(*given))
+        first = _stored_leaves(args).stop
+        return frozenset(first + leaf for leaf in self._function.static_leaves(*args[3:]))
 
     def given_up(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
         """The gradients that a step replaces and does not read, as after ``zero_grad``."""
@@ -157,15 +211,45 @@ class Engine(Transformed[..., Any]):
         return found
 
     def _compile(self, key: Key, leaves: list[Any], structure: Any, args: Any, kwargs: Any) -> Entry:
-        step, now = self.step, reached(self._function, *args[2:])
-        if not _are_same(now.differentiable, step.differentiated):
+        step, now = self.step, reached(self._function, *args[3:])
+        if self.passed.gradients and not _are_same(now.differentiable, step.differentiated):
             raise OutdatedError
-        if step.groups:
+        environments = [entry.traced.environment for entry in self._entries.of(key) if entry.traced is not None]
+        if self.passed.rates:
             if not _are_same(now.rates, step.groups):
                 raise OutdatedError
-        elif any(e.traced is not None and not e.traced.environment.rates_are_current() for e in self._entries.of(key)):
-            raise OutdatedError(scheduled=True)
-        return super()._compile(key, leaves, structure, args, kwargs)
+        elif any(not environment.rates_are_current() for environment in environments):
+            raise OutdatedError(Passed(rates=True))
+        if not self.passed.gradients and any(not environment.step_is_current() for environment in environments):
+            raise OutdatedError(Passed(gradients=True))
+        if step.places:
+            self._settle()
+            found_again = sum(entry.calls - 1 for entry in self._entries)
+            self._missed = self._missed + 1 if found_again == self._found_again else 0
+            self._found_again = found_again
+            if self._missed > MAX_SHAPES:
+                raise UnsteadyError
+        entry = super()._compile(key, leaves, structure, args, kwargs)
+        if not self._needed.get(key[0], frozenset()).isdisjoint(_stored_leaves(args)):
+            raise UnsteadyError  # it is a number that changes at every call, and decides what a call does
+        return entry
+
+    def _left_behind(self, error: TraceError, is_known: bool) -> Passed | None:
+        found = left_behind(error, is_known or self.options.strict)
+        if found is not None and (more := self.passed | found) != self.passed:
+            raise OutdatedError(more)
+        return None
+
+    @property
+    def _composes(self) -> bool:
+        return not self.passed.gradients
+
+
+def _stored_leaves(args: tuple[Any, ...]) -> range:
+    """Which leaves of a `Step`'s arguments lie in its places."""
+    gradients, rates, values, *_ = args
+    first = len(gradients) + len(rates)
+    return range(first, first + len(pytree.tree_leaves(values)))
 
 
 def reached(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
@@ -178,33 +262,40 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 class Steps:
-    """Runs calls of one kind that set gradients.
+    """Runs calls of one kind that set gradients or attributes.
 
     Args:
         function: The function.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        scheduled: Whether learning rates change from call to call, and are passed.
+        passed: What changes from call to call, and is passed.
 
     Attributes:
         engine: What runs them.
     """
 
     def __init__(
-        self, function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], scheduled: bool
+        self,
+        function: Transformed[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        passed: Passed,
     ) -> None:
-        self._function, self._scheduled = function, scheduled
+        self._function, self._passed = function, passed
         self._renewals = self._settled = 0
+        self._why_not = "something that the function closes over changes at every call"
         self.engine = self._make(args, kwargs)
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
-        found = reached(self._function, args, kwargs)
-        groups = found.rates if self._scheduled else []
-        tensors = [(found.names[id(tensor)], tensor) for tensor in found.differentiable]
-        return Engine(Step(self._function.fn, self._function.function_name, tensors, groups), self._function)
+        found, passed = reached(self._function, args, kwargs), self._passed
+        groups = found.rates if passed.rates else []
+        tensors = found.differentiable if passed.gradients else []
+        named = [(found.names[id(tensor)], tensor) for tensor in tensors]
+        step = Step(self._function.fn, self._function.function_name, named, groups, passed.places)
+        return Engine(step, self._function, passed)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call, and leave the gradients behind that it leaves behind."""
+        """Run a call, and leave behind what it leaves behind."""
         function = self._function
         while self._renewals <= MAX_RETRACES:
             with function._lock:  # no other call of the function sees gradients in between
@@ -212,15 +303,18 @@ class Steps:
                     return self._run(args, kwargs)
                 except AsItIsError:
                     break
+                except UnsteadyError:
+                    self._renewals, self._why_not = MAX_RETRACES + 1, _UNSTEADY
+                    self.engine.forget()
+                    continue
                 except OutdatedError as error:
-                    self._scheduled = self._scheduled or error.scheduled
+                    self._passed |= error.passed
                 self._renewals += 1
                 self._settled = 0
                 self.engine.forget()
                 self.engine = self._make(args, kwargs)
         else:
-            note = Fallback("the call", "something that the function closes over changes at every call")
-            return function._run_inline(note, args, kwargs)
+            return function._run_inline(Fallback("the call", self._why_not), args, kwargs)
         return function.fn(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -228,12 +322,13 @@ class Steps:
         return self(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        step, rates = self.engine.step, [group["lr"] for group in self.engine.step.groups]
-        before = [tensor.grad for tensor in step.differentiated]
+        step = self.engine.step
+        before, rates, found_there = step.found()
+        values = with_parts(found_there) if found_there else []
         if self.engine.gives_up:
-            found = self._give_up(before, rates, args, kwargs)
+            found = self._give_up(before, rates, values, args, kwargs)
         else:
-            found = self.engine(before, rates, args, kwargs)
+            found = self.engine(before, rates, values, args, kwargs)
         count = len(before)
         for tensor, new in zip(step.differentiated, found[:count], strict=True):
             if tensor.grad is not new:
@@ -244,9 +339,15 @@ class Steps:
         returned, leaves = step.returned[found[count]], found[count + 1 :]
         if returned.spent:
             _mark_spent(leaves, returned.spent)
-        return pytree.tree_unflatten(leaves, returned.tree)
+        left, result = pytree.tree_unflatten(leaves, returned.tree)
+        for place, old, new in zip(step.places, found_there, left, strict=True):
+            if not _is_left_alone(old, new):
+                place.put(new)
+        return result
 
-    def _give_up(self, before: list[Any], rates: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _give_up(
+        self, before: list[Any], rates: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run it so that memory of gradients that it replaces is free for new ones, as after ``zero_grad`` in eager.
 
         Nobody but the list holds them then, and whoever holds one besides keeps it.
@@ -255,7 +356,7 @@ class Steps:
         try:
             for tensor in tensors:
                 tensor.grad = None
-            return self.engine(before, rates, args, kwargs)
+            return self.engine(before, rates, values, args, kwargs)
         except BaseException:
             for tensor, gradient in zip(tensors, before, strict=True):
                 tensor.grad = gradient
@@ -264,6 +365,18 @@ class Steps:
     def forget(self) -> None:
         """Give back its graphs."""
         self.engine.forget()
+
+
+def _has_graph(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and not is_spent(value)
+
+
+def _is_left_alone(old: Any, new: Any) -> bool:
+    """Whether a container that is returned holds the very things that the one that was passed does."""
+    if old is new:
+        return True
+    (before, structure), (after, now) = pytree.tree_flatten(with_parts(old)), pytree.tree_flatten(with_parts(new))
+    return structure == now and not structure.is_leaf() and all(map(operator.is_, before, after))
 
 
 def _mark_spent(leaves: list[Any], spent: Sequence[int]) -> None:

@@ -28,6 +28,8 @@ from torch.utils import _pytree as pytree
 from pygraph.autocasting import without_autocast
 from pygraph.environment import IMMUTABLE, Environment
 from pygraph.errors import TraceError, describe
+from pygraph.paths import flatten_with_path
+from pygraph.places import ABSENT, Place
 from pygraph.program import (
     Program,
 )
@@ -73,7 +75,13 @@ class SelfTracing:
 
 
 class Rebinding:
-    """A function that puts other tensors in the place of some that it closes over, which are no part of its trace."""
+    """A function that puts other tensors in the place of some that it closes over, which are no part of its trace.
+
+    Attributes:
+        __wrapped__: The function that closes over them.
+    """
+
+    __wrapped__: Any
 
     def rebound(self) -> Iterable[torch.Tensor]:
         """What is in those places now."""
@@ -87,16 +95,50 @@ class Rebinding:
         """
 
 
+@dataclasses.dataclass(frozen=True)
+class Passed:
+    """What calls are passed besides their arguments, as they change it.
+
+    Attributes:
+        gradients: Whether the gradients of all that is closed over are passed.
+        rates: Whether learning rates are.
+        places: Attributes and variables.
+    """
+
+    gradients: bool = False
+    rates: bool = False
+    places: tuple[Place, ...] = ()
+
+    def __or__(self, other: Passed) -> Passed:
+        new = [place for place in other.places if not any(place.is_same(known) for known in self.places)]
+        return Passed(self.gradients or other.gradients, self.rates or other.rates, (*self.places, *new))
+
+
 class Passing:
     """A function that is passed what another one finds for itself, and puts it there while that one is traced.
 
     Attributes:
         differentiated: The tensors whose gradients are passed.
         groups: The parameter groups whose learning rates are passed.
+        places: Attributes and variables that are passed.
     """
 
     differentiated: Sequence[torch.Tensor]
     groups: Sequence[dict[str, Any]]
+    places: Sequence[Place]
+
+    @contextlib.contextmanager
+    def emptied(self) -> Generator[None, None, None]:
+        """Have nothing found in these places; one that is not there stays so."""
+        before = [place.get() for place in self.places]
+        try:
+            for place, value in zip(self.places, before, strict=True):
+                if value is not ABSENT:
+                    place.put(None)
+            yield
+        finally:
+            for place, value in zip(self.places, before, strict=True):
+                place.put(value)
 
     def path(self, path: str) -> str:
         """What reports call an argument or a result, in terms of the other function."""
@@ -156,19 +198,37 @@ def trace_call(
         return fn.trace(args, kwargs, static, name)
     with _LOCK, no_collection(), _dispatch_kept():
         recording, static = record_call(fn, args, kwargs, static, name)
-        passing = fn if isinstance(fn, Passing) else None
+        passing = _passing(fn)
         passed = {id(tensor) for tensor in passing.differentiated} if passing is not None else set[int]()
         read = [tensor for tensor in recording.gradients if id(tensor) not in passed]
-        now = Environment(fn, objects_among(args, kwargs), read)
-        if passing is not None:
-            now.release_rates(passing.groups)
+        now = reached_besides(fn, args, kwargs, read)
         program = _functional(recording)
-        if passing is not None:
-            program = _with_paths(program, passing.path)
+        if isinstance(fn, Passing):
+            program = _with_paths(program, fn.path)
         if isinstance(fn, Rebinding):
             now.release(fn.rebound())
             fn.check(program)
         return Traced(program, static, now)
+
+
+def reached_besides(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], read: Sequence[torch.Tensor] = ()
+) -> Environment:
+    """What a call depends on besides what it is passed; ``read`` are tensors of which it reads gradients."""
+    passing = _passing(fn)
+    if passing is None:
+        return Environment(fn, objects_among(args, kwargs), read)
+    with passing.emptied():
+        environment = Environment(fn, objects_among(args, kwargs), read)
+    environment.release_rates(passing.groups)
+    environment.release_places(passing.places)
+    return environment
+
+
+def _passing(fn: Any) -> Passing | None:
+    """The function that puts what it is passed in its places, behind one that is made from it."""
+    behind = fn.__wrapped__ if isinstance(fn, Rebinding) else fn
+    return behind if isinstance(behind, Passing) else None
 
 
 def _with_paths(program: Program, path: Callable[[str], str]) -> Program:
@@ -226,7 +286,7 @@ def _is_int(leaf: object) -> bool:
 
 def objects_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments that have attributes of their own, which a trace bakes in; tensors and containers are in the key."""
-    keyed = pytree.tree_flatten_with_path((args, kwargs))[0]
+    keyed = flatten_with_path((args, kwargs))[0]
     return {pytree.keystr(path): leaf for path, leaf in keyed if not isinstance(leaf, (torch.Tensor, *IMMUTABLE))}
 
 

@@ -39,6 +39,7 @@ from pygraph.lowering.aten import lower, written_inputs
 from pygraph.lowering.inductor import ALIGNED
 from pygraph.native import build
 from pygraph.native.callpath import CallPath, Reached, live_numbers
+from pygraph.paths import flatten_with_path
 from pygraph.program import Argument, Base, Captured, Fallback, Mechanism, Program
 from pygraph.ranges import Ranges, share_memory, sharing
 from pygraph.report.explain import Explanation, explain
@@ -47,7 +48,7 @@ from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
-from pygraph.trace import Traced, objects_among, trace_call
+from pygraph.trace import Passed, Traced, objects_among, trace_call
 from pygraph.tracing.leaves import static_leaves
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
 from pygraph.transforms.fuse import fuse_program
@@ -191,7 +192,7 @@ class Transformed(Generic[P, R]):
         try:
             key = self._key(leaves, structure, args, kwargs)
         except UnhashableError as error:
-            where = pytree.keystr(pytree.tree_flatten_with_path((args, kwargs))[0][error.leaf][0][1:])
+            where = pytree.keystr(flatten_with_path((args, kwargs))[0][error.leaf][0][1:])
             kind = type(leaves[error.leaf]).__name__
             note = Fallback("the call", f"argument {where} is a {kind}, which cannot be part of a cache key")
             return self._run_inline(note, args, kwargs)
@@ -419,7 +420,8 @@ class Transformed(Generic[P, R]):
             self._wasted[base] = self._wasted[base] + 1 if wasted else 0
         if outdated is not None:
             self._drop_all(key)
-            return self._keep_steps(key, args, kwargs, not outdated.rates_are_current())
+            passed = Passed(gradients=True, rates=not outdated.rates_are_current())
+            return self._keep_steps(key, args, kwargs, passed)
         if self._retraces[base] > MAX_RETRACES or self._wasted[base] > MAX_WASTED:
             self._drop_all(key)
             return self._give_up(key, entries[0].changed() if entries else None)
@@ -437,13 +439,14 @@ class Transformed(Generic[P, R]):
             if (
                 isinstance(error, GradientError)
                 and not isinstance(error, SpentGraphError)
-                and self._is_root
+                and self._composes
                 and torch.is_grad_enabled()
                 and not self.options.donates
             ):
                 return self._keep(key, Entry(None, None, None, [], differentiated=True))
-            if isinstance(error, (GradientChangeError, SpentGraphError)) and self._may_step():
-                return self._keep_steps(key, args, kwargs)
+            passed = self._left_behind(error, is_known)
+            if passed is not None:
+                return self._keep_steps(key, args, kwargs, passed)
             note = Fallback("the call", str(error), None)
             if self.options.strict:
                 raise FallbackError(str(error)) from error
@@ -493,14 +496,23 @@ class Transformed(Generic[P, R]):
         found = (entry.traced.environment for entry in self._entries.of(key) if entry.traced is not None)
         return next((one for one in found if not one.step_is_current()), None) if self._may_step() else None
 
+    @property
+    def _composes(self) -> bool:
+        """Whether calls that are differentiated from outside have compiled functions of their own."""
+        return self._is_root
+
     def _may_step(self) -> bool:
         return self._is_root and not self.options.donates
 
-    def _keep_steps(self, key: Key, args: Any, kwargs: Any, scheduled: bool = False) -> Entry:
-        """An entry for calls that leave other gradients behind, or whose optimizer has another learning rate now."""
+    def _left_behind(self, error: TraceError, is_known: bool) -> Passed | None:
+        """What calls are to be passed and to return, if that is all that is in the way of a trace."""
+        return left_behind(error, is_known or self.options.strict) if self._may_step() else None
+
+    def _keep_steps(self, key: Key, args: Any, kwargs: Any, passed: Passed) -> Entry:
+        """An entry for calls that leave something else behind than there was, or find another learning rate."""
         from pygraph.steps import Steps
 
-        return self._keep(key, Entry(None, None, None, [], steps=Steps(self, args, kwargs, scheduled)))
+        return self._keep(key, Entry(None, None, None, [], steps=Steps(self, args, kwargs, passed)))
 
     def make_programs(self, args: Any, kwargs: Any, static: frozenset[int]) -> tuple[Traced, Program]:
         """Trace and apply the passes; numbers that a device operation takes by value are baked in."""
@@ -688,6 +700,20 @@ class Transformed(Generic[P, R]):
 
 
 _EXPECTED = functorch.EXPECTED | {INSIDE_CALL}
+
+
+def left_behind(error: TraceError, is_known: bool) -> Passed | None:
+    """What a call is to be passed and to return, if that is all that is in the way of its trace.
+
+    Args:
+        error: What is in the way.
+        is_known: Whether there was a call like this: a first one may fill attributes that later ones only read.
+    """
+    if isinstance(error, (GradientChangeError, SpentGraphError)):
+        return Passed(gradients=True)
+    if isinstance(error, StateChangeError) and error.places and is_known:
+        return Passed(places=error.places)
+    return None
 
 
 def _lookup(module: str, path: str) -> Any:

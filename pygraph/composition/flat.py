@@ -28,6 +28,7 @@ from pygraph.composition.sharing import Shared
 from pygraph.composition.substitution import substituted
 from pygraph.composition.taken_apart import TakenApart
 from pygraph.errors import TraceError
+from pygraph.objects import has_objects, with_parts
 from pygraph.program import Captured, Program, TensorSpec
 from pygraph.trace import Rebinding
 from pygraph.tracing.recording import is_known_size
@@ -68,6 +69,8 @@ _TENSOR = object()
 def take_apart(result: Any) -> tuple[list[torch.Tensor], Rest]:
     """A result's tensors, and the rest."""
     leaves, tree = pytree.tree_flatten(result, is_leaf=is_known_size)
+    if has_objects(leaves):
+        leaves, tree = pytree.tree_flatten(with_parts(result, is_known_size), is_leaf=is_known_size)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return tensors, Rest(tree, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves))
 

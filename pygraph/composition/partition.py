@@ -20,6 +20,7 @@ from pygraph.composition.values import Values
 from pygraph.effects import has_effect, is_host_number, is_random, is_view, root
 from pygraph.errors import TraceError, describe
 from pygraph.lowering.states import settle_program
+from pygraph.objects import with_parts
 from pygraph.program import (
     Alias,
     Argument,
@@ -140,7 +141,8 @@ class _Partition:
         self._numbers = values.of(joint)
         self._after: Parts | None = None
         self._known: dict[int, Source] = {}
-        self._result, self._gradients = pytree.tree_unflatten(range(joint.out_tree.num_leaves), joint.out_tree)
+        result, self._gradients = pytree.tree_unflatten(range(joint.out_tree.num_leaves), joint.out_tree)
+        self._result = with_parts(result, kind=int)  # every leaf is its number
         self._result_leaves = len(pytree.tree_leaves(self._result))
         self._shared = {a.index for a in joint.aliases if a.of == "output" and not self._is_gradient(a.leaf)}
         self._late = self._late_nodes()

@@ -40,7 +40,8 @@ from pygraph.errors import TraceError
 from pygraph.interop.functorch import NOTHING_ON_DEVICE
 from pygraph.keys import UnhashableError, static_key
 from pygraph.native.callpath import Reached
-from pygraph.trace import Rebinding, objects_among, record_call
+from pygraph.objects import holds_tensors
+from pygraph.trace import Rebinding, objects_among, reached_besides, record_call
 from pygraph.tracing.hidden_writes import updated_in_hiding
 from pygraph.tracing.leaves import is_live_number
 from pygraph.tracing.recording import Recording
@@ -284,7 +285,7 @@ def _discover(
 ) -> tuple[Site, tuple[int, ...]]:  # fmt: skip
     """Run the function once on fakes, and look at what it uses and does; also the leaves that decided that."""
     args, kwargs = pytree.tree_unflatten(list(leaves), tree)
-    environment = Environment(function.fn, objects_among(args, kwargs))
+    environment = reached_besides(function.fn, args, kwargs)
     lifted = [tensor for tensor in environment.tensors if is_special(tensor)]
     before: set[int] = set()
     for _ in range(_MAX_ROUNDS):
@@ -444,6 +445,8 @@ class _Probe(Rebinding):
         finding = _Finding({id(tensor): fake for tensor, fake in zip(self._lifted, given, strict=True)})
         with self._settings.restored(), substituting(finding):
             result = self.__wrapped__(*args, **kwargs)
+        if any(holds_tensors(leaf) and not holds_tensors(leaf, FakeTensor) for leaf in pytree.tree_leaves(result)):
+            raise TraceError("it returns an object with tensors that was there before")
         results, _ = take_apart(result)
         self.differentiable = tuple(tensor.requires_grad for tensor in results)
         self.returned = {id(tensor) for tensor in results}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 
 from pygraph.contents import IMMUTABLE
 from pygraph.effects import is_written
@@ -167,6 +168,11 @@ def classify_outputs(
         elif isinstance(value, (torch.SymInt, torch.SymFloat)):
             results.append((position, leaf))
             position += 1
+        elif isinstance(value, type) and issubclass(value, _STAND_INS):
+            raise TraceError(
+                describe(f"trace({recording.name})(…)", f"{path} is the class of a tensor or number, which has"
+                         " another one in a trace", remedy="Return no classes.")
+            )  # fmt: skip
         elif _is_constant(value, recording.environment):
             statics.append(Static(path, leaf, value))
         else:
@@ -285,6 +291,10 @@ def relative_views(graph: fx.Graph, placeholders: list[fx.Node], inputs: list[In
             whole.meta = {**node.meta}
             node.meta["val"] = part_value
             bases.add(whole)
+
+
+# Classes of what stands for tensors and numbers in a trace.
+_STAND_INS = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _is_constant(value: Any, environment: Environment) -> bool:

@@ -29,6 +29,8 @@ from pygraph.errors import (
     TraceError,
     describe,
 )
+from pygraph.objects import with_parts
+from pygraph.paths import flatten_with_path
 from pygraph.program import (
     Argument,
     Baked,
@@ -97,7 +99,7 @@ def record(
         TraceError: The function fails, or does what a Program cannot say.
     """
     call = f"trace({name})(…)"
-    keyed, in_tree = pytree.tree_flatten_with_path((args, kwargs))
+    keyed, in_tree = flatten_with_path((args, kwargs))
     paths = [_input_path(path) for path, _ in keyed]
     leaves = [leaf for _, leaf in keyed]
     shape_env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
@@ -146,7 +148,8 @@ def record(
         del placeholders  # the same objects as in fake_args, which keep their Python containers
         with sources, meta, NumbersStayLive(), gradients, refusals, settings.watch():
             box["out"] = fn(*fake_args, **fake_kwargs)
-        keyed_out, box["tree"] = pytree.tree_flatten_with_path(box["out"], is_leaf=is_known_size)
+        returned = with_parts(box["out"], is_known_size, FakeTensor)
+        keyed_out, box["tree"] = flatten_with_path(returned, is_leaf=is_known_size)
         box["paths"] = [_output_path(path) for path, _ in keyed_out]
         # A comparison of numbers is a bool: its value is needed.
         box["leaves"] = [bool(leaf) if isinstance(leaf, torch.SymBool) else leaf for _, leaf in keyed_out]
@@ -173,25 +176,29 @@ def record(
     except Exception as error:
         failure = error
     finally:
-        changed = environment.restore() or _changed_attribute(fakes, attributes)
+        places = environment.changed_places()
+        changed = environment.restore()
         gradient = environment.restore_gradients(before_gradients)
-        changed = changed or _unreached_gradient(sources.used.values())
+        elsewhere = _changed_attribute(fakes, attributes) or _unreached_gradient(sources.used.values())
         seeded = generators.restore()
     if failure is not None:
         raise TraceError(
             describe(call, f"{type(failure).__name__}: {first_line(failure)}", source=user_line(failure))
         ) from failure
     assert module is not None
-    changed = changed or settings.changed
+    elsewhere = elsewhere or settings.changed
+    changed = changed or elsewhere
     refused = sources.problem or refusals.problem
     if refused is not None:  # the function has caught the error
         raise TraceError(describe(call, refused))
     if changed is not None or gradient is not None:
         kind = GradientChangeError if changed is None else StateChangeError
-        raise kind(
+        error = kind(
             describe(call, f"it changes {changed or gradient}", expected="no lasting change but to tensors in place",
                      remedy="Return the new value instead.")
         )  # fmt: skip
+        error.places = places if elsewhere is None else None
+        raise error
     if seeded is not None:
         raise TraceError(
             describe(call, f"it seeds or draws from {seeded}, whose numbers would be baked in",
@@ -360,7 +367,7 @@ def _check_arguments_kept(
     required: dict[int, bool],
 ) -> None:
     """Refuse a function that changed its arguments' containers, shapes or gradients."""
-    after, tree_after = pytree.tree_flatten((args, kwargs))
+    after, tree_after = pytree.tree_flatten(with_parts((args, kwargs), kind=FakeTensor))
     if tree_after != tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
         raise TraceError(describe(call, "it changes a container among its arguments", remedy="Return a new one."))
     for index, fake in fakes.items():

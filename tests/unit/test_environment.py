@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import enum
 import functools
 import importlib
 import logging
@@ -490,6 +491,100 @@ def test_nothing_of_the_user_runs_in_the_walk() -> None:
 
     touchy = Touchy()
     assert Environment(lambda x: x * touchy.value).is_current()
+
+
+class OwnWays:
+    """Reading and writing that a guard must not run, and a copy that cannot be made."""
+
+    def refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("code of the user's class was run")
+
+    __getitem__ = __setitem__ = __contains__ = __iter__ = __len__ = __eq__ = __bool__ = refuse  # pyright: ignore
+    get = items = keys = values = clear = update = copy = append = refuse
+
+
+class LazyDict(OwnWays, dict[str, Any]):
+    pass
+
+
+class LazyOrderedDict(OwnWays, collections.OrderedDict[str, Any]):
+    pass
+
+
+class LazyList(OwnWays, list[Any]):
+    pass
+
+
+def lazy_ordered() -> Any:
+    container = LazyOrderedDict()
+    collections.OrderedDict.__setitem__(container, "first", 0)
+    collections.OrderedDict.__setitem__(container, "scale", 1)
+    return container
+
+
+@pytest.mark.parametrize(
+    ("make", "key", "kind"),
+    [
+        (lambda: LazyDict(first=0, scale=1), "scale", dict),
+        (lazy_ordered, "scale", collections.OrderedDict),
+        (lambda: LazyList([0, 1]), 1, list),
+    ],
+    ids=["dict", "ordered", "list"],
+)
+def test_containers_of_derived_classes_are_read_as_they_lie(make: Callable[[], Any], key: Any, kind: Any) -> None:
+    container: Any = make()
+
+    def fn(x: Any) -> Any:
+        return x * kind.__getitem__(container, key)
+
+    environment = Environment(fn, {})
+    assert environment.is_current()
+    kind.__setitem__(container, key, 2)
+    assert not environment.is_current()
+    assert environment.may_return()
+    assert environment.changed() == f"container.{key}"
+    assert environment.restore() == ("container" if kind is list else "container.scale")
+    assert environment.is_current()
+    assert kind.__getitem__(container, key) == 1
+    if isinstance(container, dict):
+        kind.pop(container, key)
+        assert not environment.is_current()
+        assert environment.restore() is not None
+        assert list(kind.items(container)) == [("first", 0), ("scale", 1)]
+        assert environment.is_current()
+
+
+def test_a_guard_adds_nothing_to_a_default_dict(device: torch.device, native: bool) -> None:
+    scales = collections.defaultdict[str, float](lambda: 3.0, a=2.0)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * scales.get("a", 5.0)
+
+    if native and build.start(wait=True) is None:
+        pytest.skip(str(build.reason()))
+    fast, x = pygraph.jit(fn), torch.ones(2, device=device)
+    for _ in range(4):
+        assert fast(x).tolist() == [2.0, 2.0]
+    del scales["a"]
+    scales["b"] = 1.0
+    assert fast(x).tolist() == [5.0, 5.0]
+    assert dict(scales) == {"b": 1.0}
+
+
+class Key(enum.StrEnum):
+    SCALE = "scale"
+
+
+def test_keys_of_derived_classes() -> None:
+    scales = {Key.SCALE: 1.0}
+
+    def fn(x: Any) -> Any:
+        return x * scales[Key.SCALE]
+
+    environment = Environment(fn, {})
+    assert environment.is_current()
+    scales[Key.SCALE] = 2.0
+    assert not environment.is_current()
 
 
 def test_what_lies_deep_one_way_is_seen_another() -> None:

@@ -1,0 +1,541 @@
+"""What calls leave behind in attributes and variables: stored as in eager, by calls that are graphs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import pygraph
+from pygraph.errors import StateChangeError
+from pygraph.steps import MAX_SHAPES
+
+TOTAL: Any = 0.0
+
+
+def value(step: int, device: torch.device, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(step)).to(device)
+
+
+class Centered(nn.Module):
+    """A buffer that every call replaces, a number that it counts, and what it has found last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("center", torch.zeros(3))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.center = self.center * 0.9 + y.detach().mean(0) * 0.1
+        self.calls += 1
+        self.last = {"x": x, "first": x[0], "parts": [y.detach() * 2]}
+        return y - self.center
+
+
+class Forgetful(Centered):
+    """The same, without what it has found last, of which some requires grad where the input does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.last = None
+        return y
+
+
+def make(device: torch.device) -> Any:
+    torch.manual_seed(0)
+    return Centered().to(device)
+
+
+def test_a_module_in_inference(device: torch.device, native: bool) -> None:
+    plain, model = make(device), make(device)
+    fast = pygraph.jit(model)
+    held: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for step in range(8):
+            x = value(step, device, 2, 3)
+            assert torch.equal(fast(x), plain(x))
+            assert type(model.calls) is int
+            assert model.calls == step + 1
+            assert model.last["x"] is x
+            assert model.last["first"].data_ptr() == x.data_ptr()
+            assert torch.equal(model.last["parts"][0], plain.last["parts"][0])
+            held.append((model.center, plain.center))
+    for got, expected in held:  # none is overwritten by a later call
+        assert torch.equal(got, expected)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert model._buffers["center"] is model.center
+    info = fast.cache_info()
+    assert info.captures == 1
+    assert info.hits >= 5
+    assert not fast.explain().to_dict()["fallbacks"]
+
+
+def test_a_module_in_training(device: torch.device) -> None:
+    """Differentiated from outside; forward and backward are graphs."""
+    torch.manual_seed(0)
+    plain = Forgetful().to(device)
+    model = copy.deepcopy(plain)
+    fast = pygraph.jit(model)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (plain, model)]
+    for step in range(8):
+        x = value(step, device, 2, 3)
+        for run, optimizer in zip((plain, fast), optimizers, strict=True):
+            optimizer.zero_grad()
+            run(x).square().sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(model.center, plain.center)
+        torch.testing.assert_close(model.linear.weight.grad, plain.linear.weight.grad)
+        assert model.calls == step + 1
+        assert not model.center.requires_grad
+    assert not fast.explain().to_dict()["fallbacks"]
+    assert fast.cache_info().captures == 2
+
+
+def test_a_part_of_a_model_in_training(device: torch.device) -> None:
+    """What it is passed requires grad."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 3), Forgetful(), nn.Linear(3, 1)).to(device)
+    model = copy.deepcopy(plain)
+    model[1] = fast = pygraph.jit(model[1])
+    for step in range(6):
+        x = value(step, device, 2, 3)
+        for run in (plain, model):
+            run.zero_grad()
+            run(x).square().sum().backward()
+        torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
+        torch.testing.assert_close(fast.center, plain[1].center)
+    assert not fast.explain().to_dict()["fallbacks"]
+    assert fast.cache_info().captures == 2
+
+
+def test_a_shape_that_comes_after_many_calls(device: torch.device, native: bool) -> None:
+    """Calls that were found again show that what is stored keeps its shape, whoever has found them."""
+    plain, model = make(device), make(device)
+    fast = pygraph.jit(model)
+    with torch.no_grad():
+        for rows in range(1, MAX_SHAPES + 4):
+            for step in range(5):
+                x = value(step, device, 3, 3)
+                if step == 0:
+                    model.center, plain.center = (m.center.repeat(rows)[::rows] for m in (model, plain))
+                assert torch.equal(fast(x), plain(x))
+    assert not fast.explain().to_dict()["fallbacks"]
+
+
+def test_a_whole_step(device: torch.device) -> None:
+    results: list[Any] = []
+    for transform in (lambda fn: fn, pygraph.jit):
+        model = make(device)
+        optimizer = torch.optim.Adam(model.parameters(), 0.1, capturable=True)
+
+        def step(x: Tensor, model: Any = model, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        fast = transform(step)
+        losses = [fast(value(i, device, 2, 3)).detach() for i in range(8)]
+        assert model.calls == 8
+        results.append([*losses, model.center, *model.parameters(), *(p.grad for p in model.parameters())])
+        if fast is not step:
+            assert fast.cache_info().captures > 0
+            assert not [f for f in fast.explain().to_dict()["fallbacks"] if "changes" in f["reason"]]
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_tensor_that_is_stored_with_its_graph(device: torch.device) -> None:
+    """Then calls that are differentiated run as they are, and say so; without gradients they are graphs."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.features = self.linear(x)
+            return self.features.relu()
+
+    model = Model().to(device)
+    fast = pygraph.jit(model)
+    for step in range(4):
+        model.zero_grad()
+        x = value(step, device, 2, 3)
+        (fast(x).sum() + model.features.square().sum()).backward()
+        got = model.linear.weight.grad
+        model.zero_grad()
+        y = model.linear(x)
+        (y.relu().sum() + y.square().sum()).backward()
+        torch.testing.assert_close(got, model.linear.weight.grad)
+    assert "it stores features with a graph" in str(fast.explain().to_dict()["fallbacks"])
+    with torch.no_grad():
+        for step in range(5):
+            x = value(step, device, 2, 3)
+            assert torch.equal(fast(x), model.linear(x).relu())
+            assert torch.equal(model.features, model.linear(x))
+    assert fast.cache_info().captures == 1
+
+
+def variables() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    last = total = None
+    count = 0
+
+    def fn(x: Tensor) -> Tensor:
+        nonlocal last, total, count
+        last, total, count = x * 2, x if total is None else total + x, count + 1
+        return x + total
+
+    return fn, lambda: [last, total, count]
+
+
+def a_global() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    global TOTAL
+    TOTAL = 0.0
+
+    def fn(x: Tensor) -> Tensor:
+        global TOTAL
+        TOTAL = TOTAL + x.sum()
+        return x * TOTAL
+
+    return fn, lambda: [TOTAL]
+
+
+def entries() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    found: dict[Any, Any] = {"a": 1, 2: None}
+
+    def fn(x: Tensor) -> Tensor:
+        found["a"] += 1
+        found[2] = (x, [x.mean(), "text", None])
+        found.pop("gone", None)
+        return x * 2
+
+    return fn, lambda: [found]
+
+
+def a_static_cache() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    class Cache:
+        def __init__(self) -> None:
+            self.keys: Any = None
+            self.position: Any = None
+
+        def update(self, x: Tensor) -> Tensor:
+            if self.keys is None:
+                self.keys, self.position = x.new_zeros(16, 3), torch.zeros(1, dtype=torch.long, device=x.device)
+            self.keys = self.keys.index_copy(0, self.position, x[None])
+            self.position = self.position + 1
+            return self.keys
+
+    cache = Cache()
+    return lambda x: cache.update(x).sum(0) * x, lambda: [cache.keys, cache.position]
+
+
+def objects() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    class State:
+        def __init__(self, mean: Tensor, spread: Any) -> None:
+            self.mean, self.spread = mean, spread
+
+    holder = types.SimpleNamespace(state=State(torch.zeros(()), [1.0]), kept=State(torch.ones(3), None))
+    kept = holder.kept
+
+    def fn(x: Tensor) -> Tensor:
+        holder.state = State(holder.state.mean * 0.5 + x.mean(), [holder.state.spread[0] * 2])
+        holder.kept = kept
+        return x - holder.state.mean
+
+    return fn, lambda: [holder.state.mean, holder.state.spread, holder.kept is kept]
+
+
+KINDS = {
+    "objects": objects,
+    "variables": variables,
+    "a global": a_global,
+    "entries": entries,
+    "a static cache": a_static_cache,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_other_places(device: torch.device, name: str) -> None:
+    plain, plain_state = KINDS[name]()
+    expected = [copy.copy([plain(value(i, device, 3)), *plain_state()]) for i in range(8)]
+    fn, state = KINDS[name]()
+    fast = pygraph.jit(fn)
+    for step in range(8):
+        got = [fast(value(step, device, 3)), *state()]
+        if name != "entries":
+            torch.testing.assert_close(got, expected[step], rtol=0, atol=0)
+    if name == "entries":
+        assert state()[0]["a"] == 9
+        assert state()[0][2][1][1:] == ["text", None]
+        assert torch.equal(state()[0][2][0], value(7, device, 3))
+    assert not fast.explain().to_dict()["fallbacks"]
+    assert fast.cache_info().captures <= 2
+
+
+def test_what_is_left_alone_stays_the_same_object(device: torch.device) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: Any = {"a": [torch.ones(3)]}
+            self.seen = 0
+
+        def forward(self, x: Tensor, replace: bool) -> Tensor:
+            self.seen += 1
+            if replace:
+                self.kept = {"a": [x * 2]}
+            return x + self.kept["a"][0].to(x.device)
+
+    model = Model()
+    fast = pygraph.jit(model)
+    x = value(0, device, 3)
+    for _ in range(3):
+        fast(x, True)
+    before = model.kept
+    for _ in range(4):
+        assert torch.equal(fast(x, False), x * 3)
+        assert model.kept is before
+    assert model.seen == 7
+
+
+def test_what_the_caller_changes_between_calls_is_seen(device: torch.device, native: bool) -> None:
+    plain, model = make(device), make(device)
+    fast = pygraph.jit(model)
+
+    def other(step: int) -> None:
+        for m in (plain, model):
+            if step == 3:
+                m.center = value(9, device, 3)
+            elif step == 4:
+                m.center.mul_(2)
+            elif step == 5:
+                m.calls = 100
+            elif step == 6:
+                del m.last
+            elif step == 7:
+                m.load_state_dict({**m.state_dict(), "center": torch.ones(3)})
+            elif step == 8:
+                m.center = value(9, device, 6)[::2]
+            elif step == 9:
+                m.linear = nn.Linear(3, 3, device=device)
+                m.linear.load_state_dict({"weight": torch.eye(3), "bias": torch.zeros(3)})
+
+    with torch.no_grad():
+        for step in range(12):
+            other(step)
+            x = value(step, device, 2, 3)
+            assert torch.equal(fast(x), plain(x)), step
+            assert torch.equal(model.center, plain.center), step
+            assert model.calls == plain.calls
+
+
+def test_a_cache_that_grows_runs_as_it_is(device: torch.device) -> None:
+    """No call is like one before; after a few that is given up, and the report says so."""
+
+    class Cache(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.keys = x[None] if not hasattr(self, "keys") else torch.cat([self.keys, x[None]])
+            return self.keys.sum(0)
+
+    plain, model = Cache(), Cache()
+    fast = pygraph.jit(model)
+    for step in range(12):
+        x = value(step, device, 3)
+        torch.testing.assert_close(fast(x), plain(x), rtol=0, atol=0)
+        assert torch.equal(model.keys, plain.keys)
+    assert fast.cache_info().misses <= MAX_SHAPES + 4
+    assert "another shape or decisive value at every call" in str(fast.explain().to_dict()["fallbacks"])
+
+
+def test_a_counter_that_decides_runs_as_it_is(device: torch.device) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * 2 if self.calls % 3 == 0 else x
+
+    plain, model = Model(), Model()
+    fast = pygraph.jit(model)
+    for step in range(9):
+        x = value(step, device, 3)
+        assert torch.equal(fast(x), plain(x))
+        assert model.calls == step + 1
+    assert fast.cache_info().misses <= 4
+    assert "decisive value at every call" in str(fast.explain().to_dict()["fallbacks"])
+
+
+def test_results_that_share_memory_with_what_is_stored(device: torch.device) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.mean = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x)
+            self.last, self.mean = y.detach(), y.detach().mean()
+            return y
+
+    torch.manual_seed(0)
+    plain = Model().to(device)
+    model = copy.deepcopy(plain)
+    fast = pygraph.jit(model)
+    for step in range(5):
+        x = value(step, device, 2, 3)
+        for run, m in ((plain, plain), (fast, model)):
+            m.zero_grad()
+            y = run(x)
+            assert m.last.data_ptr() == y.data_ptr()
+            assert not m.last.requires_grad
+            y.square().sum().backward()
+        assert torch.equal(model.last, plain.last)
+        torch.testing.assert_close(model.linear.weight.grad, plain.linear.weight.grad)
+
+
+def test_a_list_that_grows_is_refused(device: torch.device) -> None:
+    found: list[Tensor] = []
+
+    def fn(x: Tensor) -> Tensor:
+        found.append(x * 2)
+        return x + 1
+
+    fast = pygraph.jit(fn)
+    for step in range(5):
+        x = value(step, device, 3)
+        assert torch.equal(fast(x), x + 1)
+        assert torch.equal(found[-1], x * 2)
+    assert len(found) == 5
+    assert "it changes" in str(fast.explain().to_dict()["fallbacks"])
+
+
+def test_tracing_says_what_changes(device: torch.device) -> None:
+    model = make(device)
+    with torch.no_grad(), pytest.raises(StateChangeError, match="it changes") as raised:
+        pygraph.trace(model)(value(0, device, 2, 3))
+    assert raised.value.places is not None
+    assert {place.name for place in raised.value.places} == {"calls", "last", "center"}
+    assert model.calls == 0
+    assert not hasattr(model, "last")
+
+
+def test_strict_calls_are_graphs_from_the_first(device: torch.device) -> None:
+    plain, model = make(device), make(device)
+    fast = pygraph.jit(model, strict=True)
+    with torch.no_grad():
+        for step in range(4):
+            x = value(step, device, 2, 3)
+            assert torch.equal(fast(x), plain(x))
+            assert torch.equal(model.center, plain.center)
+    assert model.calls == 4
+
+
+def test_an_error_leaves_what_eager_leaves(device: torch.device) -> None:
+    plain, model = make(device), make(device)
+    fast = pygraph.jit(model)
+    with torch.no_grad():
+        for step in range(4):
+            x = value(step, device, 2, 3)
+            fast(x), plain(x)
+        for run in (fast, plain):
+            with pytest.raises(RuntimeError):
+                run(value(5, device, 2, 4))
+        assert model.calls == plain.calls
+        x = value(6, device, 2, 3)
+        assert torch.equal(fast(x), plain(x))
+
+
+# ---- any updates, and anything that happens in between -------------------------------------------------------------
+
+UPDATES: dict[str, Callable[[Any, Tensor], Any]] = {
+    "average": lambda m, x: setattr(m, "a", m.a * 0.5 + x),
+    "input": lambda m, x: setattr(m, "a", x),
+    "view": lambda m, x: setattr(m, "b", m.a[:2]),
+    "swap": lambda m, x: m.__dict__.update(a=m.c, c=m.a),
+    "in place": lambda m, x: m.a.add_(1),
+    "both": lambda m, x: setattr(m, "a", m.a.mul_(2) + m.c),
+    "shared": lambda m, x: m.__dict__.update(a=x * 2, c=x * 2) or setattr(m, "c", m.a),
+    "count": lambda m, x: setattr(m, "n", m.n + 1),
+    "container": lambda m, x: setattr(m, "d", {"x": x, "old": m.a + 1, "n": m.n}),
+    "none": lambda m, x: setattr(m, "d", None),
+    "nothing": lambda m, x: None,
+}
+EVENTS: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda m: None,
+    "other tensor": lambda m: setattr(m, "a", m.a * 3),
+    "in place": lambda m: m.c.mul_(2),
+    "number": lambda m: setattr(m, "n", 7),
+    "shared": lambda m: setattr(m, "a", m.c),
+}
+
+
+class Holder:
+    def __init__(self, updates: list[str], device: torch.device) -> None:
+        self.a, self.c = torch.ones(3, device=device), torch.arange(3.0, device=device)
+        self.b, self.d, self.n = None, None, 0
+        self._updates = updates
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x * 2
+        for name in self._updates:
+            UPDATES[name](self, x)
+            y = y + self.a * self.c
+        return y
+
+
+@given(
+    updates=st.lists(st.sampled_from(sorted(UPDATES)), min_size=1, max_size=4),
+    events=st.lists(st.sampled_from(sorted(EVENTS)), min_size=3, max_size=7),
+    hold=st.booleans(),
+)
+def test_any_updates(device: torch.device, updates: list[str], events: list[str], hold: bool) -> None:
+    plain, quick = Holder(updates, device), Holder(updates, device)
+    fast = pygraph.jit(quick)
+    held: list[tuple[Any, Any]] = []
+
+    def state(holder: Holder) -> list[Any]:
+        return [holder.a, holder.b, holder.c, holder.d, holder.n]
+
+    for step, event in enumerate(events):
+        given = value(step, device, 3), value(step, device, 3)
+        got, expected = fast(given[0]), plain(given[1])
+        torch.testing.assert_close([got, *state(quick)], [expected, *state(plain)], rtol=0, atol=0)
+        # What shares memory in eager does here, and nothing else.
+        for (i, j), k in itertools.product(itertools.combinations(range(3), 2), [state]):
+            pairs = [(k(holder)[i], k(holder)[j]) for holder in (plain, quick)]
+            if all(isinstance(t, Tensor) for pair in pairs for t in pair):
+                assert len({a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a, b in pairs}) == 1
+        if hold:
+            held.append(([got, quick.c], [expected, plain.c]))
+        EVENTS[event](plain), EVENTS[event](quick)
+    for got, expected in held:
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_results_of_layers_that_are_kept(device: torch.device) -> None:
+    """As for a loss on features: hooks store what layers return."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(device)
+    features: dict[str, Tensor] = {}
+    for name, layer in model.named_children():
+        layer.register_forward_hook(lambda module, args, out, name=name: features.update({name: out}))
+    fast = pygraph.jit(model)
+    with torch.no_grad():
+        for step in range(6):
+            x = value(step, device, 2, 3)
+            got = fast(x)
+            torch.testing.assert_close(features["0"], F.linear(x, model[0].weight, model[0].bias))
+            assert features["2"] is got
+    assert fast.cache_info().captures == 1

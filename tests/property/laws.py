@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import pygraph
 from pygraph.evaluate import bind
 from pygraph.printing import NAMESPACE
 from pygraph.program import ScalarArgument, TensorSpec
-from pygraph.runtime.devices import driver_for
+from tests.memory import live_bytes
 from tests.property.strategies import Case, is_writable
 
 Pass = Callable[[pygraph.Program], pygraph.Program]
@@ -227,11 +226,8 @@ def _kind(tensor: torch.Tensor) -> Any:
 @_without_grad
 def check_no_leak(case: Case, stack: Callable[[Any], Any], device: torch.device, rounds: int = 2) -> None:
     """When the function, its arguments and its results are gone, so is all their memory."""
-    driver = driver_for(device)
-    assert driver is not None
     for _ in range(rounds):
-        gc.collect()
-        before = driver.live_bytes()
+        before = live_bytes(device)
         fn = case.function(device)
         stacked = stack(fn)
         for call in range(2):
@@ -239,8 +235,7 @@ def check_no_leak(case: Case, stack: Callable[[Any], Any], device: torch.device,
             stacked(*case.arguments(device, seed=call))
         stacked.cache_clear()
         del fn, stacked
-        gc.collect()
-        after = driver.live_bytes()
+        after = live_bytes(device)
     # The first round may leave what libraries keep (workspaces); the second must leave nothing.
     assert after <= before, f"{after - before} bytes are still in use"
 

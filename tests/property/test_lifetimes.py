@@ -16,21 +16,11 @@ from hypothesis import strategies as st
 
 import pygraph
 from pygraph.runtime.collection import no_collection
-from pygraph.runtime.devices import driver_for
 from pygraph.runtime.turns import here
+from tests.memory import live_bytes
 from tests.property.laws import scramble
 
 CI = settings.get_current_profile_name() == "ci"
-
-
-def live_bytes(device: torch.device) -> int:
-    driver = driver_for(device)
-    assert driver is not None
-    gc.collect()
-    if device.type == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()
-    driver.synchronize()
-    return driver.live_bytes()
 
 
 # ---- interruptions ---------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import threading
 from typing import Any
@@ -12,23 +11,13 @@ import torch
 
 import pygraph
 from pygraph.errors import ArgumentError, FallbackError, TraceError
-from pygraph.runtime.devices import driver_for
 from pygraph.transformed import CacheInfo
+from tests.memory import live_bytes
 
 
 @pytest.fixture
 def x(device: torch.device) -> torch.Tensor:
     return torch.arange(6.0, device=device).view(2, 3)
-
-
-def live_bytes(device: torch.device) -> int:
-    driver = driver_for(device)
-    assert driver is not None
-    gc.collect()
-    if device.type == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()
-    driver.synchronize()
-    return driver.live_bytes()
 
 
 # ---- the cache -------------------------------------------------------------------------------------------------

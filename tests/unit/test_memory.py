@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
@@ -12,13 +11,7 @@ from torch import nn
 import pygraph
 from pygraph.errors import FallbackError
 from pygraph.runtime.devices import driver_for
-
-
-def live(device: torch.device) -> int:
-    driver = driver_for(device)
-    assert driver is not None
-    gc.collect()
-    return driver.live_bytes()
+from tests.memory import live_bytes
 
 
 def replayed(fn: Any, **options: Any) -> Any:
@@ -93,9 +86,9 @@ def test_no_stand_in_of_a_patched_input_is_kept(device: torch.device, kind: str)
     base = torch.ones(1 << 16, device=device)
     x = {"plain": base, "view": base[64:], "transposed": base.view(256, 256).t(), "small": base[:4]}[kind]
     fn = replayed(lambda x: torch.tanh(x).sum())
-    before = live(device)
+    before = live_bytes(device)
     fn(x)
-    held = live(device) - before
+    held = live_bytes(device) - before
     assert memory(fn)["copied"] == 0
     assert held < max(x.nbytes, 4096)
 
@@ -107,7 +100,7 @@ def test_many_captures_and_evictions_leave_nothing(
 ) -> None:
     weight = torch.ones(4, device=device)
     x = torch.ones(1024, 4, device=device)
-    before = live(device)
+    before = live_bytes(device)
     fn = replayed(lambda x: x * weight, max_graphs=4, **options)
     for n in range(1, captures + 1):
         # Twice each, as a cache that only turns over stops capturing.
@@ -115,23 +108,23 @@ def test_many_captures_and_evictions_leave_nothing(
         fn(x[:n])
     info = fn.cache_info()
     assert (info.captures, info.evictions) == (captures, captures - 4)
-    assert live(device) - before < 4 * 2 * x.nbytes  # of four graphs, not of all
+    assert live_bytes(device) - before < 4 * 2 * x.nbytes  # of four graphs, not of all
     fn.cache_clear()
-    assert live(device) <= before
+    assert live_bytes(device) <= before
     assert torch.equal(fn(x[:3]), x[:3])
     del fn
-    assert live(device) <= before
+    assert live_bytes(device) <= before
 
 
 @pytest.mark.slow
 def test_a_thousand_captures_leave_nothing(device: torch.device) -> None:
     weight = torch.ones(4, device=device)
     x = torch.ones(64, 4, device=device)
-    before = live(device)
+    before = live_bytes(device)
     lowered = replayed(lambda x: x * weight).lower(x)
     for _ in range(1000):
         compiled = lowered.compile()
     assert torch.equal(compiled(x), x)
     assert compiled.explain().to_dict()["kernels_in_graphs"] == 1
     del compiled, lowered
-    assert live(device) <= before
+    assert live_bytes(device) <= before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.runtime.devices import driver_for
+from tests.memory import live_bytes
 from tests.modules import Pair, nothing_new
 from tests.unit.interop.common import counted
 
@@ -134,8 +133,6 @@ def test_the_budget_counts_every_way(device: torch.device) -> None:
 
 def test_what_was_replaced_is_not_kept_alive(device: torch.device) -> None:
     """Another object in its place does not come back by itself, so nothing is kept for the old one."""
-    driver = driver_for(device)
-    assert driver is not None
     pair = pair_of(device, Plain)
     x = batch(device, 0)
     for _ in range(2):
@@ -144,8 +141,7 @@ def test_what_was_replaced_is_not_kept_alive(device: torch.device) -> None:
     for seed in range(6):
         pair.change(lambda m, seed=seed: m.load_state_dict(other_state(device, seed, Plain), assign=True))
         pair.check(x)
-        gc.collect()
-        now = driver.live_bytes()
+        now = live_bytes(device)
         assert before is None or now <= before
         before = now
     assert pair.fast.cache_info().size == 1
@@ -255,15 +251,11 @@ def test_what_cannot_be_traced_in_one_mode_is_a_graph_in_the_other(
 
 
 def test_what_is_refused_keeps_no_module_alive(device: torch.device) -> None:
-    driver = driver_for(device)
-    assert driver is not None
     pair = pair_of(device, Checked)
     pair.check(batch(device, 0))
-    gc.collect()
-    before = driver.live_bytes()
+    before = live_bytes(device)
     for _ in range(3):
         pair.change(lambda m: setattr(m, "linear", nn.Linear(4, 4).to(device)))
         for _ in range(2):
             pair.check(batch(device, 0))
-    gc.collect()
-    assert driver.live_bytes() <= before
+    assert live_bytes(device) <= before

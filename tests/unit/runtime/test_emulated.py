@@ -27,19 +27,20 @@ from pygraph.errors import ArgumentError, CaptureError
 from pygraph.runtime import emulated, emulated_device, emulated_tensors
 from pygraph.runtime.driver import RecordedGraph
 from pygraph.runtime.emulated import HIDES_POINTERS, EmulatedDriver
+from tests.memory import live_bytes
 
 Body = Callable[[], Any]
+
+EMULATED = torch.device("emu")
 
 
 @pytest.fixture(name="driver")
 def fixture_driver():
     """The driver; afterwards no memory of the device is in use that was not before."""
     driver = emulated.driver()
-    live = driver.live_bytes()
+    live = live_bytes(EMULATED)
     yield driver
-    if driver.live_bytes() > live:
-        gc.collect()
-    assert driver.live_bytes() <= live
+    assert live_bytes(EMULATED) <= live
     assert emulated_device.recorder is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 import pygraph
 from pygraph.runtime import emulated
-from pygraph.runtime.devices import driver_for
+from tests.memory import live_bytes
 
 
 @pytest.fixture
@@ -98,18 +97,14 @@ def test_threads_share_one_graph(x: torch.Tensor) -> None:
 
 
 def test_released_graphs_leave_nothing(device: torch.device) -> None:
-    driver = driver_for(device)
-    assert driver is not None
-    gc.collect()
-    before = driver.live_bytes()
+    before = live_bytes(device)
     x = torch.ones(64, 64, device=device)
     compiled = pygraph.jit(lambda x: torch.sin(x) * x).lower(x).compile()
     result = compiled(x)
     del compiled
-    gc.collect()
     assert torch.equal(result, torch.sin(x) * x)
     del result, x
-    assert driver.live_bytes() <= before
+    assert live_bytes(device) <= before
 
 
 # ---- only the emulated device knows these --------------------------------------------------------------------------

@@ -1,0 +1,32 @@
+"""How much memory of a device is in use, once everything has let go of what it will let go of."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from pygraph.runtime.devices import driver_for
+
+
+def live_bytes(device: torch.device) -> int:
+    """The bytes in use: after a collection, the queued work, and the last backward's task in autograd's thread."""
+    driver = driver_for(device)
+    assert driver is not None
+    gc.collect()
+    _let_autograd_finish(device)
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+    driver.synchronize()
+    return driver.live_bytes()
+
+
+def _let_autograd_finish(device: torch.device) -> None:
+    """Have autograd's thread for the device do something that needs no memory.
+
+    It reports a backward as done before it lets go of the node that it ran last, whose tensors so live a little longer,
+    until the next task at the latest.
+    """
+    nothing = torch.empty(0, device=device, requires_grad=True)
+    with torch.enable_grad():
+        torch.autograd.grad(nothing * 1, nothing, torch.empty(0, device=device))

@@ -45,10 +45,10 @@ class Rest:
     """What a result is besides its tensors: the structure, and the other leaves.
 
     ``dims`` says for each ``vmap`` that the result has been through where the batch is in each tensor, the innermost
-    first.
+    first. Where there is no structure, it is a tuple.
     """
 
-    tree: pytree.TreeSpec
+    tree: pytree.TreeSpec | None
     leaves: tuple[Any, ...]
     dims: tuple[tuple[int | None, ...], ...] = ()
 
@@ -60,7 +60,13 @@ class Rest:
     def join(self, tensors: Iterable[Any]) -> Any:
         """The result again, with these tensors."""
         given = iter(tensors)
-        return pytree.tree_unflatten([next(given) if leaf is _TENSOR else leaf for leaf in self.leaves], self.tree)
+        leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self.leaves]
+        return tuple(leaves) if self.tree is None else pytree.tree_unflatten(leaves, self.tree)
+
+    @classmethod
+    def of_row(cls, row: Sequence[Any]) -> Rest:
+        """That of a tuple of tensors and None."""
+        return cls(None, tuple(None if leaf is None else _TENSOR for leaf in row))
 
 
 _TENSOR = object()
@@ -112,6 +118,7 @@ class Flat(HasEngines):
         self.name = name
         self.arity = arity
         self.lifted = lifted
+        self._lifted = frozenset(lifted)
         self.differentiable: tuple[bool, ...] | None = None
         self._derived: dict[Any, Flat] = {}
         self._engines: dict[frozenset[int], Transformed[..., Any]] = {}
@@ -135,9 +142,20 @@ class Flat(HasEngines):
             self._derived.setdefault(key, make())
         return self._derived[key]
 
-    def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest, Any]:
-        """Run it by its engine on plain tensors; the results' tensors, and what else `unpack` finds."""
-        bound = frozenset(i for i, place in self.lifted.items() if _is_same_memory(tensors[i], place()))
+    def compiled(
+        self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], *, undisturbed: bool = False
+    ) -> tuple[list[torch.Tensor], Rest, Any]:
+        """Run it by its engine on plain tensors; the results' tensors, and what else `unpack` finds.
+
+        Args:
+            tensors: What it takes.
+            numbers: The same.
+            undisturbed: Whether what it takes besides arguments is known to be as it was.
+        """
+        if undisturbed:
+            bound = self._lifted
+        else:
+            bound = frozenset(i for i, place in self.lifted.items() if _is_same_memory(tensors[i], place()))
         stand_ins: dict[int, torch.Tensor] = {}  # one for each object, as the function may ask
         for index, tensor in enumerate(tensors):
             if index not in bound and id(tensor) not in stand_ins:

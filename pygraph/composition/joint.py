@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +31,12 @@ from pygraph.composition.partition import (
     with_numbers,
     without_results,
 )
+from pygraph.composition.unread import Kind
 from pygraph.environment import Environment
 from pygraph.errors import PygraphError, TraceError
 from pygraph.evaluate import evaluate
 from pygraph.ops import cotangent
-from pygraph.program import Program, TensorSpec
+from pygraph.program import Captured, Program, TensorSpec
 from pygraph.trace import Rebinding, SelfTracing, Traced, trace_call
 
 if TYPE_CHECKING:
@@ -185,6 +187,23 @@ class Formula:
         return cls(program, sources, tuple(differentiated[number] for number in cotangents))
 
 
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """Which tensors the backward of a call reads.
+
+    Attributes:
+        bound: The tensors that the function finds where it closes over them.
+        unread: Those that the function is passed and the backward does not read, by number.
+        found_inside: Those among `bound` that it reads, by number.
+        captured: The others that it reads.
+    """
+
+    bound: tuple[torch.Tensor, ...]
+    unread: tuple[int, ...]
+    found_inside: tuple[int, ...]
+    captured: tuple[torch.Tensor, ...]
+
+
 class Pullback(HasEngines):
     """How gradients of one kind of `Forward`'s calls are computed; the forward's Program returns it with its result.
 
@@ -209,6 +228,11 @@ class Pullback(HasEngines):
         self.dims = joint.dims
         self.parts = partition_program(traced.program, self)
         self.passed = [index for index in range(forward.flat.arity) if index not in forward.bound]
+        self._bound = sorted(forward.bound)
+        programs = (self.parts.forward, self.parts.backward)
+        self._held = {id(d.value) for program in programs for d in program.inputs if isinstance(d, Captured)}
+        self._reading: Reading | None = None
+        self._kinds: list[Kind] | None = None
         self.count = len(joint.tensor_leaves)
         last = max(joint.tensor_leaves, default=-1)
         shared = any(alias.leaf <= last for alias in self.parts.forward.aliases)
@@ -269,14 +293,25 @@ class Pullback(HasEngines):
         for backward in list(self._backwards.values()):
             yield backward.own_engine
 
-    def reads(self, tensors: Sequence[torch.Tensor]) -> tuple[set[int], list[torch.Tensor]]:
+    def reads(self, tensors: Sequence[torch.Tensor]) -> Reading:
         """Which of the function's tensors the backward reads, and the others that it reads."""
-        passed = {index for index in self._needed[self._taken] if index < self.inner.arity}
-        captured = {tensor.data_ptr(): tensor for tensor in self.parts.captured}
-        bound = {
-            i for i, t in enumerate(tensors) if i not in self.passed and captured.pop(t.data_ptr(), None) is not None
-        }
-        return passed | bound, list(captured.values())
+        bound = [tensors[index] for index in self._bound]
+        if self._reading is not None and all(map(operator.is_, bound, self._reading.bound)):
+            return self._reading
+        others = {tensor.data_ptr(): tensor for tensor in self.parts.captured}
+        inside = [i for i in self._bound if others.pop(tensors[i].data_ptr(), None) is not None]
+        read = {index for index in self._needed[self._taken] if index < self.inner.arity} | {*inside}
+        unread = tuple(index for index in range(self.inner.arity) if index not in read)
+        reading = Reading(tuple(bound), unread, tuple(inside), tuple(others.values()))
+        if all(id(tensor) in self._held for tensor in bound):
+            self._reading = reading
+        return reading
+
+    def kinds(self, kept: Sequence[torch.Tensor]) -> Sequence[Kind]:
+        """Shapes, dtypes and devices of what is kept, which are those of every call."""
+        if self._kinds is None:
+            self._kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in kept]
+        return self._kinds
 
     def needed(
         self, kept: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor | None], numbers: Sequence[Any]
@@ -363,10 +398,14 @@ class Backward(Flat):
         self._inner = inner
         self._formula = formula
         self._places = pullback.places(formula)
-        self._specs = [source.spec for source in formula.sources]
+        rows = [(index, s.spec, s.of) for index, s in enumerate(formula.sources) if s.spec is not None]
+        self._tensors = [(index, spec) for index, spec, _ in rows]
+        self._unsaved = [(index, spec) for index, spec, of in rows if of in ("argument", "cotangent")]
         self._mask = mask
         wanted = zip(pullback.mask, mask, strict=True)
         self._wanted = [asked for differentiable, asked in wanted if differentiable]
+        self._wants_all = all(self._wanted)
+        self._rest: Rest | None = None  # the same for all calls, as what is absent is a part of the Program
         program = formula.program
         unwanted = [leaf for leaf, asked in enumerate(self._wanted) if not asked]
         self._program = without_results(program, unwanted) if unwanted else program
@@ -388,15 +427,15 @@ class Backward(Flat):
         found, rest, _ = self.unpack(evaluate_batched(self._program, self._arguments(tensors, numbers)))
         return found, rest
 
-    def compiled(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest, Any]:
+    def compiled(
+        self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], *, undisturbed: bool = False
+    ) -> tuple[list[torch.Tensor], Rest, Any]:
         """Run the backward's Program by its engine, on tensors with the strides that it was traced for."""
-        pairs = zip(self._arguments(tensors, numbers), self._specs, strict=True)
-        given = [
-            value
-            if spec is None or (value.stride() == spec.stride and not value.requires_grad)
-            else _as_traced(value, spec)
-            for value, spec in pairs
-        ]
+        given = self._arguments(tensors, numbers)
+        for index, spec in self._unsaved if undisturbed else self._tensors:
+            value = given[index]
+            if value.requires_grad or value.stride() != spec.stride:
+                given[index] = _as_traced(value, spec)
         return self.unpack(self.own_engine(*given))
 
     def _arguments(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
@@ -405,8 +444,10 @@ class Backward(Flat):
 
     def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
         """The gradients that are wanted; those that do not depend on a tensor are None."""
-        chosen = tuple(gradient for gradient, asked in zip(result, self._wanted, strict=True) if asked)
-        return super().unpack((chosen, ()))
+        chosen = list(result) if self._wants_all else list(itertools.compress(result, self._wanted))
+        if self._rest is None:
+            self._rest = Rest.of_row(chosen)
+        return [gradient for gradient in chosen if gradient is not None], self._rest, None
 
     def batched(
         self, tensors: Sequence[torch.Tensor], dims: tuple[int | None, ...], size: int, randomness: str

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from pygraph.composition.joint import Pullback
 from pygraph.composition.levels import is_dual_level, levels, saved_tensors_hooks
-from pygraph.composition.unread import Held, Unread
+from pygraph.composition.unread import Kind, stand_in, without_memory
 
 
 class Kept:
@@ -23,43 +23,53 @@ class Kept:
     a call, and nobody has asked to see what it saves. As in eager, the caller may update in place what the backward
     does not read. A derivative of the gradient needs that too.
 
+    A call keeps hundreds of tensors, so they are kept in rows.
+
     Args:
         rule: How the call is differentiated.
         tensors: What it was passed.
         results: What it returned.
 
     Attributes:
+        is_own: Whether all is kept here.
         saved: What autograd keeps.
     """
 
     def __init__(self, rule: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         kept: list[torch.Tensor] = rule.kept(tensors, results)
         self._rule = rule
-        # Where None is, autograd keeps it.
-        self._slots: list[_Read | Unread | None] = [None] * len(kept)
-        self._watched: list[_Read] = []
+        self._unread: dict[int, int | None] = {}  # and the version that each is to stay at, if any
         self._waiting: set[int] = set()
-        read: set[int] = set()
-        captured: list[torch.Tensor] = []
+        self.is_own = False
+        captured: Sequence[torch.Tensor] = ()
+        inside: Sequence[int] = ()
         if isinstance(rule, Pullback) and not levels():
-            read, captured = rule.reads(tensors)
+            reading = rule.reads(tensors)
+            captured, inside = reading.captured, reading.found_inside
+            hidden = is_dual_level() or saved_tensors_hooks() is not None
+            without_history = (tensor for tensor, chosen in zip(tensors, rule.mask, strict=True) if not chosen)
+            others = (*without_history, *kept[len(tensors) :])
+            self.is_own = not hidden and bool(rule.differentiated) and not any(map(torch.Tensor.is_inference, others))
             updated = rule.inner.effects.arguments if rule.inner.effects is not None else ()
-            for index, tensor in enumerate(tensors):
-                if index not in read:
-                    self._slots[index] = Unread(tensor, watched=index not in updated)
-            if not is_dual_level() and saved_tensors_hooks() is None and not any(map(torch.Tensor.is_inference, kept)):
-                self._waiting = set(rule.differentiated)
-        self._is_own = bool(self._waiting)
-        if self._is_own:
-            for index, tensor in enumerate(kept):
-                if self._slots[index] is None:
-                    # A result refers to this; what was saved has no history.
-                    self._slots[index] = _Read(tensor.detach() if index >= rule.first_result else tensor)
-            found_inside = (tensors[index] for index in read if index not in rule.passed)
-            self._watched = [_Read(tensor) for tensor in (*captured, *found_inside)]
+            for index in reading.unread:
+                tensor = kept[index]
+                watched = index not in updated and not tensor.is_inference()
+                self._unread[index] = tensor._version if watched else None
+                kept[index] = stand_in(tensor)
+        if self.is_own:
+            self._waiting = set(rule.differentiated)
+            self._versions = [tensor._version for tensor in kept]
+            for index in range(rule.first_result, len(kept)):  # a result refers to this; what was saved has no history
+                kept[index] = kept[index].detach()
+            watched = [*captured, *(tensors[index] for index in inside)]
+            self._watched = [(tensor, tensor._version) for tensor in watched]
+            self._kinds: Sequence[Kind] = rule.kinds(kept)
+            # What is kept here; None for what autograd keeps, or has been let go.
+            self._tensors: list[torch.Tensor | None] = [*kept]
             self.saved: list[torch.Tensor] = []
         else:
-            self.saved = [*(t for t, slot in zip(kept, self._slots, strict=True) if slot is None), *captured]
+            self._tensors = [tensor if index in self._unread else None for index, tensor in enumerate(kept)]
+            self.saved = [*(tensor for index, tensor in enumerate(kept) if index not in self._unread), *captured]
         self._has_saved = bool(self.saved)
 
     def is_saved(self) -> None:
@@ -76,43 +86,66 @@ class Kept:
         Raises:
             RuntimeError: It has been let go, or updated in place.
         """
-        given = iter(ctx.saved_tensors if self._has_saved else ())
-        found = [next(given) if slot is None else slot.restore() for slot in self._slots]
-        if self._is_own:
-            # One that is differentiated may read any.
-            again = torch.is_grad_enabled()
-            places = range(len(found)) if again else self._rule.needed(found, cotangents, ctx.call.numbers)
-            for slot in (*(self._slots[index] for index in places), *self._watched):
-                if slot is not None:
-                    slot.check()
+        again = torch.is_grad_enabled()
+        if again:
+            self._check_unread()
+        if not self.is_own:
+            given = iter(ctx.saved_tensors if self._has_saved else ())
+            return [next(given) if tensor is None else tensor for tensor in self._tensors]
+        found = [
+            without_memory(*self._kinds[index]) if tensor is None else tensor
+            for index, tensor in enumerate(self._tensors)
+        ]
+        # One that is differentiated may read any.
+        self._check(range(len(found)) if again else self._rule.needed(found, cotangents, ctx.call.numbers))
         return found
 
     def release(self, cotangents: Sequence[torch.Tensor | None], numbers: Sequence[Any]) -> bool:
         """Let go what a backward has read that is not to be repeated; whether no result is left to differentiate."""
-        if not self._is_own:
+        if not self.is_own:
             return False
         self._waiting -= {index for index, cotangent in enumerate(cotangents) if cotangent is not None}
-        places = self._rule.needed((), cotangents, numbers) if self._waiting else range(len(self._slots))
-        for index in places:  # it is known by now what is needed
-            slot = self._slots[index]
-            if slot is not None:
-                slot.release()
-        return not self._waiting
+        if not self._waiting:
+            self._tensors = [None] * len(self._tensors)
+            return True
+        for index in self._rule.needed((), cotangents, numbers):  # it is known by now what is needed
+            self._tensors[index] = None
+        return False
+
+    def _check(self, places: Iterable[int]) -> None:
+        """Complain, in the words of torch, if what a backward reads has been let go or is not as it was."""
+        tensors, versions, unread = self._tensors, self._versions, self._unread
+        for index in places:
+            tensor = tensors[index]
+            if tensor is None:
+                raise RuntimeError(_LET_GO)
+            if tensor._version != versions[index] and index not in unread:
+                raise _updated(tensor, versions[index])
+        for tensor, version in self._watched:
+            if tensor._version != version:
+                raise _updated(tensor, version)
+
+    def _check_unread(self) -> None:
+        """Complain if the backward may be differentiated, and what only that reads has been updated."""
+        for index, version in self._unread.items():
+            tensor = self._tensors[index]
+            if tensor is not None and version is not None and tensor._version != version:
+                raise RuntimeError(
+                    "an argument of a transformed function was modified by an inplace operation, and is needed for the"
+                    " gradient of the gradient"
+                )
 
 
-class _Read(Held):
-    """A tensor that a backward reads."""
+_LET_GO = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have"
+    " already been freed). Saved intermediate values of the graph are freed when you call .backward() or"
+    " autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or"
+    " if you need to access saved tensors after calling backward."
+)
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(tensor, tensor._version)
 
-    def check(self) -> torch.Tensor:
-        """The tensor; complain if it is not as it was, in the words of torch."""
-        tensor = super().check()
-        if tensor._version != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a"
-                f" tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected version"
-                f" {self._version} instead."
-            )
-        return tensor
+def _updated(tensor: torch.Tensor, version: int) -> RuntimeError:
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of"
+        f" shape {list(tensor.shape)} is at version {tensor._version}; expected version {version} instead."
+    )

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -104,11 +105,13 @@ def batching_levels() -> list[int]:
 
 def ambient(tensors: Sequence[torch.Tensor]) -> tuple[bool, bool]:
     """Whether autograd, and whether forward mode, differentiates any of the tensors below all transforms."""
-    plain = [plain_of(tensor) for tensor in tensors]
-    backwards = any(tensor.requires_grad for tensor in plain) and (torch.is_grad_enabled() or bool(levels()))
+    inside = bool(levels())
+    plain = list(map(plain_of, tensors)) if any(map(functorch.is_functorch_wrapped_tensor, tensors)) else tensors
+    backwards = (inside or torch.is_grad_enabled()) and any(map(_requires_grad, plain))
     return backwards, is_dual_level() and any(map(has_tangent, plain))
 
 
+_requires_grad = operator.attrgetter("requires_grad")
 _FIRST_BATCH = 1
 _remove_batch_dim: Any = torch._remove_batch_dim  # pyright: ignore[reportPrivateImportUsage]
 _add_batch_dim: Any = torch._add_batch_dim  # pyright: ignore[reportPrivateImportUsage]
@@ -122,10 +125,9 @@ class GradientBatch:
     """
 
     @staticmethod
-    def among(tensors: Sequence[torch.Tensor | None]) -> GradientBatch | None:
+    def among(tensors: Sequence[torch.Tensor]) -> GradientBatch | None:
         """The batch that any of the tensors belongs to."""
-        found = any(tensor is not None and functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
-        return GradientBatch() if found else None
+        return GradientBatch() if any(map(functorch.is_legacy_batchedtensor, tensors)) else None
 
     def split(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
         """Plain tensors, the dimension of the batch in each, and its size."""

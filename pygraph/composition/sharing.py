@@ -64,7 +64,7 @@ def without_bases(results: Sequence[torch.Tensor], operands: Sequence[torch.Tens
 
     Of a function that returns several tensors, autograd refuses updates of those that are views.
     """
-    if not any(result._is_view() for result in results):
+    if not any(map(torch.Tensor._is_view, results)):
         return list(results)
     counts = collections.Counter(tensor.untyped_storage()._cdata for tensor in (*results, *operands))
     return [r.data if r._is_view() and counts[r.untyped_storage()._cdata] == 1 else r for r in results]

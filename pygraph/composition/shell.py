@@ -15,6 +15,7 @@ computes it.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -55,7 +56,8 @@ def compose(site: Site, leaves: Sequence[Any], lifted: Sequence[torch.Tensor] | 
         raise InlineError(reason)
     outcome = Outcome()
     try:
-        results = apply(Call(site.primal, site.numbers(leaves), outcome), tensors)
+        call = Call(site.primal, site.numbers(leaves), outcome, undisturbed=lifted is not None and not stack)
+        results = apply(call, tensors)
     except NotCompiledError:
         raise InlineError("its forward does not run as a graph") from None
     except RuntimeError as error:
@@ -77,12 +79,22 @@ def compose(site: Site, leaves: Sequence[Any], lifted: Sequence[torch.Tensor] | 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """One application of a function: what it is, its numbers, where its outcome goes, and what it first found."""
+    """One application of a function.
+
+    Attributes:
+        flat: The function.
+        numbers: Its numbers.
+        outcome: Where goes what it returns besides tensors.
+        before: What it first found, if it is not the same function twice.
+        undisturbed: Whether what it takes besides arguments is known to be as it was: what it closes over where it
+            finds it, what was saved as it was saved.
+    """
 
     flat: Flat
     numbers: tuple[Any, ...]
     outcome: Outcome
     before: Before | None = None
+    undisturbed: bool = False
 
     @property
     def rule(self) -> Any:
@@ -97,7 +109,7 @@ class Call:
             saves: Whether what a `Forward` returns for its backward goes to the outcome instead.
         """
         with torch.no_grad(), self.before.again() if self.before and self.flat.repeats else nullcontext():
-            found, self.outcome.rest, pullback = self.flat.compiled(tensors, self.numbers)
+            found, self.outcome.rest, pullback = self.flat.compiled(tensors, self.numbers, undisturbed=self.undisturbed)
         self.outcome.pullback = pullback
         if saves and pullback is not None:
             found, self.outcome.saved = found[: pullback.count], found[pullback.count :]
@@ -143,7 +155,10 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 
 def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a call on tensors of the current level, as one operation to all that differentiates or batches them."""
-    tensors = [unwrap_if_dead(tensor) for tensor in tensors]  # a pull-back may outlive its level
+    living = list(map(unwrap_if_dead, tensors))  # a pull-back may outlive its level
+    if call.undisturbed and not all(map(operator.is_, living, tensors)):
+        call = dataclasses.replace(call, undisturbed=False)
+    tensors = living
     transform = current_transform()
     if isinstance(transform, Batching):
         return _apply_to_batch(call, tensors, transform)
@@ -158,7 +173,7 @@ def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     forward = call.flat.derive(("forward", mask, again), lambda: Forward(call.flat, mask, again))
     outcome = Outcome()
     before = call.flat.effects.before(tensors) if call.flat.effects is not None else None
-    results = Operation.at(transform, Call(forward, call.numbers, outcome, before), tensors)
+    results = Operation.at(transform, Call(forward, call.numbers, outcome, before, call.undisturbed), tensors)
     assert outcome.pullback is not None
     count = outcome.pullback.count
     call.outcome.rest, call.outcome.same, call.outcome.twins = outcome.rest, outcome.same, outcome.twins
@@ -222,16 +237,18 @@ class Operation(LevelFunction):
         outcome = Outcome()
         batch = GradientBatch.among(tensors)
         if batch is None:
-            gradients = apply(Call(flat, ctx.call.numbers, outcome, ctx.call.before), tensors)
+            call = Call(flat, ctx.call.numbers, outcome, ctx.call.before, undisturbed=ctx.kept.is_own)
+            gradients = apply(call, tensors)
         else:
             flat, plain = flat.batched(*batch.split(tensors), "error")
             found = apply(Call(flat, ctx.call.numbers, outcome, ctx.call.before), plain)
             gradients = batch.join(found, outcome.take_dims())
         assert outcome.rest is not None
-        found = iter(outcome.rest.join(gradients))
+        row: Sequence[Any] = outcome.rest.join(gradients)
         if not again and ctx.kept.release(cotangents, ctx.call.numbers):
             ctx.call = dataclasses.replace(ctx.call, before=None)
-        return None, None, *(next(found) if wanted else None for wanted in mask)
+        found = iter(row)
+        return None, None, *[next(found) if wanted else None for wanted in mask]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:

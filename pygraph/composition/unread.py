@@ -1,6 +1,6 @@
 """Stand-ins for tensors that a call was passed, where its derivatives need no more of them."""
 
-# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -129,10 +129,14 @@ def classify_outputs(
     for index, value in enumerate(originals):
         if isinstance(value, torch.Tensor):
             by_storage.setdefault(value.untyped_storage()._cdata, index)
+    shared = _shares_captured(recording)
     for index, descriptor in enumerate(inputs):
         # Returned itself, or as a view of the fake that stood for it. Eager makes a constant anew in every call.
         if isinstance(descriptor, Captured) and descriptor.kind != "constant":
-            for value in (descriptor.value, recording.mode.from_tensor(descriptor.value)):
+            found = [descriptor.value]
+            if shared:
+                found.append(recording.mode.from_tensor(descriptor.value, static_shapes=True))
+            for value in found:
                 by_storage.setdefault(value.untyped_storage()._cdata, -1 - index)
 
     aliases: list[Alias] = []
@@ -195,6 +199,15 @@ def classify_outputs(
             aliases.append(Alias(recording.out_paths[leaf], leaf, "output", len(hidden), spec, False, *lazy))
         hidden.append((group[0][0], first.untyped_storage().nbytes() // itemsize))
     return aliases + repeats, statics, sorted(results), hidden
+
+
+def _shares_captured(recording: Recording) -> bool:
+    """Whether a result may be memory of a fake that stood for a captured tensor; to ask for each takes long."""
+    # Storages of all that was made fake, as long as they live. Private; checked with torch 2.11 and 2.13.
+    fakes = {s._cdata for s in recording.mode.fake_tensor_converter.meta_converter.storage_memo.values()}
+    fakes -= {value.untyped_storage()._cdata for value in recording.values if isinstance(value, torch.Tensor)}
+    results = (leaf for leaf in recording.out_leaves if isinstance(leaf, torch.Tensor))
+    return any(leaf.untyped_storage()._cdata in fakes for leaf in results)
 
 
 def _fixed_spec(value: torch.Tensor) -> TensorSpec:

@@ -440,7 +440,11 @@ class Environment:
             return
         for key, item in stored_items(value):
             self._entries.append((value, key, item))
-            self._visit(f"{name}[{key!r}]", item, depth + 1)
+            self._visit(f"{name}[{self._key_name(key)}]", item, depth + 1)
+
+    def _key_name(self, key: Any) -> str:
+        """What reports call a key; those that are tensors, as in the state of an optimizer, are not to be printed."""
+        return repr(key) if type(key) in _PRINTED else self.names.get(id(key), f"a {type(key).__name__}")
 
     def _items(self, name: str, value: Any, depth: int) -> None:
         """Guard and snapshot a container of another kind, and walk its items."""
@@ -767,6 +771,10 @@ def _is_installed(module: str | None) -> bool:
     """Whether a module of this name is part of an installed package."""
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     return file is not None and any(part in _INSTALLED for part in pathlib.PurePath(file).parts)
+
+
+# The kinds of keys whose text says what they are, and is made by no code of the user's.
+_PRINTED = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 
 
 def _join(name: str, attribute: str) -> str:

@@ -45,11 +45,12 @@ class RegionBody:
             for node, descriptor in zip(program.placeholders, program.inputs, strict=True)
             if isinstance(descriptor, Captured)
         }
+        table = program.placeholders[0] if program.table is not None else None
         outside = dict.fromkeys(
             argument
             for node in (*self.nodes, *stores)
             for argument in node.all_input_nodes
-            if argument not in members and argument.op != "get_attr" and not _is_table(program, argument)
+            if argument not in members and argument.op != "get_attr" and argument is not table
         )
         self.statics = [node for node in outside if node in captured]
         self.numbers = [node for node in outside if is_host_number(node)]
@@ -156,10 +157,6 @@ class RegionBody:
         origin = self.inputs[position]
         others = [a for index, a in enumerate(node.args) if index != argument] + list(node.kwargs.values())
         return not any(isinstance(a, fx.Node) and root(a) is origin for a in pytree.tree_leaves(others))
-
-
-def _is_table(program: Program, node: fx.Node) -> bool:
-    return program.table is not None and node is program.placeholders[0]
 
 
 def _producer(node: fx.Node) -> fx.Node:

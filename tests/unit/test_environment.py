@@ -751,3 +751,22 @@ def test_attributes_that_a_wrapper_copied_from_a_transformed_function(device: to
     assert (mapped.cache_info().misses, mapped.cache_info().captures) == (1, 1)
     wrapper.offset = 5.0  # type: ignore[attr-defined]
     assert function(x).tolist() == [[7] * 3] * 2
+
+
+def test_keys_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of an optimizer has tensors as keys: their text takes a copy to the host, and objects run code."""
+
+    class Loud:
+        def __repr__(self) -> str:
+            raise AssertionError("printed")
+
+    def refuse(tensor: torch.Tensor, **kwargs: Any) -> str:
+        raise AssertionError("printed")
+
+    weight, moment, other = torch.ones(2), torch.ones(2), torch.ones(2)
+    state = {"weight": weight, "state": {weight: {"moment": moment}, Loud(): other}}
+    monkeypatch.setattr(torch.Tensor, "__repr__", refuse)
+    environment = Environment(lambda: state)
+    assert environment.names[id(weight)] == "state['weight']"
+    assert environment.names[id(moment)] == "state['state'][state['weight']]['moment']"
+    assert environment.names[id(other)] == "state['state'][a Loud]"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import logging
 import os
 import re
@@ -111,6 +112,8 @@ class Sources(TorchDispatchMode):
         self._dtype = torch.get_default_dtype()
         self.problem: str | None = None
         self.used: dict[int, torch.Tensor] = {}
+        # By tracer, as branches of control flow have graphs of their own; a step uses each parameter ten times.
+        self._aliases: dict[Any, dict[tuple[int, bool], torch.Tensor]] = {}
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -128,7 +131,12 @@ class Sources(TorchDispatchMode):
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).
-            args, kwargs = pytree.tree_map_only(torch.Tensor, self._traceable, (args, kwargs or {}))
+            # One alias for all uses, but for an operation that changes what shape it has.
+            stays = isinstance(func, torch._ops.OpOverload) and torch.Tag.inplace_view not in func.tags
+            traceable = functools.partial(
+                self._traceable, self._aliases.setdefault(tracing.tracer, {}) if stays else {}
+            )
+            args, kwargs = pytree.tree_map_only(torch.Tensor, traceable, (args, kwargs or {}))
         device = (kwargs or {}).get("device")
         if isinstance(device, torch.device) and device == _CUDA:
             # The current device is part of the cache key, but not of what torch's cache of fakes goes by.
@@ -160,16 +168,18 @@ class Sources(TorchDispatchMode):
         chooses = any(argument.name == "dtype" for argument in func._schema.arguments)
         return chooses and not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs)))
 
-    def _traceable(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _traceable(self, known: dict[tuple[int, bool], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
             return tensor
         if tensor._is_zerotensor():
             device = self._default if tensor.is_meta else tensor.device
             return aten._efficientzerotensor.default(list(tensor.shape), dtype=tensor.dtype, device=device)
         self.used[id(tensor)] = tensor
-        alias = aten.alias.default(tensor)
-        self._outside[alias.untyped_storage()._cdata] = alias
-        return alias
+        key = id(tensor), torch.is_inference_mode_enabled()
+        if key not in known:
+            known[key] = alias = aten.alias.default(tensor)
+            self._outside[alias.untyped_storage()._cdata] = alias
+        return known[key]
 
     def _device_instead(self, func: Any, args: Any, device: torch.device) -> torch.device:
         """Where to do what torch does where it takes a tangent zero to be: on fakes, where their elements are."""

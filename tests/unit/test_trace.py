@@ -1008,3 +1008,33 @@ def test_generators_stay_as_they_are_while_a_function_is_traced() -> None:
 def test_tensors_that_are_no_strided_memory_are_refused() -> None:
     with pytest.raises(TraceError, match=r"layout torch\.sparse_coo"):
         pygraph.trace(lambda x: x.to_sparse().to_dense() * 2)(torch.eye(2))
+
+
+def test_closed_over_tensors_that_are_used_again(device: torch.device) -> None:
+    """All uses of one are of the same alias; updates between them, other modes and other shapes must not show in it."""
+    buffer, weight = torch.ones(2, 3, device=device), torch.arange(6.0, device=device).view(2, 3)
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = weight * x + buffer
+        buffer.add_(x)
+        with torch.inference_mode():
+            inside = (weight + buffer).clone()
+        turned = weight.detach()
+        turned.t_()
+        flat = weight.view(-1)
+        flat.unsqueeze_(0)
+        buffer.mul_(weight)
+        return first, inside * 1, turned @ (weight + buffer), flat, weight - buffer, weight.sum(0)
+
+    x = torch.full((2, 3), 2.0, device=device)
+    expected, kept = [], buffer.clone()
+    for _ in range(3):
+        expected.append(([y.clone() for y in fn(x)], buffer.clone()))
+    buffer.copy_(kept)
+    jitted = pygraph.jit(fn)
+    for results, updated in expected:
+        for found, y in zip(jitted(x), results, strict=True):
+            torch.testing.assert_close(found, y)
+            assert found.stride() == y.stride()
+        torch.testing.assert_close(buffer, updated)
+    assert jitted.cache_info().captures == 1

@@ -444,6 +444,8 @@ class Environment:
 
     def _key_name(self, key: Any) -> str:
         """What reports call a key; those that are tensors, as in the state of an optimizer, are not to be printed."""
+        if type(key) is tuple:
+            return f"({', '.join(map(self._key_name, key))})"
         return repr(key) if type(key) in _PRINTED else self.names.get(id(key), f"a {type(key).__name__}")
 
     def _items(self, name: str, value: Any, depth: int) -> None:

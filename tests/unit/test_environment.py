@@ -764,9 +764,9 @@ def test_keys_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("printed")
 
     weight, moment, other = torch.ones(2), torch.ones(2), torch.ones(2)
-    state = {"weight": weight, "state": {weight: {"moment": moment}, Loud(): other}}
+    state = {"weight": weight, "state": {weight: {"moment": moment}, (Loud(), 1): other}}
     monkeypatch.setattr(torch.Tensor, "__repr__", refuse)
     environment = Environment(lambda: state)
     assert environment.names[id(weight)] == "state['weight']"
     assert environment.names[id(moment)] == "state['state'][state['weight']]['moment']"
-    assert environment.names[id(other)] == "state['state'][a Loud]"
+    assert environment.names[id(other)] == "state['state'][(a Loud, 1)]"

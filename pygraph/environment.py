@@ -168,7 +168,7 @@ class Environment:
             keys = _changed_keys(container, before)
             if not all(isinstance(key, IMMUTABLE) for key in keys):
                 return None  # the class or a tensor of a trace, perhaps
-            found += [Item(container, key, _entry_name(name, key)) for key in keys]
+            found += [Item(container, key, self._entry_name(name, key)) for key in keys]
         for name, owner, key, before in self._places:
             now = _lookup(owner, key)
             if now is before or id(owner) in self._owned or (isinstance(now, _CODE) and before is _MISSING):
@@ -249,7 +249,7 @@ class Environment:
                     continue
                 now = stored_item(container, key)
                 if now is not expected and not same(now, expected):
-                    return _changed_entry(names[id(container)], {key: now}, {key: expected})
+                    return self._changed_entry(names[id(container)], {key: now}, {key: expected})
             for cell, expected in self._cells:
                 if _contents(cell) is not expected and not same(_contents(cell), expected):
                     return self.names.get(id(cell))
@@ -316,7 +316,7 @@ class Environment:
         for name, container, before in self._containers:
             if not _shallow_equal(container, before):
                 if id(container) not in self._owned:
-                    changed = changed or _changed_entry(name, container, before)
+                    changed = changed or self._changed_entry(name, container, before)
                 store(container, before)
         for name, contents in self._contents:
             if contents.restore() and id(contents) not in self._owned:
@@ -446,7 +446,20 @@ class Environment:
         """What reports call a key; those that are tensors, as in the state of an optimizer, are not to be printed."""
         if type(key) is tuple:
             return f"({', '.join(map(self._key_name, key))})"
-        return repr(key) if type(key) in _PRINTED else self.names.get(id(key), f"a {type(key).__name__}")
+        return repr(key) if type(key) in IMMUTABLE else self.names.get(id(key), f"a {type(key).__name__}")
+
+    def _entry_name(self, name: str, key: Any) -> str:
+        """The name of one entry of a dict, as a user would write it."""
+        if type(key) not in IMMUTABLE:
+            return f"{name}[{self._key_name(key)}]"
+        name = name.removesuffix("._buffers").removesuffix("._parameters").removesuffix("._modules")
+        return _join(name.removeprefix("_buffers").removeprefix("_parameters"), str(key))
+
+    def _changed_entry(self, name: str, container: Any, before: Any) -> str:
+        """The name of one entry that differs."""
+        if isinstance(container, dict):
+            return self._entry_name(name, _changed_keys(container, before)[0])
+        return name or "a list"
 
     def _items(self, name: str, value: Any, depth: int) -> None:
         """Guard and snapshot a container of another kind, and walk its items."""
@@ -669,23 +682,10 @@ def _are_values(now: Any, expected: Any) -> bool:
     return isinstance(now, IMMUTABLE) and isinstance(expected, IMMUTABLE)
 
 
-def _changed_entry(name: str, container: Any, before: Any) -> str:
-    """The name of one entry that differs, as a user would write it."""
-    if isinstance(container, dict):
-        return _entry_name(name, _changed_keys(container, before)[0])
-    return name or "a list"
-
-
 def _changed_keys(container: Any, before: dict[Any, Any]) -> list[Any]:
     """The keys under which something else lies in a dict than before."""
     now = stored_copy(container)
     return [key for key in before | now if now.get(key, _MISSING) is not before.get(key, _MISSING)]
-
-
-def _entry_name(name: str, key: Any) -> str:
-    """The name of one entry of a dict, as a user would write it."""
-    name = name.removesuffix("._buffers").removesuffix("._parameters").removesuffix("._modules")
-    return _join(name.removeprefix("_buffers").removeprefix("_parameters"), str(key))
 
 
 def _shallow_equal(container: Any, before: Any) -> bool:
@@ -773,10 +773,6 @@ def _is_installed(module: str | None) -> bool:
     """Whether a module of this name is part of an installed package."""
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     return file is not None and any(part in _INSTALLED for part in pathlib.PurePath(file).parts)
-
-
-# The kinds of keys whose text says what they are, and is made by no code of the user's.
-_PRINTED = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 
 
 def _join(name: str, attribute: str) -> str:

@@ -770,3 +770,6 @@ def test_keys_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.names[id(weight)] == "state['weight']"
     assert environment.names[id(moment)] == "state['state'][state['weight']]['moment']"
     assert environment.names[id(other)] == "state['state'][(a Loud, 1)]"
+    state["state"][weight] = {}
+    assert environment.restore() == "state['state'][state['weight']]"
+    assert state["state"][weight]["moment"] is moment

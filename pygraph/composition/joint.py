@@ -404,7 +404,6 @@ class Backward(Flat):
         self._mask = mask
         wanted = zip(pullback.mask, mask, strict=True)
         self._wanted = [asked for differentiable, asked in wanted if differentiable]
-        self._wants_all = all(self._wanted)
         self._rest: Rest | None = None  # the same for all calls, as what is absent is a part of the Program
         program = formula.program
         unwanted = [leaf for leaf, asked in enumerate(self._wanted) if not asked]
@@ -444,7 +443,7 @@ class Backward(Flat):
 
     def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
         """The gradients that are wanted; those that do not depend on a tensor are None."""
-        chosen = list(result) if self._wants_all else list(itertools.compress(result, self._wanted))
+        chosen = [gradient for gradient, asked in zip(result, self._wanted, strict=True) if asked]
         if self._rest is None:
             self._rest = Rest.of_row(chosen)
         return [gradient for gradient in chosen if gradient is not None], self._rest, None

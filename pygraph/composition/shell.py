@@ -244,11 +244,10 @@ class Operation(LevelFunction):
             found = apply(Call(flat, ctx.call.numbers, outcome, ctx.call.before), plain)
             gradients = batch.join(found, outcome.take_dims())
         assert outcome.rest is not None
-        row: Sequence[Any] = outcome.rest.join(gradients)
+        found = iter(outcome.rest.join(gradients))
         if not again and ctx.kept.release(cotangents, ctx.call.numbers):
             ctx.call = dataclasses.replace(ctx.call, before=None)
-        found = iter(row)
-        return None, None, *[next(found) if wanted else None for wanted in mask]
+        return None, None, *(next(found) if wanted else None for wanted in mask)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:

@@ -60,28 +60,41 @@ def compiled_kernel(tuner: Any) -> Any:
         meta["device_type"], meta["cc"], tuner.device_props.warp_size or 32
     )
     options = tuner._create_compile_options(config, meta)
-    built = compiler.compile(source, target=target, options=options)
-    if built.hash != kernel.hash:
-        with _LOCK, assembling_as_workers_do():
+    for assembler in (None, *_assemblers()):
+        with _assembling_with(assembler):
             built = compiler.compile(source, target=target, options=options)
-    return built if built.hash == kernel.hash else None
+        if built.hash == kernel.hash:
+            return built
+    return None
+
+
+def _assemblers() -> list[str]:
+    """The files of the ptxas that Inductor may have used: torch's in its workers, either in this process."""
+    theirs = pathlib.Path(torch.__file__).parent / "bin" / "ptxas"
+    own = importlib.import_module("triton").__file__
+    tritons = pathlib.Path(own).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    return [str(path) for path in (theirs, tritons) if os.access(path, os.X_OK)]
 
 
 @contextlib.contextmanager
-def assembling_as_workers_do() -> Generator[None, None, None]:
-    """Have Triton use the ptxas that comes with torch, as in the processes in which Inductor compiles ahead of use.
+def _assembling_with(ptxas: str | None) -> Generator[None, None, None]:
+    """Have Triton use a ptxas, whose version is part of a kernel's cache key; None for the one that it would use.
 
-    Those have another cache key then than what this process compiles by itself, with the ptxas that comes with Triton.
+    Triton remembers the version that it has asked for first, and Inductor may have set another path since.
     """
-    ptxas = pathlib.Path(torch.__file__).parent / "bin" / "ptxas"
-    if _PTXAS in os.environ or not os.access(ptxas, os.X_OK):
+    if ptxas is None:
         yield
         return
-    version = importlib.import_module("triton.backends.nvidia.compiler").get_ptxas_version  # which is remembered
-    os.environ[_PTXAS] = str(ptxas)
-    version.cache_clear()
-    try:
-        yield
-    finally:
-        del os.environ[_PTXAS]
+    version = importlib.import_module("triton.backends.nvidia.compiler").get_ptxas_version
+    with _LOCK:
+        before = os.environ.get(_PTXAS)
+        os.environ[_PTXAS] = ptxas
         version.cache_clear()
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_PTXAS]
+            else:
+                os.environ[_PTXAS] = before
+            version.cache_clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from pygraph.runtime.trampoline import (
     runtime_parameters,
     why_not_loaded,
 )
-from pygraph.runtime.tuned_kernels import autotuner, compiled_kernel
+from pygraph.runtime.tuned_kernels import _assemblers, autotuner, compiled_kernel, loaded
 
 pytest.importorskip("triton")
 
@@ -67,6 +68,38 @@ def test_another_kernel_than_the_one_that_is_launched_is_none(tuner: Any) -> Non
     assert compiled_kernel(tuner) is None
     tuner.launchers.append(tuner.launchers[0])  # not chosen yet
     assert compiled_kernel(tuner) is None
+
+
+@pytest.mark.parametrize("remembered", [0, 1], ids=["torchs", "tritons"])
+@pytest.mark.parametrize("used", [0, 1], ids=["by torchs", "by tritons"])
+def test_whatever_ptxas_was_used_and_is_remembered(
+    tuner: Any, used: int, remembered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor's workers have torch's; this process has what it asked for first, with or without a path set since."""
+    from triton.backends.nvidia.compiler import get_ptxas_version
+
+    assemblers = _assemblers()
+    if len(assemblers) < 2:
+        pytest.skip("torch comes without a ptxas")
+
+    def remember(ptxas: str) -> None:
+        monkeypatch.setenv("TRITON_PTXAS_PATH", ptxas)
+        get_ptxas_version.cache_clear()
+        get_ptxas_version(90)
+
+    with monkeypatch.context() as patch:
+        patch.setenv("TRITON_PTXAS_PATH", assemblers[used])
+        get_ptxas_version.cache_clear()
+        loaded(tuner).hash = tuner._precompile_config(tuner.configs[0]).kernel.hash
+    for path in (*assemblers, None):  # which is set, when the version is known already
+        remember(assemblers[remembered])
+        if path is None:
+            monkeypatch.delenv("TRITON_PTXAS_PATH")
+        else:
+            monkeypatch.setenv("TRITON_PTXAS_PATH", path)
+        assert compiled_kernel(tuner) is not None
+        assert os.environ.get("TRITON_PTXAS_PATH") == path
+    get_ptxas_version.cache_clear()
 
 
 def test_launches_are_noted_and_found_by_their_handle(tuner: Any, monkeypatch: pytest.MonkeyPatch) -> None:

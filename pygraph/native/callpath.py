@@ -363,7 +363,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
             (number, None if graph._whole else (spec.shape, spec.stride, spec.offset)) for number, spec in graph._views
         ),
         "results": tuple(results),
-        "unflatten": _container(executable.program.out_tree),
+        **_returned(executable.program.out_tree),
         "owners": (graph, executable),  # kept while addresses of theirs are used
     }  # fmt: skip
 
@@ -413,11 +413,12 @@ def _sent(graph: RegionGraph) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[A
     )
 
 
-def _container(tree: pytree.TreeSpec) -> Any:
-    """How results become what the function returns: None as it is, tuple or list, or a function of all leaves."""
-    if tree == pytree.tree_structure(0):
-        return None
-    for kind in (tuple, list):
-        if tree == pytree.tree_structure(kind([0] * tree.num_leaves)):
-            return kind
-    return functools.partial(pytree.tree_unflatten, treespec=tree)
+def _returned(tree: pytree.TreeSpec) -> dict[str, Any]:
+    """How results become what the function returns: an example of it, or else a function of all leaves."""
+    if _is_plain(tree):
+        return {"example": pytree.tree_unflatten(range(tree.num_leaves), tree), "unflatten": None}
+    return {"unflatten": functools.partial(pytree.tree_unflatten, treespec=tree)}
+
+
+def _is_plain(tree: pytree.TreeSpec) -> bool:
+    return tree.is_leaf() or (tree.type in (tuple, list, dict) and all(map(_is_plain, tree.children())))

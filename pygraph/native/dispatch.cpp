@@ -27,6 +27,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 // ATen/autocast_mode.h would include all of ATen. Checked with torch 2.11 and 2.13.
 namespace at::autocast {
@@ -372,8 +373,8 @@ struct Replay {
   std::vector<int> updated_captured; // the same among captured tensors
   std::vector<Output> outputs;
   std::vector<ResultLeaf> results;
-  PyObject* unflatten;               // borrowed from the plan; None if there is one result, which is no container
-  PyTypeObject* container = nullptr; // tuple or list of all results
+  std::vector<Node> shape;           // of what is returned
+  PyObject* unflatten = nullptr;     // borrowed from the plan; makes that of a list of all leaves where it has no shape
 };
 
 // ---- the types -----------------------------------------------------------------------------------------------------
@@ -699,6 +700,33 @@ bool patch(Replay& replay, PlanState& plan, const Call& call, const std::vector<
   return true;
 }
 
+// The container at a node, of leaves that are taken over; nullptr with an exception.
+PyObject* build(const std::vector<Node>& shape, size_t& position, std::vector<PyObject*>& leaves, size_t& leaf) {
+  const Node& node = shape[position++];
+  if (node.kind == Node::Leaf) return std::exchange(leaves[leaf++], nullptr);
+  PyObject* made = node.kind == Node::Tuple ? PyTuple_New(node.size)
+      : node.kind == Node::List             ? PyList_New(node.size)
+                                            : PyDict_New();
+  if (made == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < node.size; ++i) {
+    PyObject* child = build(shape, position, leaves, leaf);
+    bool added = child != nullptr;
+    if (added && node.kind == Node::Dict) {
+      added = PyDict_SetItem(made, node.keys[i], child) == 0;
+      Py_DECREF(child);
+    } else if (added && node.kind == Node::Tuple) {
+      PyTuple_SET_ITEM(made, i, child);
+    } else if (added) {
+      PyList_SET_ITEM(made, i, child);
+    }
+    if (!added) {
+      Py_DECREF(made);
+      return nullptr;
+    }
+  }
+  return made;
+}
+
 PyObject* assemble(const Replay& replay, const Call& call, const std::vector<at::Tensor>& outputs) {
   size_t count = replay.results.size();
   std::vector<PyObject*> out(count, nullptr);
@@ -721,18 +749,21 @@ PyObject* assemble(const Replay& replay, const Call& call, const std::vector<at:
       }
     }
   }
-  if (replay.unflatten == Py_None && replay.container == nullptr) return out[0];
-  bool tuple = replay.container == &PyTuple_Type;
-  PyObject* all = tuple ? PyTuple_New(count) : PyList_New(count);
+  if (replay.unflatten == nullptr) {
+    size_t node = 0, leaf = 0;
+    PyObject* result = build(replay.shape, node, out, leaf);
+    if (result == nullptr) {
+      drop();
+      throw PythonError();
+    }
+    return result;
+  }
+  PyObject* all = PyList_New(count);
   if (all == nullptr) {
     drop();
     throw PythonError();
   }
-  for (size_t i = 0; i < count; ++i) {
-    if (tuple) PyTuple_SET_ITEM(all, i, out[i]);
-    else PyList_SET_ITEM(all, i, out[i]);
-  }
-  if (replay.container != nullptr) return all;
+  for (size_t i = 0; i < count; ++i) PyList_SET_ITEM(all, i, out[i]);
   PyObject* result = PyObject_CallOneArg(replay.unflatten, all);
   Py_DECREF(all);
   return checked(result);
@@ -993,32 +1024,57 @@ void hold(PlanState& plan, PyObject* object) {
   if (PyList_Append(plan.keep, object) < 0) throw PythonError();
 }
 
-// Describe (args, kwargs); `live` says which leaves are numbers that are read at every call.
-void describe(PlanState& plan, PyObject* object, PyObject* live, Call& call) {
+// Describe one container, or a leaf, before what is in it. Keys are borrowed.
+Node describe_node(PyObject* object) {
   Node node{Node::Leaf};
   PyTypeObject* type = Py_TYPE(object);
   if (type == &PyTuple_Type || type == &PyList_Type) {
     node.kind = type == &PyTuple_Type ? Node::Tuple : Node::List;
     node.size = PySequence_Fast_GET_SIZE(object);
-    plan.nodes.push_back(node);
-    for (Py_ssize_t i = 0; i < node.size; ++i) describe(plan, PySequence_Fast_GET_ITEM(object, i), live, call);
-    return;
-  }
-  if (type == &PyDict_Type) {
+  } else if (type == &PyDict_Type) {
     node.kind = Node::Dict;
     node.size = PyDict_GET_SIZE(object);
     Py_ssize_t cursor = 0;
     PyObject *key, *value;
+    while (PyDict_Next(object, &cursor, &key, &value)) node.keys.push_back(key);
+  }
+  return node;
+}
+
+// Describe a container with all that is in it, whose keys the caller keeps.
+void describe_shape(std::vector<Node>& shape, PyObject* object) {
+  Node node = describe_node(object);
+  Node::Kind kind = node.kind;
+  Py_ssize_t size = node.size;
+  shape.push_back(std::move(node));
+  if (kind == Node::Dict) {
+    Py_ssize_t cursor = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(object, &cursor, &key, &value)) describe_shape(shape, value);
+  } else if (kind != Node::Leaf) {
+    for (Py_ssize_t i = 0; i < size; ++i) describe_shape(shape, PySequence_Fast_GET_ITEM(object, i));
+  }
+}
+
+// Describe (args, kwargs); `live` says which leaves are numbers that are read at every call.
+void describe(PlanState& plan, PyObject* object, PyObject* live, Call& call) {
+  PyTypeObject* type = Py_TYPE(object);
+  plan.nodes.push_back(describe_node(object));
+  Node::Kind kind = plan.nodes.back().kind;
+  if (kind == Node::Dict) {
+    Py_ssize_t cursor = 0;
+    PyObject *key, *value;
     while (PyDict_Next(object, &cursor, &key, &value)) {
       hold(plan, key);
-      node.keys.push_back(key);
+      describe(plan, value, live, call);
     }
-    plan.nodes.push_back(node);
-    cursor = 0;
-    while (PyDict_Next(object, &cursor, &key, &value)) describe(plan, value, live, call);
     return;
   }
-  plan.nodes.push_back(node);
+  if (kind != Node::Leaf) {
+    Py_ssize_t size = plan.nodes.back().size;
+    for (Py_ssize_t i = 0; i < size; ++i) describe(plan, PySequence_Fast_GET_ITEM(object, i), live, call);
+    return;
+  }
   PyObject* index = checked(PyLong_FromSize_t(call.leaves.size()));
   int is_live = PySet_Contains(live, index);
   Py_DECREF(index);
@@ -1203,8 +1259,9 @@ Replay describe_replay(PlanState& plan, PyObject* spec) {
     }
     replay.results.push_back(leaf);
   }
-  replay.unflatten = field(spec, "unflatten");
-  if (PyType_Check(replay.unflatten)) replay.container = reinterpret_cast<PyTypeObject*>(replay.unflatten);
+  PyObject* unflatten = field(spec, "unflatten");
+  if (unflatten == Py_None) describe_shape(replay.shape, field(spec, "example"));
+  else replay.unflatten = unflatten;
   return replay;
 }
 

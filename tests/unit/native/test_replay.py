@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import pygraph
 from pygraph.native import build
@@ -212,6 +214,52 @@ def test_results_of_every_kind(fake: Fake) -> None:
     check(lambda x: (x + 1, x * 2), [(v,) for v in vectors(4)])
     check(lambda x: [x + 1], [(v,) for v in vectors(4)])
     check(lambda x: (x + 1,), [(v,) for v in vectors(4)])
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a, b: (a, [b, (), {}], {"z": (a, [None]), "a": {3: b, (1, 2): []}}),
+        lambda a, b: [[[[a]]], ((b,),)],
+        lambda a, b: {"only": a, "number": 3},
+        lambda a, b: (Pair(a, [b]), {"x": a}),
+        lambda a, b: [collections.OrderedDict(b=b, a=a), (a,)],
+    ],
+    ids=["all kinds", "deep", "dict", "namedtuple", "ordered"],
+)
+def test_containers_of_results(fake: Fake, make: Callable[[Any, Any], Any]) -> None:
+    """New ones for every call, with the same keys in the same order; nothing keeps what is in them."""
+    function = pygraph.jit(lambda x: make(x + 1, x * 2))
+    kept: list[Any] = []
+    alive: list[weakref.ref[torch.Tensor]] = []
+    for index, x in enumerate(vectors(5)):
+        result, expected = function(x), make(x + 1, x * 2)
+        leaves, tree = pytree.tree_flatten(result)
+        others, wanted = pytree.tree_flatten(expected)
+        assert repr(tree) == repr(wanted)
+        assert list(map(type, leaves)) == list(map(type, others))
+        torch.testing.assert_close(leaves, others)
+        if index >= 2:
+            alive += [weakref.ref(t) for t in leaves if isinstance(t, torch.Tensor)]
+        _spoil(result)
+        kept.append(result)
+    assert replayed(function) == 3
+    del result, leaves, kept
+    assert not any(ref() is not None for ref in alive)
+
+
+def _spoil(container: Any) -> None:
+    """Change every container that can be changed."""
+    if isinstance(container, dict | list | tuple):
+        for child in list(container.values() if isinstance(container, dict) else container):
+            _spoil(child)
+    if isinstance(container, dict | list):
+        container.clear()
 
 
 def test_results_are_made_as_in_python(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,9 @@ class Rest:
 
     def join(self, tensors: Iterable[Any]) -> Any:
         """The result again, with these tensors."""
+        if self is _ONE_TENSOR:
+            (tensor,) = tensors
+            return tensor
         given = iter(tensors)
         leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self.leaves]
         return tuple(leaves) if self.tree is None else pytree.tree_unflatten(leaves, self.tree)
@@ -70,10 +73,13 @@ class Rest:
 
 
 _TENSOR = object()
+_ONE_TENSOR = Rest(pytree.tree_structure(0), (_TENSOR,))
 
 
 def take_apart(result: Any) -> tuple[list[torch.Tensor], Rest]:
     """A result's tensors, and the rest."""
+    if isinstance(result, torch.Tensor):
+        return [result], _ONE_TENSOR
     leaves, tree = pytree.tree_flatten(result, is_leaf=is_known_size)
     if has_objects(leaves):
         leaves, tree = pytree.tree_flatten(with_parts(result, is_known_size), is_leaf=is_known_size)
@@ -119,6 +125,7 @@ class Flat(HasEngines):
         self.arity = arity
         self.lifted = lifted
         self._lifted = frozenset(lifted)
+        self._not_lifted = [index for index in range(arity) if index not in lifted]
         self.differentiable: tuple[bool, ...] | None = None
         self._derived: dict[Any, Flat] = {}
         self._engines: dict[frozenset[int], Transformed[..., Any]] = {}
@@ -153,23 +160,24 @@ class Flat(HasEngines):
             undisturbed: Whether what it takes besides arguments is known to be as it was.
         """
         if undisturbed:
-            bound = self._lifted
+            bound, passed = self._lifted, self._not_lifted
         else:
             bound = frozenset(i for i, place in self.lifted.items() if _is_same_memory(tensors[i], place()))
+            passed = [index for index in range(len(tensors)) if index not in bound]
         stand_ins: dict[int, torch.Tensor] = {}  # one for each object, as the function may ask
-        for index, tensor in enumerate(tensors):
-            if index not in bound and id(tensor) not in stand_ins:
+        for tensor in (tensors[index] for index in passed):
+            if id(tensor) not in stand_ins:
                 stand_ins[id(tensor)] = _stand_in(tensor)
-        passed = {index: stand_ins[id(tensor)] for index, tensor in enumerate(tensors) if index not in bound}
-        found, rest, pullback = self.unpack(self.engine(bound)(*passed.values(), *numbers))
-        given = {id(stand_in): tensors[index] for index, stand_in in passed.items()}
+        arguments = [stand_ins[id(tensors[index])] for index in passed]
+        found, rest, pullback = self.unpack(self.engine(bound)(*arguments, *numbers))
+        given = {id(stand_in): tensors[index] for index, stand_in in zip(passed, arguments, strict=True)}
         return [given.get(id(tensor), tensor) for tensor in found], rest, pullback
 
     def unpack(self, result: Any) -> tuple[list[torch.Tensor], Rest, Any]:
         """The tensors that a call by the engine returns, the rest, and how it is differentiated, if not as usual."""
         returned, dims = result
         tensors, rest = take_apart(returned)
-        return tensors, dataclasses.replace(rest, dims=dims), None
+        return tensors, dataclasses.replace(rest, dims=dims) if dims else rest, None
 
     def engine(self, bound: frozenset[int]) -> Transformed[..., Any]:
         """The compiled function of the tensors that are not ``bound``; the user's function finds those itself."""

@@ -194,14 +194,14 @@ class Reading:
     Attributes:
         bound: The tensors that the function finds where it closes over them.
         unread: Those that the function is passed and the backward does not read, by number.
-        found_inside: Those among `bound` that it reads, by number.
-        captured: The others that it reads.
+        captured: Those that it reads and the function is not passed.
+        watched: These, and those among `bound` that it reads.
     """
 
     bound: tuple[torch.Tensor, ...]
-    unread: tuple[int, ...]
-    found_inside: tuple[int, ...]
+    unread: frozenset[int]
     captured: tuple[torch.Tensor, ...]
+    watched: tuple[torch.Tensor, ...]
 
 
 class Pullback(HasEngines):
@@ -301,8 +301,9 @@ class Pullback(HasEngines):
         others = {tensor.data_ptr(): tensor for tensor in self.parts.captured}
         inside = [i for i in self._bound if others.pop(tensors[i].data_ptr(), None) is not None]
         read = {index for index in self._needed[self._taken] if index < self.inner.arity} | {*inside}
-        unread = tuple(index for index in range(self.inner.arity) if index not in read)
-        reading = Reading(tuple(bound), unread, tuple(inside), tuple(others.values()))
+        captured = tuple(others.values())
+        watched = (*captured, *(tensors[index] for index in inside))
+        reading = Reading(tuple(bound), frozenset(range(self.inner.arity)) - read, captured, watched)
         if all(id(tensor) in self._held for tensor in bound):
             self._reading = reading
         return reading

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, cast
 
 import torch
 
@@ -38,36 +39,38 @@ class Kept:
     def __init__(self, rule: Any, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
         kept: list[torch.Tensor] = rule.kept(tensors, results)
         self._rule = rule
-        self._unread: dict[int, int | None] = {}  # and the version that each is to stay at, if any
-        self._waiting: set[int] = set()
         self.is_own = False
+        self._unread: Set[int] = frozenset()
+        self._waiting: set[int] = set()
+        self._has_let_go = False
         captured: Sequence[torch.Tensor] = ()
-        inside: Sequence[int] = ()
+        watched: Sequence[torch.Tensor] = ()
         if isinstance(rule, Pullback) and not levels():
             reading = rule.reads(tensors)
-            captured, inside = reading.captured, reading.found_inside
+            captured, watched, self._unread = reading.captured, reading.watched, reading.unread
             hidden = is_dual_level() or saved_tensors_hooks() is not None
             without_history = (tensor for tensor, chosen in zip(tensors, rule.mask, strict=True) if not chosen)
             others = (*without_history, *kept[len(tensors) :])
             self.is_own = not hidden and bool(rule.differentiated) and not any(map(torch.Tensor.is_inference, others))
-            updated = rule.inner.effects.arguments if rule.inner.effects is not None else ()
-            for index in reading.unread:
+            for index in self._unread:
                 tensor = kept[index]
-                watched = index not in updated and not tensor.is_inference()
-                self._unread[index] = tensor._version if watched else None
-                kept[index] = stand_in(tensor)
+                if not tensor.requires_grad or tensor.grad_fn is not None:
+                    kept[index] = stand_in(tensor)
+        # Of what is kept here: by number, the version that it is to stay at.
+        self._versions: Sequence[int | None] | Mapping[int, int | None]
         if self.is_own:
             self._waiting = set(rule.differentiated)
-            self._versions = [tensor._version for tensor in kept]
+            self._versions = list(map(_version, kept))
             for index in range(rule.first_result, len(kept)):  # a result refers to this; what was saved has no history
                 kept[index] = kept[index].detach()
-            watched = [*captured, *(tensors[index] for index in inside)]
-            self._watched = [(tensor, tensor._version) for tensor in watched]
+            self._watched, self._watched_versions = watched, list(map(_version, watched))
             self._kinds: Sequence[Kind] = rule.kinds(kept)
             # What is kept here; None for what autograd keeps, or has been let go.
             self._tensors: list[torch.Tensor | None] = [*kept]
             self.saved: list[torch.Tensor] = []
         else:
+            unread = ((index, kept[index]) for index in self._unread)
+            self._versions = {index: None if tensor.is_inference() else tensor._version for index, tensor in unread}
             self._tensors = [tensor if index in self._unread else None for index, tensor in enumerate(kept)]
             self.saved = [*(tensor for index, tensor in enumerate(kept) if index not in self._unread), *captured]
         self._has_saved = bool(self.saved)
@@ -92,12 +95,19 @@ class Kept:
         if not self.is_own:
             given = iter(ctx.saved_tensors if self._has_saved else ())
             return [next(given) if tensor is None else tensor for tensor in self._tensors]
-        found = [
-            without_memory(*self._kinds[index]) if tensor is None else tensor
-            for index, tensor in enumerate(self._tensors)
-        ]
+        if not self._has_let_go:
+            found = cast("list[torch.Tensor]", self._tensors)
+            if list(map(_version, found)) == self._versions:  # as nearly always: nothing has been updated at all
+                self._check_watched()
+                return found
+        else:
+            found = [
+                without_memory(*self._kinds[index]) if tensor is None else tensor
+                for index, tensor in enumerate(self._tensors)
+            ]
         # One that is differentiated may read any.
         self._check(range(len(found)) if again else self._rule.needed(found, cotangents, ctx.call.numbers))
+        self._check_watched()
         return found
 
     def release(self, cotangents: Sequence[torch.Tensor | None], numbers: Sequence[Any]) -> bool:
@@ -105,6 +115,7 @@ class Kept:
         if not self.is_own:
             return False
         self._waiting -= {index for index, cotangent in enumerate(cotangents) if cotangent is not None}
+        self._has_let_go = True
         if not self._waiting:
             self._tensors = [None] * len(self._tensors)
             return True
@@ -114,27 +125,32 @@ class Kept:
 
     def _check(self, places: Iterable[int]) -> None:
         """Complain, in the words of torch, if what a backward reads has been let go or is not as it was."""
-        tensors, versions, unread = self._tensors, self._versions, self._unread
         for index in places:
-            tensor = tensors[index]
+            tensor, version = self._tensors[index], self._versions[index]
             if tensor is None:
                 raise RuntimeError(_LET_GO)
-            if tensor._version != versions[index] and index not in unread:
-                raise _updated(tensor, versions[index])
-        for tensor, version in self._watched:
-            if tensor._version != version:
+            if tensor._version != version and index not in self._unread:
                 raise _updated(tensor, version)
+
+    def _check_watched(self) -> None:
+        """Complain if what the backward finds where the function closes over it is not as it was."""
+        if (now := list(map(_version, self._watched))) != self._watched_versions:
+            changed = next(index for index, version in enumerate(now) if version != self._watched_versions[index])
+            raise _updated(self._watched[changed], self._watched_versions[changed])
 
     def _check_unread(self) -> None:
         """Complain if the backward may be differentiated, and what only that reads has been updated."""
-        for index, version in self._unread.items():
-            tensor = self._tensors[index]
+        effects = self._rule.inner.effects if self._unread else None
+        for index in self._unread - effects.arguments.keys() if effects is not None else self._unread:
+            tensor, version = self._tensors[index], self._versions[index]
             if tensor is not None and version is not None and tensor._version != version:
                 raise RuntimeError(
                     "an argument of a transformed function was modified by an inplace operation, and is needed for the"
                     " gradient of the gradient"
                 )
 
+
+_version = operator.attrgetter("_version")
 
 _LET_GO = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have"
@@ -144,7 +160,7 @@ _LET_GO = (
 )
 
 
-def _updated(tensor: torch.Tensor, version: int) -> RuntimeError:
+def _updated(tensor: torch.Tensor, version: int | None) -> RuntimeError:
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of"
         f" shape {list(tensor.shape)} is at version {tensor._version}; expected version {version} instead."

@@ -107,11 +107,11 @@ def ambient(tensors: Sequence[torch.Tensor]) -> tuple[bool, bool]:
     """Whether autograd, and whether forward mode, differentiates any of the tensors below all transforms."""
     inside = bool(levels())
     plain = list(map(plain_of, tensors)) if any(map(functorch.is_functorch_wrapped_tensor, tensors)) else tensors
-    backwards = (inside or torch.is_grad_enabled()) and any(map(_requires_grad, plain))
+    backwards = (inside or torch.is_grad_enabled()) and any(map(requires_grad, plain))
     return backwards, is_dual_level() and any(map(has_tangent, plain))
 
 
-_requires_grad = operator.attrgetter("requires_grad")
+requires_grad = operator.attrgetter("requires_grad")
 _FIRST_BATCH = 1
 _remove_batch_dim: Any = torch._remove_batch_dim  # pyright: ignore[reportPrivateImportUsage]
 _add_batch_dim: Any = torch._add_batch_dim  # pyright: ignore[reportPrivateImportUsage]

@@ -27,7 +27,7 @@ from pygraph.composition.flat import Flat
 from pygraph.composition.interpreters import Batching, Differentiating, LevelFunction, current_transform
 from pygraph.composition.joint import Forward, NotCompiledError
 from pygraph.composition.kept import Kept
-from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_level, levels
+from pygraph.composition.levels import GradientBatch, Level, ambient, is_dual_level, levels, requires_grad
 from pygraph.composition.outcome import Outcome, View
 from pygraph.composition.repeating import Before
 from pygraph.composition.sharing import without_bases
@@ -168,7 +168,7 @@ def apply(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return list(call.run(tensors))
     if not call.flat.may_save or forwards or stack != ([] if backwards else [Level.GRAD]):
         return Operation.at(transform, call, tensors)
-    mask = tuple(tensor.requires_grad for tensor in tensors)
+    mask = tuple(map(requires_grad, tensors))
     again = bool(stack)
     forward = call.flat.derive(("forward", mask, again), lambda: Forward(call.flat, mask, again))
     outcome = Outcome()

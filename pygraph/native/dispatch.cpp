@@ -6,6 +6,7 @@
 #include "guards.h"
 
 #include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/as_strided.h>
@@ -309,6 +310,15 @@ struct NumberSlot {
 struct Fresh {
   std::vector<int64_t> sizes, strides;
   at::TensorOptions options;
+  c10::Allocator* allocator;         // nullptr where a device makes tensors in a way of its own
+
+  // What torch does, without asking the dispatcher who does it, which takes as long again.
+  at::Tensor make(bool filled) const {
+    if (allocator == nullptr || filled) return at::empty_strided(sizes, strides, options);
+    const c10::DispatchKeySet keys(options.computeDispatchKey());
+    const auto dtype = c10::typeMetaToScalarType(options.dtype());
+    return at::Tensor(at::detail::empty_strided_generic(sizes, strides, allocator, keys, dtype));
+  }
 };
 
 struct Output {
@@ -807,10 +817,10 @@ bool launch(Replay& replay, uint64_t stream) {
 std::vector<at::Tensor> allocate(const PlanState& plan) {
   std::vector<at::Tensor> fresh;
   fresh.reserve(plan.replay->fresh.size());
+  const at::Context& context = at::globalContext();
+  const bool filled = context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
   try {
-    for (const Fresh& memory : plan.replay->fresh) {
-      fresh.push_back(at::empty_strided(memory.sizes, memory.strides, memory.options));
-    }
+    for (const Fresh& memory : plan.replay->fresh) fresh.push_back(memory.make(filled));
   } catch (const std::exception&) {
     if (!plan.given_up.empty()) {
       torch::translate_exception_to_python(std::current_exception());
@@ -1184,7 +1194,9 @@ Replay describe_replay(PlanState& plan, PyObject* spec) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(memory); ++i) {
     PyObject* example = item(memory, i);  // an empty tensor of the right dtype and device, then sizes and strides
     const at::Tensor& tensor = THPVariable_Unpack(item(example, 0));
-    replay.fresh.push_back({to_ints(item(example, 1)), to_ints(item(example, 2)), tensor.options()});
+    const bool known = tensor.is_cuda() || tensor.is_cpu();
+    c10::Allocator* allocator = known ? tensor.storage().allocator() : nullptr;
+    replay.fresh.push_back({to_ints(item(example, 1)), to_ints(item(example, 2)), tensor.options(), allocator});
   }
   PyObject* slots = field(spec, "slots");
   for (Py_ssize_t i = 0; i < PyTuple_Size(slots); ++i) {

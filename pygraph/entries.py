@@ -34,10 +34,11 @@ class Entry:
     """What one kind of call runs: an executable, a Program that is evaluated, or the function as it is.
 
     ``described`` is a Program to report when it is not the one that runs, ``recordable`` the one that the executable
-    was recorded from. With ``once``, this call alone runs like that, and the next one is traced again. What cannot be
-    traced is ``refused_in`` the modes that its modules are in. Calls that are ``differentiated`` by autograd run as
-    compiled functions of their own, see `pygraph.composition`; those that set gradients or attributes by ``steps``.
-    With ``until``, so many calls run like that, and the next one is traced again.
+    was recorded from. With ``once``, this call alone runs like that, and the next one is traced again, as a step if
+    this one ``sets_gradients``: an optimizer's first step changes more than later ones do. What cannot be traced is
+    ``refused_in`` the modes that its modules are in. Calls that are ``differentiated`` by autograd run as compiled
+    functions of their own, see `pygraph.composition`; those that set gradients or attributes by ``steps``. With
+    ``until``, so many calls run like that, and the next one is traced again.
     """
 
     traced: Traced | None
@@ -49,6 +50,7 @@ class Entry:
     plans: int = 0
     stamp: int = 0
     once: bool = False
+    sets_gradients: bool = False
     differentiated: bool = False
     recordable: Program | None = None
     refused_in: Environment | None = None

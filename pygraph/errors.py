@@ -56,9 +56,11 @@ class StateChangeError(TraceError):
 
     Attributes:
         places: Where all that changes lies, as `pygraph.places.Place`; None if some of it lies elsewhere, as in a list.
+        gradients: Whether it leaves other gradients behind, too.
     """
 
     places: tuple[Place, ...] | None = None
+    gradients: bool = False
 
 
 class GradientChangeError(StateChangeError):

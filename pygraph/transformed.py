@@ -425,6 +425,8 @@ class Transformed(Generic[P, R]):
         if self._retraces[base] > MAX_RETRACES or self._wasted[base] > MAX_WASTED:
             self._drop_all(key)
             return self._give_up(key, entries[0].changed() if entries else None)
+        if is_known and entries[0].sets_gradients:
+            return self._keep_steps(key, args, kwargs, Passed(gradients=True))
         if self._past_budget() and key not in self._seen:
             self._seen.add(key)
             note = Fallback("the call", f"past the budget of {self.options.max_graphs} graphs")
@@ -453,7 +455,8 @@ class Transformed(Generic[P, R]):
             # What a first call changes (a cache that it fills), a second one may leave as it is.
             once = isinstance(error, StateChangeError) and not is_known
             modes = None if once else modes_of(self.fn, objects_among(args, kwargs))
-            return self._keep(key, Entry(None, None, None, [note], once=once, refused_in=modes))
+            is_step = once and error.gradients and self._may_step()
+            return self._keep(key, Entry(None, None, None, [note], once=once, sets_gradients=is_step, refused_in=modes))
         found = traced.static_leaves - static
         if found:
             # Also when all were known: another thread may have found them after this call's key was made.

@@ -198,6 +198,7 @@ def record(
                      remedy="Return the new value instead.")
         )  # fmt: skip
         error.places = places if elsewhere is None else None
+        error.gradients = gradient is not None
         raise error
     if seeded is not None:
         raise TraceError(

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pygraph
+from pygraph import transformed
 from pygraph.errors import FallbackError, GradientChangeError, SpentGraphError, StateChangeError
 from pygraph.native import build
 from tests.steps import assert_same, no_synchronization
@@ -646,6 +647,47 @@ def test_a_gradient_scaler_that_is_switched_off(device: torch.device) -> None:
         return step
 
     check(device, make_step, hits=6)
+
+
+def test_an_optimizers_first_step_says_that_later_ones_set_gradients(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one makes the optimizer's state and runs as it is; the second is traced only as what it is."""
+    traced: list[str] = []
+    original = transformed.trace_call
+
+    def trace_call(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        traced.append(type(fn).__name__)
+        return original(fn, *args, **kwargs)
+
+    monkeypatch.setattr(transformed, "trace_call", trace_call)
+    check(device, ordinary, hits=6)
+    assert traced == ["function", "Step"]
+
+
+def test_a_first_call_that_alone_sets_gradients(device: torch.device) -> None:
+    """It calibrates itself; what later calls return is differentiated from outside."""
+
+    def run(jitted: bool) -> Any:
+        torch.manual_seed(1)
+        net, scales = nn.Linear(4, 4).to(device), dict[str, Tensor]()
+
+        def forward(x: Tensor) -> Tensor:
+            if not scales:
+                net(x).square().mean().backward()
+                assert net.weight.grad is not None
+                scales["first"] = net.weight.grad.abs().mean()
+            return net(x) / scales["first"]
+
+        function = pygraph.jit(forward) if jitted else forward
+        found: list[Tensor] = []
+        for x, _ in batches(device, 5):
+            y = function(x)
+            (gradient,) = torch.autograd.grad(y.square().sum(), net.weight)
+            found += [y.detach(), gradient, net.weight.grad.clone()]  # pyright: ignore
+        return found
+
+    torch.testing.assert_close(run(True), run(False))
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------

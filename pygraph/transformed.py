@@ -455,7 +455,7 @@ class Transformed(Generic[P, R]):
             # What a first call changes (a cache that it fills), a second one may leave as it is.
             once = isinstance(error, StateChangeError) and not is_known
             modes = None if once else modes_of(self.fn, objects_among(args, kwargs))
-            is_step = once and error.gradients and self._may_step()
+            is_step = isinstance(error, StateChangeError) and once and error.gradients and self._may_step()
             return self._keep(key, Entry(None, None, None, [note], once=once, sets_gradients=is_step, refused_in=modes))
         found = traced.static_leaves - static
         if found:

@@ -71,8 +71,8 @@ def compiled_kernel(tuner: Any) -> Any:
 def _assemblers() -> list[str]:
     """The files of the ptxas that Inductor may have used: torch's in its workers, either in this process."""
     theirs = pathlib.Path(torch.__file__).parent / "bin" / "ptxas"
-    own = importlib.import_module("triton").__file__
-    tritons = pathlib.Path(own).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    (folder,) = importlib.import_module("triton").__path__
+    tritons = pathlib.Path(folder) / "backends" / "nvidia" / "bin" / "ptxas"
     return [str(path) for path in (theirs, tritons) if os.access(path, os.X_OK)]
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import CompileContext, TracingContext
+from torch._inductor.compiler_bisector import CompilerBisector
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pygraph.effects import host_reason
@@ -180,8 +181,9 @@ class _Compiler:
 
         from pygraph.interop import aot_cache
 
-        if functorch_config.bundled_autograd_cache or torch._dynamo.config.caching_precompile:
-            # Then it would keep all graphs with their code, those that are not Inductor's too.
+        bundled = functorch_config.bundled_autograd_cache or torch._dynamo.config.caching_precompile
+        if bundled or CompilerBisector.bisection_enabled:
+            # It would keep all graphs with their code, those that are not Inductor's too, or graphs that it must count.
             with functorch_config.patch(enable_autograd_cache=False):
                 yield
             return
@@ -207,7 +209,7 @@ class _Compiler:
 
         kind = "backward" if options.get("is_backward") else "inference" if options.get("is_inference") else "forward"
         static = None if options.get("is_backward") else options.get("static_input_idxs", ())
-        if not self._replays(kind) or not _touches_cuda(graph):
+        if not self._replays(kind) or not _touches_cuda(graph) or _is_bisected_away():
             return _ordinary(graph, inputs, options)
         draws = _draws(graph.graph) if self._chosen.inductor.get("fallback_random", True) else []
         # Inductor uses up what it is given, and orders draws by their data alone.
@@ -236,7 +238,7 @@ class _Compiler:
         """A compiler for AOTAutograd that leaves operations as they are."""
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            if not self._replays(kind):
+            if not self._replays(kind) or _is_bisected_away():
                 return _boxed(graph)
             static = None if kind == "backward" else _static_inputs()
             return self._replaying(TracedSource(graph, UNFUSED, lambda all: graph(*all)), static, kind)
@@ -259,6 +261,12 @@ class _Compiler:
         made = Replaying(source, static, options, _root(), self._name(kind))
         _LIVE.add(made)
         return made
+
+
+def _is_bisected_away() -> bool:
+    """Whether torch's bisector, which counts graphs, looks whether a failure goes away without this one."""
+    found: bool = CompilerBisector.disable_subsystem("inductor", "cudagraphs")
+    return found
 
 
 def _static_inputs() -> Sequence[int]:

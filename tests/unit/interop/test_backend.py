@@ -365,6 +365,32 @@ def test_overrides(device: torch.device, mode: str) -> None:
     assert found == expected
 
 
+def test_a_wrapper_in_cpp(device: torch.device) -> None:
+    """``cpp-wrapper does not support graph partition yet``: a graph needs no faster wrapper."""
+    with torch._inductor.config.patch(cpp_wrapper=True):
+        check(lambda x: ((x * 2).relu() @ x).sum(-1), lambda: (torch.randn(4, 4).to(device),))
+    assert graphs() == 1
+    assert not reasons()
+
+
+@pytest.mark.parametrize("replayed", [0, 1, 2])
+def test_bisecting(device: torch.device, replayed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``bisector``: the first graphs that it counts are replayed, the others are not."""
+    bisector = pytest.importorskip("torch._inductor.compiler_bisector")
+    chosen = {"BACKEND": "inductor", "SUBSYSTEM": "cudagraphs", "MAX": str(replayed - 1)}  # which it counts from 0
+    monkeypatch.setattr(bisector, "get_env_val", lambda name: chosen.get(name.removeprefix("TORCH_BISECT_")))
+    monkeypatch.setattr(bisector.CompilerBisector, "bisection_enabled", True)
+    bisector.subsystem_call_counter.clear()
+    with torch._inductor.config.patch({"test_configs.bisect_keep_custom_backend_for_inductor": True}):
+        fast = torch.compile(lambda x: (x * 2).sin().sum(), backend=pygraph.backend)
+        for _ in range(3):
+            x = torch.randn(4).to(device).requires_grad_()
+            fast(x).backward()
+            same(x.grad, 2 * (x.detach() * 2).cos())
+    assert graphs() == replayed  # of forward and backward
+    bisector.subsystem_call_counter.clear()
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.gpu
 def test_two_devices() -> None:

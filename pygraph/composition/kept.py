@@ -53,9 +53,7 @@ class Kept:
             others = (*without_history, *kept[len(tensors) :])
             self.is_own = not hidden and bool(rule.differentiated) and not any(map(torch.Tensor.is_inference, others))
             for index in self._unread:
-                tensor = kept[index]
-                if not tensor.requires_grad or tensor.grad_fn is not None:
-                    kept[index] = stand_in(tensor)
+                kept[index] = stand_in(kept[index])
         # Of what is kept here: by number, the version that it is to stay at.
         self._versions: Sequence[int | None] | Mapping[int, int | None]
         if self.is_own:

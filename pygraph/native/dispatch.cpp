@@ -1034,57 +1034,31 @@ void hold(PlanState& plan, PyObject* object) {
   if (PyList_Append(plan.keep, object) < 0) throw PythonError();
 }
 
-// Describe one container, or a leaf, before what is in it. Keys are borrowed.
-Node describe_node(PyObject* object) {
-  Node node{Node::Leaf};
+// Describe a container with all that is in it, whose keys the caller keeps; what is no container goes to `add`.
+template <typename Add>
+void describe_shape(std::vector<Node>& shape, PyObject* object, Add add) {
   PyTypeObject* type = Py_TYPE(object);
   if (type == &PyTuple_Type || type == &PyList_Type) {
-    node.kind = type == &PyTuple_Type ? Node::Tuple : Node::List;
-    node.size = PySequence_Fast_GET_SIZE(object);
+    Py_ssize_t size = PySequence_Fast_GET_SIZE(object);
+    shape.push_back({type == &PyTuple_Type ? Node::Tuple : Node::List, size, {}});
+    for (Py_ssize_t i = 0; i < size; ++i) describe_shape(shape, PySequence_Fast_GET_ITEM(object, i), add);
   } else if (type == &PyDict_Type) {
-    node.kind = Node::Dict;
-    node.size = PyDict_GET_SIZE(object);
+    Node node{Node::Dict, PyDict_GET_SIZE(object), {}};
     Py_ssize_t cursor = 0;
     PyObject *key, *value;
     while (PyDict_Next(object, &cursor, &key, &value)) node.keys.push_back(key);
-  }
-  return node;
-}
-
-// Describe a container with all that is in it, whose keys the caller keeps.
-void describe_shape(std::vector<Node>& shape, PyObject* object) {
-  Node node = describe_node(object);
-  Node::Kind kind = node.kind;
-  Py_ssize_t size = node.size;
-  shape.push_back(std::move(node));
-  if (kind == Node::Dict) {
-    Py_ssize_t cursor = 0;
-    PyObject *key, *value;
-    while (PyDict_Next(object, &cursor, &key, &value)) describe_shape(shape, value);
-  } else if (kind != Node::Leaf) {
-    for (Py_ssize_t i = 0; i < size; ++i) describe_shape(shape, PySequence_Fast_GET_ITEM(object, i));
+    shape.push_back(std::move(node));
+    cursor = 0;
+    while (PyDict_Next(object, &cursor, &key, &value)) describe_shape(shape, value, add);
+  } else {
+    shape.push_back({Node::Leaf, 0, {}});
+    add(object);
   }
 }
 
-// Describe (args, kwargs); `live` says which leaves are numbers that are read at every call.
-void describe(PlanState& plan, PyObject* object, PyObject* live, Call& call) {
+// Describe a leaf of (args, kwargs); `live` says which are numbers that are read at every call.
+void describe_leaf(PlanState& plan, PyObject* object, PyObject* live, Call& call) {
   PyTypeObject* type = Py_TYPE(object);
-  plan.nodes.push_back(describe_node(object));
-  Node::Kind kind = plan.nodes.back().kind;
-  if (kind == Node::Dict) {
-    Py_ssize_t cursor = 0;
-    PyObject *key, *value;
-    while (PyDict_Next(object, &cursor, &key, &value)) {
-      hold(plan, key);
-      describe(plan, value, live, call);
-    }
-    return;
-  }
-  if (kind != Node::Leaf) {
-    Py_ssize_t size = plan.nodes.back().size;
-    for (Py_ssize_t i = 0; i < size; ++i) describe(plan, PySequence_Fast_GET_ITEM(object, i), live, call);
-    return;
-  }
   PyObject* index = checked(PyLong_FromSize_t(call.leaves.size()));
   int is_live = PySet_Contains(live, index);
   Py_DECREF(index);
@@ -1272,7 +1246,7 @@ Replay describe_replay(PlanState& plan, PyObject* spec) {
     replay.results.push_back(leaf);
   }
   PyObject* unflatten = field(spec, "unflatten");
-  if (unflatten == Py_None) describe_shape(replay.shape, field(spec, "example"));
+  if (unflatten == Py_None) describe_shape(replay.shape, field(spec, "example"), [](PyObject*) {});
   else replay.unflatten = unflatten;
   return replay;
 }
@@ -1281,8 +1255,12 @@ void make_plan(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* spec
   plan.keep = checked(PyList_New(0));
   Call call;
   PyObject* live = field(spec, "live");
-  describe(plan, args, live, call);
-  describe(plan, kwargs, live, call);
+  auto add = [&](PyObject* leaf) { describe_leaf(plan, leaf, live, call); };
+  describe_shape(plan.nodes, args, add);
+  describe_shape(plan.nodes, kwargs, add);
+  for (const Node& node : plan.nodes) {
+    for (PyObject* key : node.keys) hold(plan, key);
+  }
   PyObject* leaves = field(spec, "leaves");
   bool agree = PyList_GET_SIZE(leaves) == static_cast<Py_ssize_t>(call.leaves.size());
   for (size_t i = 0; agree && i < call.leaves.size(); ++i) agree = PyList_GET_ITEM(leaves, i) == call.leaves[i];

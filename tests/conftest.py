@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import itertools
 import os
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -81,6 +82,20 @@ def steady_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     from pygraph.runtime.cuda import CudaDriver
 
     monkeypatch.setattr(CudaDriver, "measure", steady.measure)
+
+
+@pytest.fixture(autouse=True)
+def same_stream() -> Generator[None, None, None]:
+    """Notice what leaves another CUDA stream or device the current one: the next test would race with other threads."""
+    before = _current_stream()
+    yield
+    assert _current_stream() == before, "the current CUDA stream or device is another one than before the test"
+
+
+def _current_stream() -> tuple[int, int]:
+    if not torch.cuda.is_initialized():
+        return 0, 0
+    return torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
 
 
 @pytest.fixture(params=["emu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="session")

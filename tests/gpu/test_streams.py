@@ -432,7 +432,9 @@ def test_a_first_call_while_another_thread_captures(transform: Any) -> None:
     result: Any = None
     error: BaseException | None = None
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        # torch's capture that is broken leaves its stream the current one (2.11 to 2.13); the outer one puts ours back.
+        ours, capture = torch.cuda.current_stream(), torch.cuda.graph(graph, capture_error_mode="thread_local")
+        with torch.cuda.stream(ours), capture:
             captured = torch.relu(x) * 2
             result, error = in_a_thread(call)
             captured = captured + 1

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pygraph.native import build
-from tests import steady
+from tests import leftovers, steady
 
 try:
     import hypothesis
@@ -90,6 +90,14 @@ def same_stream() -> Generator[None, None, None]:
     before = _current_stream()
     yield
     assert _current_stream() == before, "the current CUDA stream or device is another one than before the test"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Generator[None, None, None]:
+    """Notice modes, patches and settings that a trace leaves in the process or in this thread."""
+    before = leftovers.state()
+    yield
+    assert leftovers.changed(before) == []
 
 
 def _current_stream() -> tuple[int, int]:

@@ -25,7 +25,7 @@ from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, Word
-from pygraph.runtime.proof import RUNS, Example, RedZones, Spread, Undisturbed, agree, poison, trial_inputs
+from pygraph.runtime.proof import RUNS, Example, RedZones, Spread, Trial, agree, poison
 from pygraph.runtime.reuse import ReusedMemory
 
 
@@ -39,6 +39,10 @@ class _CrowdedError(CaptureError):
     def __init__(self, room: dict[int, list[int]]) -> None:
         super().__init__("results lie in memory that was scratch memory before")
         self.room = room
+
+
+_Replayed = tuple["list[torch.Tensor] | None", "Callable[[], None] | None"]
+"""Results of a replay, None if it wrote behind them; and what puts back what it changed, None if it changes nothing."""
 
 
 class RegionGraph:
@@ -169,13 +173,12 @@ class RegionGraph:
         for fill in (0x00, 0xA5):
             for flat in flats.values():
                 flat.fill_(fill)
-            trial = trial_inputs(self.body, example.inputs)
-            with Undisturbed(self.driver, self.body):
+            with Trial(self.driver, self.body, example.inputs) as trial:
                 for position in self.slots:
-                    copy_span(trial[position], self._stand_in(position))
+                    copy_span(trial.inputs[position], self._stand_in(position))
                 try:
                     self._patch_only(frozenset())
-                    self._replay(trial, example.numbers, [memory.spec.empty() for memory in self.memory])
+                    self._replay(trial.inputs, example.numbers, [memory.spec.empty() for memory in self.memory])
                 except CaptureError:  # a node that does not take new parameters; the proof will say so
                     self.graph.restore()
                     kept.clear()
@@ -347,24 +350,24 @@ class RegionGraph:
 
         With ``copy_outside``, what the choice copies is copied here and not by the graph.
         """
-        with self._replayed(example, copy_outside) as results:
+        with self._replayed(example, copy_outside) as (results, restore):
             if results is None:
                 return False
             if all(map(agree, results, example.expected)):
                 if copy_outside:
-                    self._replay_us = self.driver.replay_time(self.graph)
+                    self._replay_us = self.driver.replay_time(self.graph, restore)
                 return True
             found = self._kept_results(results)
 
         def replay() -> list[torch.Tensor] | None:
-            with self._replayed(example, copy_outside) as results:
+            with self._replayed(example, copy_outside) as (results, _):
                 return None if results is None else self._kept_results(results)
 
         if not self.repeats(found, example, replay):
             return False
         if copy_outside:
-            with Undisturbed(self.driver, self.body):
-                self._replay_us = self.driver.replay_time(self.graph)
+            with self._replayed(example, copy_outside) as (_, restore):
+                self._replay_us = self.driver.replay_time(self.graph, restore)
         return True
 
     def _kept_results(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -373,9 +376,9 @@ class RegionGraph:
         return [*results[:first], *(static.clone() for static in results[first:])]
 
     @contextlib.contextmanager
-    def _replayed(self, example: Example, copy_outside: bool) -> Generator[list[torch.Tensor] | None, None, None]:
-        """The results of a replay on other buffers, which leaves no trace afterwards; None if it writes behind them."""
-        trial = trial_inputs(self.body, example.inputs)
+    def _replayed(self, example: Example, copy_outside: bool) -> Generator[_Replayed, None, None]:
+        """Replay on other buffers; that leaves no trace afterwards."""
+        self.pool.order()
         for tensor in (*self._stand_ins, *self._static_outputs):
             poison(tensor)
         zones = RedZones()
@@ -383,7 +386,8 @@ class RegionGraph:
         copied = self.choice.copied if copy_outside else frozenset[int]()
         if self._reused is not None:
             copied |= set(range(len(self.slots), len(self.slots) + len(self.memory)))
-        with Undisturbed(self.driver, self.body):
+        with Trial(self.driver, self.body, example.inputs) as run:
+            trial = run.inputs
             for slot, position in enumerate(self.slots):
                 if slot in copied:
                     copy_span(trial[position], self._stand_in(position))
@@ -405,7 +409,14 @@ class RegionGraph:
             ]
             results = [*outputs, *(trial[i] for i in self.body.written)]
             results += [self.body.static_values[i].detach() for i in self.body.written_statics]
-            yield results if zones.untouched() else None
+
+            def restore() -> None:
+                run.restore()
+                for slot, position in enumerate(self.slots):
+                    if slot in copied and position in self.body.written:
+                        copy_span(trial[position], self._stand_in(position))
+
+            yield (results if zones.untouched() else None), (restore if run.has_state else None)
 
     def repeats(
         self,

@@ -14,15 +14,18 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from pygraph.donated import DonatedTensor
-from pygraph.effects import is_random
+from pygraph.effects import argument_nodes, is_random, is_view, root
 from pygraph.errors import CaptureError
 from pygraph.evaluate import as_lazy
+from pygraph.printing import target_text
 from pygraph.program import Fallback, Mechanism, TensorSpec, Way
 from pygraph.runtime.body import RegionBody, alignment, copy_span
 from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
 from pygraph.runtime.driver import Driver, Pool
+from pygraph.runtime.indices import Reach
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, Word
 from pygraph.runtime.proof import RUNS, Example, RedZones, Spread, Trial, agree, poison
@@ -142,6 +145,7 @@ class RegionGraph:
             # Memory that no node points to (an output that no kernel writes) cannot be patched.
             pointed = {word.slot for word in self._words}
             candidates = frozenset(slot for slot in candidates if slot < count or slot in pointed)
+            candidates -= self._unpoisoned(candidates)
             proven = self._proven(found, candidates, example)
             replay_us = self._replay_us
         question = Question(
@@ -212,6 +216,43 @@ class RegionGraph:
             return candidates - bad.keys()
         self.fallbacks.append(Fallback("every pointer", "the proof failed only for several together"))
         return frozenset()
+
+    def _unpoisoned(self, candidates: frozenset[int]) -> set[int]:
+        """Slots of which no poison would show that a pointer was missed, and of which that is not certain otherwise.
+
+        A kernel that has as many pointers to an operand as its operation takes it hides none.
+        """
+        found: set[int] = set()
+        for slot in sorted(candidates):
+            if slot < len(self.slots):
+                nodes = [self.body.inputs[self.slots[slot]]]
+            else:
+                memory = slot - len(self.slots)
+                views = zip(self.body.outputs, self._views, strict=True)
+                nodes = [node for node, (number, _) in views if number == memory]
+            if all(self.body.reach.get(node, Reach.NOT) is not Reach.COMPUTED for node in nodes):
+                continue
+            readers = self._hiding(slot, nodes)
+            if readers:
+                reason = f"indices are computed from it, which forbids a proof, and {readers[0]} has several kernels"
+                what = "a result" if slot >= len(self.slots) else f"input {nodes[0].name}"
+                self.fallbacks.append(Fallback(f"{what} is copied", reason))
+                found.add(slot)
+        return found
+
+    def _hiding(self, slot: int, nodes: Sequence[fx.Node]) -> list[str]:
+        """The operations that take one of these nodes and may have more pointers to it than were found."""
+        names: list[str] = []
+        origins = {root(node) for node in nodes}
+        for index, node in enumerate(self.body.nodes):
+            uses = [one for one in argument_nodes(node) if root(one) in origins]
+            recorded = [number for number, one in enumerate(self.graph.nodes) if one.op == index]
+            if is_view(node) or not uses or not recorded:
+                continue
+            words = [word for word in self._words if word.slot == slot and word.node in recorded]
+            if len(recorded) > 1 or len(words) < len(uses):
+                names.append(target_text(node.target))
+        return names
 
     def _bad(self, candidates: Sequence[int], example: Example) -> dict[int, str | None]:
         """Those of candidates that do not work together which do not work, and the driver's reasons if it has any."""
@@ -379,8 +420,11 @@ class RegionGraph:
     def _replayed(self, example: Example, copy_outside: bool) -> Generator[_Replayed, None, None]:
         """Replay on other buffers; that leaves no trace afterwards."""
         self.pool.order()
-        for tensor in (*self._stand_ins, *self._static_outputs):
-            poison(tensor)
+        for node, tensor, safe in (
+            *zip(self.body.inputs, self._stand_ins, example.inputs, strict=True),
+            *zip(self.body.outputs, self._static_outputs, example.expected, strict=False),
+        ):
+            poison(tensor, self.body.reach.get(node, Reach.NOT), safe)
         zones = RedZones()
         fresh = [zones.allocate(memory.spec, memory.extent.size, memory.scratch) for memory in self.memory]
         copied = self.choice.copied if copy_outside else frozenset[int]()

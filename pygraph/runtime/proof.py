@@ -13,6 +13,7 @@ from pygraph.evaluate import clone_strided
 from pygraph.program import TensorSpec
 from pygraph.runtime.body import RegionBody, stand_in
 from pygraph.runtime.driver import Driver
+from pygraph.runtime.indices import Reach
 
 # Bytes after a result that are watched, on top of what its operation used as scratch memory.
 _RED_ZONE = 256
@@ -151,12 +152,25 @@ class RedZones:
         return all(bool((zone == _UNTOUCHED).all()) for zone in self._zones)
 
 
-def poison(tensor: torch.Tensor | None) -> None:
-    """Fill a buffer with what must not be seen again: NaN, or zeros where any other integer could be unsafe."""
+def poison(tensor: torch.Tensor | None, reach: Reach = Reach.NOT, safe: torch.Tensor | None = None) -> None:
+    """Fill a buffer with what must not be seen again: NaN, or zeros where any other integer could be unsafe.
+
+    Args:
+        tensor: The buffer; None for one that is not there.
+        reach: How its values reach an index. If they are computed with first, no value is known to be safe but those
+            that the call has, and nothing can be seen of whoever reads them here.
+        safe: These values.
+    """
     if tensor is None or not tensor.numel():
         return
     flat = _flat(tensor)
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+    if reach is Reach.COMPUTED:
+        assert safe is not None
+        if safe.stride() == tensor.stride():
+            copy_spans([safe], [tensor])
+        else:
+            tensor.copy_(safe)
+    elif reach is Reach.NOT and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         flat.fill_(float("nan"))
     else:
         flat.zero_()  # an index of zero is in range wherever any index is

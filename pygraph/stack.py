@@ -133,10 +133,12 @@ def select(fn: Any = None, /, *, timer: Callable[[Callable[[], object]], float] 
 
     Args:
         fn: A function or module with ``graphify`` applied, or a Program at stage ``regions``.
-        timer: Microseconds of one ``run()``; the device's own measurement by default.
+        timer: Microseconds of one ``run()``; the device's own measurement by default. It may call ``run`` as often as
+            it likes: every run starts from the state that the call finds. Putting that back is part of ``run()``; a
+            timer that wants to leave it out calls ``run.prepare()``, and then ``run.timed()`` for what it measures.
 
     Returns:
-        The same kind of thing.
+        The same kind of thing. A Program is measured with made-up arguments, unless it computes indices from them.
 
     Raises:
         StageError: ``graphify`` has not been applied.

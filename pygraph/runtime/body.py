@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from pygraph.effects import is_host_number, is_selection, is_view, root, written
 from pygraph.evaluate import clone_strided
 from pygraph.program import Captured, Program, TensorSpec
 from pygraph.ranges import Ranges
+from pygraph.runtime.indices import Reach, index_reach
 from pygraph.transforms.indirect import is_load, is_store
 
 
@@ -75,6 +77,11 @@ class RegionBody:
         self._producers = {_producer(node) for node in self.outputs}
         self._module = program.module
         self._last_use = self._last_uses()
+
+    @functools.cached_property
+    def reach(self) -> dict[fx.Node, Reach]:
+        """How values reach the indices that the region uses; those that do not are left out."""
+        return index_reach(self.nodes)
 
     def _last_uses(self) -> list[list[fx.Node]]:
         """After each node, the nodes whose values nobody needs any more."""

@@ -14,18 +14,21 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from pygraph.donated import DonatedTensor
-from pygraph.effects import is_random
+from pygraph.effects import argument_nodes, is_random, is_view, root
 from pygraph.errors import CaptureError
 from pygraph.evaluate import as_lazy
+from pygraph.printing import target_text
 from pygraph.program import Fallback, Mechanism, TensorSpec, Way
 from pygraph.runtime.body import RegionBody, alignment, copy_span
 from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
 from pygraph.runtime.driver import Driver, Pool
+from pygraph.runtime.indices import Reach
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Extent, Patcher, Word
-from pygraph.runtime.proof import RUNS, Example, RedZones, Spread, Undisturbed, agree, poison, trial_inputs
+from pygraph.runtime.proof import RUNS, Example, RedZones, Spread, Trial, agree, poison
 from pygraph.runtime.reuse import ReusedMemory
 
 
@@ -39,6 +42,10 @@ class _CrowdedError(CaptureError):
     def __init__(self, room: dict[int, list[int]]) -> None:
         super().__init__("results lie in memory that was scratch memory before")
         self.room = room
+
+
+_Replayed = tuple["list[torch.Tensor] | None", "Callable[[], None] | None"]
+"""Results of a replay, None if it wrote behind them; and what puts back what it changed, None if it changes nothing."""
 
 
 class RegionGraph:
@@ -138,6 +145,7 @@ class RegionGraph:
             # Memory that no node points to (an output that no kernel writes) cannot be patched.
             pointed = {word.slot for word in self._words}
             candidates = frozenset(slot for slot in candidates if slot < count or slot in pointed)
+            candidates -= self._unpoisoned(candidates)
             proven = self._proven(found, candidates, example)
             replay_us = self._replay_us
         question = Question(
@@ -169,13 +177,12 @@ class RegionGraph:
         for fill in (0x00, 0xA5):
             for flat in flats.values():
                 flat.fill_(fill)
-            trial = trial_inputs(self.body, example.inputs)
-            with Undisturbed(self.driver, self.body):
+            with Trial(self.driver, self.body, example.inputs) as trial:
                 for position in self.slots:
-                    copy_span(trial[position], self._stand_in(position))
+                    copy_span(trial.inputs[position], self._stand_in(position))
                 try:
                     self._patch_only(frozenset())
-                    self._replay(trial, example.numbers, [memory.spec.empty() for memory in self.memory])
+                    self._replay(trial.inputs, example.numbers, [memory.spec.empty() for memory in self.memory])
                 except CaptureError:  # a node that does not take new parameters; the proof will say so
                     self.graph.restore()
                     kept.clear()
@@ -209,6 +216,43 @@ class RegionGraph:
             return candidates - bad.keys()
         self.fallbacks.append(Fallback("every pointer", "the proof failed only for several together"))
         return frozenset()
+
+    def _unpoisoned(self, candidates: frozenset[int]) -> set[int]:
+        """Slots of which no poison would show that a pointer was missed, and of which that is not certain otherwise.
+
+        A kernel that has as many pointers to an operand as its operation takes it hides none.
+        """
+        found: set[int] = set()
+        for slot in sorted(candidates):
+            if slot < len(self.slots):
+                nodes = [self.body.inputs[self.slots[slot]]]
+            else:
+                memory = slot - len(self.slots)
+                views = zip(self.body.outputs, self._views, strict=True)
+                nodes = [node for node, (number, _) in views if number == memory]
+            if all(self.body.reach.get(node, Reach.NOT) is not Reach.COMPUTED for node in nodes):
+                continue
+            readers = self._hiding(slot, nodes)
+            if readers:
+                reason = f"indices are computed from it, which forbids a proof, and {readers[0]} has several kernels"
+                what = "a result" if slot >= len(self.slots) else f"input {nodes[0].name}"
+                self.fallbacks.append(Fallback(f"{what} is copied", reason))
+                found.add(slot)
+        return found
+
+    def _hiding(self, slot: int, nodes: Sequence[fx.Node]) -> list[str]:
+        """The operations that take one of these nodes and may have more pointers to it than were found."""
+        names: list[str] = []
+        origins = {root(node) for node in nodes}
+        for index, node in enumerate(self.body.nodes):
+            uses = [one for one in argument_nodes(node) if root(one) in origins]
+            recorded = [number for number, one in enumerate(self.graph.nodes) if one.op == index]
+            if is_view(node) or not uses or not recorded:
+                continue
+            words = [word for word in self._words if word.slot == slot and word.node in recorded]
+            if len(recorded) > 1 or len(words) < len(uses):
+                names.append(target_text(node.target))
+        return names
 
     def _bad(self, candidates: Sequence[int], example: Example) -> dict[int, str | None]:
         """Those of candidates that do not work together which do not work, and the driver's reasons if it has any."""
@@ -347,24 +391,24 @@ class RegionGraph:
 
         With ``copy_outside``, what the choice copies is copied here and not by the graph.
         """
-        with self._replayed(example, copy_outside) as results:
+        with self._replayed(example, copy_outside) as (results, restore):
             if results is None:
                 return False
             if all(map(agree, results, example.expected)):
                 if copy_outside:
-                    self._replay_us = self.driver.replay_time(self.graph)
+                    self._replay_us = self.driver.replay_time(self.graph, restore)
                 return True
             found = self._kept_results(results)
 
         def replay() -> list[torch.Tensor] | None:
-            with self._replayed(example, copy_outside) as results:
+            with self._replayed(example, copy_outside) as (results, _):
                 return None if results is None else self._kept_results(results)
 
         if not self.repeats(found, example, replay):
             return False
         if copy_outside:
-            with Undisturbed(self.driver, self.body):
-                self._replay_us = self.driver.replay_time(self.graph)
+            with self._replayed(example, copy_outside) as (_, restore):
+                self._replay_us = self.driver.replay_time(self.graph, restore)
         return True
 
     def _kept_results(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -373,17 +417,21 @@ class RegionGraph:
         return [*results[:first], *(static.clone() for static in results[first:])]
 
     @contextlib.contextmanager
-    def _replayed(self, example: Example, copy_outside: bool) -> Generator[list[torch.Tensor] | None, None, None]:
-        """The results of a replay on other buffers, which leaves no trace afterwards; None if it writes behind them."""
-        trial = trial_inputs(self.body, example.inputs)
-        for tensor in (*self._stand_ins, *self._static_outputs):
-            poison(tensor)
+    def _replayed(self, example: Example, copy_outside: bool) -> Generator[_Replayed, None, None]:
+        """Replay on other buffers; that leaves no trace afterwards."""
+        self.pool.order()
+        for node, tensor, safe in (
+            *zip(self.body.inputs, self._stand_ins, example.inputs, strict=True),
+            *zip(self.body.outputs, self._static_outputs, example.expected, strict=False),
+        ):
+            poison(tensor, self.body.reach.get(node, Reach.NOT), safe)
         zones = RedZones()
         fresh = [zones.allocate(memory.spec, memory.extent.size, memory.scratch) for memory in self.memory]
         copied = self.choice.copied if copy_outside else frozenset[int]()
         if self._reused is not None:
             copied |= set(range(len(self.slots), len(self.slots) + len(self.memory)))
-        with Undisturbed(self.driver, self.body):
+        with Trial(self.driver, self.body, example.inputs) as run:
+            trial = run.inputs
             for slot, position in enumerate(self.slots):
                 if slot in copied:
                     copy_span(trial[position], self._stand_in(position))
@@ -405,7 +453,14 @@ class RegionGraph:
             ]
             results = [*outputs, *(trial[i] for i in self.body.written)]
             results += [self.body.static_values[i].detach() for i in self.body.written_statics]
-            yield results if zones.untouched() else None
+
+            def restore() -> None:
+                run.restore()
+                for slot, position in enumerate(self.slots):
+                    if slot in copied and position in self.body.written:
+                        copy_span(trial[position], self._stand_in(position))
+
+            yield (results if zones.untouched() else None), (restore if run.has_state else None)
 
     def repeats(
         self,

@@ -57,12 +57,16 @@ def _path(index: int) -> Path:
     return cache_directory() / f"costs-{_VERSION}-{name}-{check(cu.cuDriverGetVersion())}-{torch.__version__}.json"
 
 
-def device_time(run: Callable[[], object], device: torch.device) -> float:
-    """Microseconds that the device needs for ``run()``: median of a few, by events."""
+def device_time(run: Callable[[], object], device: torch.device, restore: Callable[[], object] | None = None) -> float:
+    """Microseconds that the device needs for ``run()``: median of a few, by events, each after a ``restore()``."""
+    if restore is not None:
+        restore()
     run()
     times: list[float] = []
     with torch.cuda.device(device):  # events are recorded on its current stream
         for _ in range(5):
+            if restore is not None:
+                restore()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             run()

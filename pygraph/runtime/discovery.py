@@ -22,7 +22,7 @@ from pygraph.program import Fallback, TensorSpec
 from pygraph.runtime.body import RegionBody, stand_in
 from pygraph.runtime.driver import Driver, Pool, RecordedGraph, patiently
 from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, pointer_words, same_structure, value_words
-from pygraph.runtime.proof import Undisturbed
+from pygraph.runtime.proof import Trial, Undisturbed
 
 _PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
 
@@ -116,6 +116,7 @@ class Discovery:
         self.stand_ins: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
+        self._inputs, self._numbers = inputs, numbers
         self._record(inputs, list(numbers))
 
     def _record(self, inputs: Sequence[torch.Tensor], numbers: list[Any]) -> None:
@@ -176,7 +177,7 @@ class Discovery:
             with Undisturbed(self.driver, None):
                 graph, outputs = patiently(lambda: self.driver.record(record, self.pool), _PAUSES)
         except CaptureError as error:
-            self._settle_libraries(actual, numbers)
+            self._settle_libraries()
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
         return graph, outputs, marks
 
@@ -184,10 +185,10 @@ class Discovery:
         """Bytes allocated since the start, and those in use."""
         return self.driver.allocated_total(), self.driver.live_bytes()
 
-    def _settle_libraries(self, inputs: Sequence[Any], numbers: list[Any]) -> None:
+    def _settle_libraries(self) -> None:
         """Run once more after a refused recording: cuSOLVER fails the next call too (torch 2.11), and then no more."""
-        with Undisturbed(self.driver, self.body), contextlib.suppress(RuntimeError):
-            self.body.run(inputs, numbers)
+        with Trial(self.driver, self.body, self._inputs) as trial, contextlib.suppress(RuntimeError):
+            self.body.run(trial.inputs, self._numbers)
 
     def _plan(
         self,

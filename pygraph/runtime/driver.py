@@ -104,6 +104,29 @@ class Wiring:
     copies_out: tuple[tuple[int, int, int], ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of what is measured. Each starts from the same state, however often it is called.
+
+    Attributes:
+        timed: What is measured.
+        restore: Puts back what it changes, on the current stream; None if it changes nothing.
+    """
+
+    timed: Callable[[], object]
+    restore: Callable[[], object] | None = None
+
+    def prepare(self) -> None:
+        """Put back what earlier runs have changed; before `timed`, and no part of what it takes."""
+        if self.restore is not None:
+            self.restore()
+
+    def __call__(self) -> object:
+        """Both, for timers that know of no parts."""
+        self.prepare()
+        return self.timed()
+
+
 class InterruptedCaptureError(CaptureError):
     """Something beside what is captured ended the capture, as a wait for the device in another thread."""
 
@@ -277,12 +300,19 @@ class Driver(abc.ABC):
         """What the mechanisms cost here."""
 
     @abc.abstractmethod
-    def replay_time(self, graph: RecordedGraph) -> float:
-        """Microseconds that the device needs for a replay, which is run a few times."""
+    def replay_time(self, graph: RecordedGraph, restore: Callable[[], object] | None = None) -> float:
+        """Microseconds that the device needs for a replay, which is run a few times.
+
+        Args:
+            graph: The graph.
+            restore: Called before each replay, outside of what is timed; None for a graph that changes nothing.
+        """
 
     @abc.abstractmethod
     def measure(self, run: Callable[[], object]) -> float:
         """Microseconds of one ``run()``, host and device together, the better of the two not hidden.
+
+        It is run several times. Of a `Run` only the part ``timed`` counts.
 
         On the emulated device this is a model (counted launches, copies and patches times fixed costs), so that
         choices there are the same in every run.

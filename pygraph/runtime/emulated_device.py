@@ -133,7 +133,7 @@ def _launch(op: Op, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any
     host_args, host_kwargs = pytree.tree_unflatten(_to_host(leaves), spec)
     host_kwargs.update(unsized)
     with torch._C._AutoDispatchBelowAutograd():
-        result = kernel(*host_args, **host_kwargs)
+        result = _result(op, kernel, host_args, host_kwargs)
     for name, found in unsized.items():
         grown = _resize(kwargs[name], found.shape)
         if grown.stride() != found.stride():
@@ -160,6 +160,42 @@ def _launch(op: Op, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any
         answer = None
     _count_launch(Launch(op.name(), kernel, tuple(leaves), spec, tuple(outputs)))
     return answer
+
+
+def _result(op: Op, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a kernel returns; in a recording, which CUDA does not execute, data that it does not take are no error.
+
+    A recording may be made with other numbers than any call has, and an index computed from one may be out of range.
+    Results then have the right shapes and no values, which the end of the recording takes away from all of them.
+    """
+    try:
+        return kernel(*args, **kwargs)
+    except (IndexError, RuntimeError):
+        if recorder is None:
+            raise
+        try:
+            result = op(*pytree.tree_map_only(torch.Tensor, _meta, args), **_meta_options(kwargs))
+        except (NotImplementedError, RuntimeError, IndexError):
+            result = None  # torch knows no shapes for it, or they are what is wrong
+        if result is None:
+            raise
+    return pytree.tree_map_only(torch.Tensor, _blank, result)
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _meta_options(kwargs: dict[str, Any]) -> dict[str, Any]:
+    there = torch.device("meta")
+    return {
+        name: there if isinstance(value, torch.device) else pytree.tree_map_only(torch.Tensor, _meta, value)
+        for name, value in kwargs.items()
+    }
+
+
+def _blank(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu").zero_()
 
 
 def _call_with_numbers(kernel: Kernel, operands: frozenset[int], *args: Any, **kwargs: Any) -> Any:

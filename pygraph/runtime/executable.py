@@ -37,8 +37,8 @@ from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.discovery import RefusedError
-from pygraph.runtime.driver import Driver, Pool
-from pygraph.runtime.proof import Example, Undisturbed, trial_inputs
+from pygraph.runtime.driver import Driver, Pool, Run
+from pygraph.runtime.proof import Example, Trial
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.tracing.leaves import overlap_groups, to_number
 from pygraph.transforms.graphify import kernels, refuse, with_ways
@@ -181,11 +181,15 @@ class Executable:
         numbers: list[Any],
         run: Callable[[list[torch.Tensor], list[Any]], object],
     ) -> float:
-        """What the timer says of ``run``, which leaves no trace."""
+        """What the timer says of ``run``, which it may run as often as it likes, and which leaves no trace."""
         assert self._timer is not None
-        trial = trial_inputs(body, inputs)
-        with Undisturbed(self.driver, body):
-            return self._timer(lambda: run(trial, numbers))
+        with Trial(self.driver, body, inputs) as trial:
+
+            def restore() -> None:
+                self.pool.order()  # a timer may run on several streams
+                trial.restore()
+
+            return self._timer(Run(lambda: run(trial.inputs, numbers), restore if trial.has_state else None))
 
     @contextlib.contextmanager
     def _trial(self, leaves: Sequence[Any]) -> Generator[dict[fx.Node, Any], None, None]:

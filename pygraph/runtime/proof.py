@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 
+from pygraph.effects import is_random
 from pygraph.evaluate import clone_strided
 from pygraph.program import TensorSpec
 from pygraph.runtime.body import RegionBody, stand_in
 from pygraph.runtime.driver import Driver
+from pygraph.runtime.indices import Reach
 
 # Bytes after a result that are watched, on top of what its operation used as scratch memory.
 _RED_ZONE = 256
@@ -25,14 +27,48 @@ class Undisturbed:
         self._driver = driver
         self._written = [] if body is None else [body.static_values[i].detach() for i in body.written_statics]
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._random = self._driver.random_state()
         self._saved = [clone_strided(tensor) for tensor in self._written]
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._driver.set_random_state(self._random)
-        for tensor, saved in zip(self._written, self._saved, strict=True):
-            tensor.copy_(saved)
+        copy_spans(self._saved, self._written)
+
+
+class Trial(Undisturbed):
+    """Run a region as often as wanted, each time from the state that the call finds; at the end all is put back.
+
+    What runs on from where an earlier run has ended may go where no call goes: a position that every run advances
+    leaves its buffer, which on CUDA ends the process's use of the device.
+
+    Args:
+        driver: The device.
+        body: The region.
+        inputs: Its inputs, which are not changed.
+
+    Attributes:
+        inputs: The same, with copies in place of those that the region writes to.
+        has_state: Whether a run leaves another state behind than it has found.
+    """
+
+    def __init__(self, driver: Driver, body: RegionBody, inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__(driver, body)
+        self.inputs = trial_inputs(body, inputs)
+        self._draws = any(is_random(node) for node in body.nodes)
+        self._copies = [self.inputs[i] for i in body.written]
+        self._originals = [inputs[i].detach() for i in body.written]
+        self.has_state = self._draws or bool(self._copies or self._written)
+
+    def restore(self) -> None:
+        """Put back what runs have changed: written inputs and captured tensors, and the random generator if drawn from.
+
+        That is a copy of each written tensor, all in one launch where the device can do that.
+        """
+        if self._draws:
+            self._driver.set_random_state(self._random)
+        copy_spans([*self._originals, *self._saved], [*self._copies, *self._written])
 
 
 def trial_inputs(body: RegionBody, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -40,6 +76,21 @@ def trial_inputs(body: RegionBody, inputs: Sequence[torch.Tensor]) -> list[torch
     return [
         stand_in(tensor) if i in body.written and tensor.numel() else tensor.detach() for i, tensor in enumerate(inputs)
     ]
+
+
+def copy_spans(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    """Copy the memory of tensors to that of others, which are laid out as they are."""
+    pairs = [(_flat(source), _flat(target)) for source, target in zip(sources, targets, strict=True) if source.numel()]
+    if len(pairs) > 1:
+        # One launch on CUDA; it has no public name. Checked with torch 2.13.
+        torch._foreach_copy_([target for _, target in pairs], [source for source, _ in pairs])  # pyright: ignore
+    elif pairs:
+        ((source, target),) = pairs
+        target.copy_(source)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided((TensorSpec.of(tensor).span,), (1,), tensor.storage_offset())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,13 +152,25 @@ class RedZones:
         return all(bool((zone == _UNTOUCHED).all()) for zone in self._zones)
 
 
-def poison(tensor: torch.Tensor | None) -> None:
-    """Fill a buffer with what must not be seen again: NaN, or zeros where any other integer could be unsafe."""
+def poison(tensor: torch.Tensor | None, reach: Reach = Reach.NOT, safe: torch.Tensor | None = None) -> None:
+    """Fill a buffer with what must not be seen again: NaN, or zeros where any other integer could be unsafe.
+
+    Args:
+        tensor: The buffer; None for one that is not there.
+        reach: How its values reach an index. If they are computed with first, no value is known to be safe but those
+            that the call has, and nothing can be seen of whoever reads them here.
+        safe: These values.
+    """
     if tensor is None or not tensor.numel():
         return
-    span = TensorSpec.of(tensor).span
-    flat = tensor.as_strided((span,), (1,), tensor.storage_offset())
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+    flat = _flat(tensor)
+    if reach is Reach.COMPUTED:
+        assert safe is not None
+        if safe.stride() == tensor.stride():
+            copy_spans([safe], [tensor])
+        else:
+            tensor.copy_(safe)
+    elif reach is Reach.NOT and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         flat.fill_(float("nan"))
     else:
         flat.zero_()  # an index of zero is in range wherever any index is

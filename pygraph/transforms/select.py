@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from pygraph.errors import StageError, describe
 from pygraph.evaluate import argument_descriptors
-from pygraph.program import Base, Program, ScalarArgument
+from pygraph.program import Argument, Base, Fallback, Program, ScalarArgument
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.executable import Executable
+from pygraph.runtime.indices import Reach, index_reach
+from pygraph.transforms.indirect import is_load
 
 
 def select_program(program: Program, *, timer: Callable[[Callable[[], object]], float] | None = None) -> Program:
@@ -27,10 +30,11 @@ def select_program(program: Program, *, timer: Callable[[Callable[[], object]], 
 
     Args:
         program: A Program at stage ``regions``.
-        timer: Microseconds of one ``run()``; the device's own measurement by default.
+        timer: Microseconds of one ``run()``, as for `pygraph.select`; the device's own measurement by default.
 
     Returns:
-        A Program whose regions have a ``way`` and the measured ``times``.
+        A Program whose regions have a ``way`` and the measured ``times``; as it was, with the reason among its
+        ``fallbacks``, if it computes indices from its arguments: only those of a call are known to be in range.
 
     Raises:
         StageError: The Program is not cut into regions yet.
@@ -45,14 +49,41 @@ def select_program(program: Program, *, timer: Callable[[Callable[[], object]], 
     driver = driver_for(program.device)
     if driver is None:
         return program.replace(history=(*program.history, "select"))
+    reason = _why_not_made_up(program)
+    if reason is not None:
+        return program.replace(fallbacks=(*program.fallbacks, reason), history=(*program.history, "select"))
     leaves = example_leaves(program)
     executable = Executable(program, driver, driver.new_pool(), leaves, timer=timer or driver.measure)
     executable.release()
     return executable.program
 
 
+def _why_not_made_up(program: Program) -> Fallback | None:
+    """Why a Program cannot run on made-up arguments: one of them would become an index that no call may have."""
+    reach = index_reach(program.nodes)
+    for node, descriptor in _arguments(program):
+        is_number = isinstance(descriptor, ScalarArgument)
+        if reach.get(node, Reach.NOT) > (Reach.NOT if is_number else Reach.UNCHANGED):
+            lines = [user.meta["source"] for user in node.users if user.meta.get("source")]
+            return Fallback(
+                "select",
+                f"an index is computed from {descriptor.path}, and of made-up arguments it may be out of range; "
+                "apply select to the function, which measures with those of a call",
+                lines[0] if lines else None,
+            )
+    return None
+
+
+def _arguments(program: Program) -> list[tuple[fx.Node, Argument | ScalarArgument]]:
+    """The nodes that are arguments, or are loaded from where one is."""
+    found: list[tuple[fx.Node, Any]] = list(zip(program.placeholders, program.inputs, strict=True))
+    if program.table is not None:
+        found += [(node, program.table.slots[node.args[1]].of) for node in program.nodes if is_load(node)]  # pyright: ignore
+    return [(node, one) for node, one in found if isinstance(one, (Argument, ScalarArgument))]
+
+
 def example_leaves(program: Program) -> list[Any]:
-    """Arguments that fit a Program: random floating-point numbers, zeros elsewhere (which any index may be)."""
+    """Arguments that fit a Program: random floating-point numbers; zeros for integers and for what is an index."""
     leaves: list[Any] = [None] * program.in_tree.num_leaves
     table = program.table
     bases = [d for d in program.inputs if isinstance(d, Base)]
@@ -61,13 +92,16 @@ def example_leaves(program: Program) -> list[Any]:
         raise StageError(
             describe(f"select({program.name})", "its arguments overlap", remedy="Apply select to the function.")
         )
+    reach = index_reach(program.nodes)
+    indices = {descriptor.leaf for node, descriptor in _arguments(program) if reach.get(node)}
     for descriptor in argument_descriptors(program):
         if isinstance(descriptor, ScalarArgument):
             leaves[descriptor.leaf] = descriptor.type(1)
             continue
         tensor = descriptor.spec.empty()
         flat = tensor.as_strided((descriptor.spec.span,), (1,))
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        is_index = descriptor.leaf in indices
+        if not is_index and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             flat.copy_(torch.randn(flat.shape, dtype=torch.float32).to(flat.dtype))
         else:
             flat.zero_()

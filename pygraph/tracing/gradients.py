@@ -1,5 +1,5 @@
-"""Autograd while a function is traced: to which tensors' ``.grad`` a backward adds, which graphs it uses up, and to which
-leaves the graphs of results lead.
+"""Autograd while a function is traced: to which ``.grad`` a backward adds, which graphs it uses up, and to which leaves
+the graphs of results lead.
 """
 
 # Nodes of autograd's graph are of any type.

@@ -2,8 +2,8 @@
 
 ``torch.func.functionalize`` knows ATen's in-place operations only. An operation of somebody else that says in its
 schema what it writes (``torch.library.custom_op(mutates_args=…)``) gets a twin here that writes to copies and returns
-them after its own results; what may be None is returned as a list of what is there. A Program at stage ``aten`` holds the twin; lowering puts the operation itself back, in
-place where nobody needs the old contents.
+them after its own results; of what may be None, it returns a list of what is there. A Program at stage ``aten`` holds
+the twin; lowering puts the operation itself back, in place where nobody needs the old contents.
 
 ======================================================  ========================================================
 the operation                                           its twin

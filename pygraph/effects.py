@@ -104,7 +104,8 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     for position, argument in enumerate(target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value: Any = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            found += [value] if isinstance(value, fx.Node) else list(value or ())
+            items: Any = [value] if isinstance(value, fx.Node) else value or ()
+            found += [item for item in items if isinstance(item, fx.Node)]  # others may be None
     return found
 
 

@@ -317,6 +317,17 @@ class Transformed(Generic[P, R]):
         with self._lock:
             self._clear()
 
+    def forget_soon(self) -> None:
+        """Give back every graph now, or before the next call if one is going on, here or in another thread."""
+        if here.inside or not self._lock.acquire(blocking=False):
+            self._clear_first = True
+            self._native.clear()
+            return
+        try:
+            self._clear()
+        finally:
+            self._lock.release()
+
     def _count_hit(self, key: Key, entry: Entry) -> None:
         self._counts.hits += entry.steps is None  # which counts for itself
         entry.calls += 1

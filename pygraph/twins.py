@@ -2,14 +2,15 @@
 
 ``torch.func.functionalize`` knows ATen's in-place operations only. An operation of somebody else that says in its
 schema what it writes (``torch.library.custom_op(mutates_args=…)``) gets a twin here that writes to copies and returns
-them after its own results. A Program at stage ``aten`` holds the twin; lowering puts the operation itself back, in
-place where nobody needs the old contents.
+them after its own results; of what may be None, it returns a list of what is there. A Program at stage ``aten`` holds
+the twin; lowering puts the operation itself back, in place where nobody needs the old contents.
 
 ======================================================  ========================================================
 the operation                                           its twin
 ======================================================  ========================================================
 ``lib::fill(Tensor(a!) x, int k) -> ()``                ``pygraph_functional::lib_fill(Tensor x, int k) -> Tensor``
 ``lib::scale(Tensor x, Tensor(a!) out) -> Tensor``      ``… (Tensor x, Tensor out) -> (Tensor, Tensor)``
+``lib::clear(Tensor(a!)?[] xs) -> ()``                  ``… (Tensor?[] xs) -> Tensor[]``
 ======================================================  ========================================================
 """
 
@@ -65,7 +66,7 @@ def twin_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
     """The operation that writes to copies of what ``op`` writes to, and returns them after the results of ``op``.
 
     Raises:
-        TraceError: The operation returns memory of an argument, or may be given None to write to.
+        TraceError: The operation returns memory of an argument.
     """
     if op in _TWINS:
         return _TWINS[op]
@@ -73,8 +74,6 @@ def twin_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
     name = str(schema.name)
     if any(result.alias_info is not None for result in schema.returns):
         raise TraceError(describe(name, "it writes to an argument and returns its memory", expected="fresh results"))
-    if any(_is_written(argument) and "Optional" in str(argument.type) for argument in schema.arguments):
-        raise TraceError(describe(name, "it writes to an argument that may be None"))
     before, _, after = str(schema).partition("(")[2].rpartition(" -> ")
     results = [text for text in after.strip("()").split(", ") if text]
     results += [_type_text(argument) for argument in schema.arguments if _is_written(argument)]
@@ -100,12 +99,19 @@ def original_of(target: Any) -> torch._ops.OpOverload | None:
 
 
 def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What a call of ``op`` writes to: one entry per written argument, a list for a list of tensors."""
+    """What a call of ``op`` writes to: one entry per written argument, a list for what may be several or None."""
     found: list[Any] = []
     for position, argument in enumerate(op._schema.arguments):
         if _is_written(argument):
-            found.append(args[position] if position < len(args) else kwargs[argument.name])
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            found.append(_present(value) if _is_optional(argument) else value)
     return found
+
+
+def _present(value: Any) -> list[Any]:
+    """What is there of a value, or of a list of values, that may be None."""
+    items: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
+    return [item for item in items if item is not None]
 
 
 def check_apart(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -183,11 +189,13 @@ def _on_copies(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
     for position, argument in enumerate(op._schema.arguments):
         if not _is_written(argument):
             continue
+        value = arguments[position] if position < len(arguments) else keywords.get(argument.name)
+        copy = pytree.tree_map_only(torch.Tensor, clone_strided, value)
         if position < len(arguments):
-            arguments[position] = copy = pytree.tree_map(clone_strided, arguments[position])
+            arguments[position] = copy
         else:
-            keywords[argument.name] = copy = pytree.tree_map(clone_strided, keywords[argument.name])
-        copies.append(copy)
+            keywords[argument.name] = copy
+        copies.append(_present(copy) if _is_optional(argument) else copy)
     out = op(*arguments, **keywords)
     count = len(op._schema.returns)
     results = [] if not count else [out] if count == 1 else list(out)
@@ -199,5 +207,9 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
+def _is_optional(argument: Any) -> bool:
+    return "Optional" in str(argument.type)
+
+
 def _type_text(argument: Any) -> str:
-    return "Tensor[]" if "List" in str(argument.type) else "Tensor"
+    return "Tensor[]" if "List" in str(argument.type) or _is_optional(argument) else "Tensor"

@@ -42,9 +42,10 @@ from pygraph.keys import UnhashableError, static_key
 from pygraph.native.callpath import Reached
 from pygraph.objects import holds_tensors
 from pygraph.trace import Rebinding, objects_among, reached_besides, record_call
+from pygraph.tracing.gradients import leaves_behind
 from pygraph.tracing.hidden_writes import updated_in_hiding
 from pygraph.tracing.leaves import is_live_number
-from pygraph.tracing.recording import Recording
+from pygraph.tracing.recording import Recording, carried_by
 
 if TYPE_CHECKING:
     from pygraph.transformed import Transformed
@@ -323,12 +324,31 @@ def _discover(
     tracked = any(is_tracked(everything[leaf]) for leaf in effects.written)
     if not probe.differentiable:
         raise TraceError(f"{function.function_name} returns no tensor")
+    reason = _why_not_an_operation(probe, any(map(is_tracked, (everything[leaf] for leaf in row))))
+    if reason is not None:
+        raise TraceError(f"{function.function_name} {reason}")
     described = tuple(map(describe_tensor, used))
     site = Site(
         primal, environment, described, _special_among(environment), effects.draws, effects.writes, tracked,
         probe.differentiates,
     )  # fmt: skip
     return site, tuple(index for index in numbers if index in decisive)
+
+
+def _why_not_an_operation(probe: _Probe, is_differentiated: bool) -> str | None:
+    """Why results have gradients that an operation of its operands cannot have; None if they have not.
+
+    Args:
+        probe: The run on fakes.
+        is_differentiated: Whether any operand is.
+    """
+    if probe.makes_leaf:
+        return "returns a tensor that it has made to require grad, so that gradients come together in it"
+    if any(probe.differentiable) and not is_differentiated:
+        return "returns what requires grad for a tensor that it has made, and nothing that it was passed does"
+    if probe.reaches_made and levels():
+        return "returns what requires grad for a tensor that it has made, where torch.func's transforms are active"
+    return None
 
 
 def _special_among(environment: Environment) -> frozenset[int]:
@@ -417,6 +437,8 @@ class _Probe(Rebinding):
         differentiable: By result, whether it has a gradient.
         returned: The ids of tensors that it closes over and returns.
         differentiates: Whether it uses autograd by itself.
+        makes_leaf: Whether it returns a leaf of autograd's graph that it has made itself.
+        reaches_made: Whether the graph of a result leads to such a leaf, returned or not.
     """
 
     def __init__(self, function: Transformed[..., Any], lifted: Sequence[torch.Tensor], settings: Settings) -> None:
@@ -426,6 +448,7 @@ class _Probe(Rebinding):
         self.differentiable: tuple[bool, ...] = ()
         self.returned: set[int] = set()
         self.differentiates = False
+        self.makes_leaf = self.reaches_made = False
         self._run: tuple[list[torch.Tensor], list[Any]] = [], []
         self._settings = settings
         self._lifted = lifted
@@ -451,7 +474,16 @@ class _Probe(Rebinding):
         self.differentiable = tuple(tensor.requires_grad for tensor in results)
         self.returned = {id(tensor) for tensor in results}
         self.differentiates = finding.differentiates
-        self._run = results, [*pytree.tree_leaves((args, kwargs)), *given]
+        operands = [*pytree.tree_leaves((args, kwargs)), *given]
+        self._run = results, operands
+        passed = set(map(id, operands))
+        fresh = (tensor for tensor in results if isinstance(tensor, FakeTensor) and id(tensor) not in passed)
+        carried = next(filter(None, map(carried_by, fresh)), None)
+        if carried is not None:
+            raise TraceError(f"it returns a tensor that carries {carried}")
+        made = [leaf for leaf in leaves_behind(results) if isinstance(leaf, FakeTensor) and id(leaf) not in passed]
+        self.makes_leaf = any(leaf is result for leaf in made for result in results)
+        self.reaches_made = bool(made)
         missing = [t for t in results if is_special(t) and not _is_made_inside(t)]
         known = {id(tensor) for tensor in self._lifted}
         self.found = [*finding.found.values()]

@@ -169,6 +169,17 @@ class Replaying:
             engine.function.forget()
         self._engines.clear()
 
+    def reset(self) -> None:
+        """Give back all graphs and let go of the static inputs, without waiting for a call that may be going on.
+
+        What is called again, as the backward of an earlier forward, is compiled again.
+        """
+        engines = list(self._engines.values())
+        self._engines.clear()  # in place: AOTAutograd's wrappers have copies of what an instance has
+        self._last, self._bindings = None, 0
+        for engine in engines:
+            engine.function.forget_soon()
+
     def functions(self) -> list[Transformed[..., Any]]:
         """The transformed functions behind it, one for each set of static inputs."""
         return [engine.function for engine in list(self._engines.values())]

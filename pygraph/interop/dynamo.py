@@ -32,6 +32,7 @@ from pygraph.lowering.inductor import SETTINGS, FusedGraph, compile_graph, setti
 from pygraph.lowering.states import Crossing, settle
 from pygraph.program import TensorSpec, output_values
 from pygraph.report.explain import Explanation
+from pygraph.runtime.turns import members
 from pygraph.tracing.modes import line_in
 from pygraph.transformed import PASSES, UNFUSED, Options, Transformed
 from pygraph.transforms.schedule import is_work
@@ -86,6 +87,7 @@ def backend(
     Source: PyGraph is "built atop PyTorch2's compilation framework", arXiv 2503.19779.
     """
     chosen = _settings(mode, options or {})
+    _be_reset()
     compiler = _Compiler(chosen, module)
     if not chosen.fuse or not _on_cuda(module, inputs):
         return _without_inductor(compiler, module, inputs)
@@ -147,6 +149,26 @@ def _nothing() -> None:
     return None
 
 
+def reset() -> None:
+    """Give back what was compiled: ``torch._dynamo.reset()`` calls this of every backend that it knows.
+
+    It drops its own caches, but keeps code that was compiled before a graph break (seen with torch 2.13).
+    """
+    for made in members(_LIVE):
+        made.reset()
+    _root().forget_soon()
+
+
+backend.reset = reset  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _be_reset() -> None:
+    """Have Dynamo know this backend, which it forgets when it is reset. Private; checked with torch 2.13."""
+    known: dict[int, Any] | None = getattr(torch._dynamo.eval_frame, "cached_backends", None)
+    if known is not None:
+        known.setdefault(id(backend), backend)
+
+
 def explain() -> Explanation:
     """What runs how in everything that ``torch.compile(backend="pygraph")`` has compiled and that is still alive.
 
@@ -158,7 +180,7 @@ def explain() -> Explanation:
         >>> isinstance(str(pygraph.explain()), str)
         True
     """
-    reports = [function.explain() for one in list(_LIVE) for function in one.functions()]
+    reports = [function.explain() for one in members(_LIVE) for function in one.functions()]
     return Explanation("torch.compile", (), {}).with_derived(sorted(reports, key=lambda report: report.name))
 
 

@@ -91,7 +91,8 @@ def _drop_copies(graph: fx.Graph, program: Program) -> None:
     for order, node in enumerate(list(graph.nodes)):
         if node.target is not aten.copy.default or node.args[1].meta["spec"] != node.meta["spec"] or node in results:
             continue
-        if last_write.get(root(node.args[1]), -1) < order:  # what is written later is another tensor in eager
+        # What is written later, be it what is copied or the copy, is another tensor in eager.
+        if max(last_write.get(root(node.args[1]), -1), last_write.get(node, -1)) < order:
             node.replace_all_uses_with(node.args[1])
             graph.erase_node(node)
 

@@ -129,7 +129,9 @@ def _with_memory(
     """The arguments of ``node``, with what it writes to replaced."""
 
     def swap(value: Any) -> Any:
-        return [memory[item] for item in value] if isinstance(value, (list, tuple)) else memory[value]  # pyright: ignore
+        if isinstance(value, (list, tuple)):
+            return [swap(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return None if value is None else memory[value]
 
     args, kwargs = list(node.args), dict(node.kwargs)
     for position, argument in enumerate(op._schema.arguments):
@@ -137,7 +139,7 @@ def _with_memory(
             continue
         if position < len(args):
             args[position] = swap(args[position])
-        else:
+        elif argument.name in kwargs:
             kwargs[argument.name] = swap(kwargs[argument.name])
     return tuple(args), kwargs
 

@@ -1,11 +1,13 @@
-"""What backwards do while a function is traced: to which tensors' ``.grad`` they add, and which graphs they use up."""
+"""Autograd while a function is traced: to which ``.grad`` a backward adds, which graphs it uses up, and to which leaves
+the graphs of results lead.
+"""
 
 # Nodes of autograd's graph are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -48,17 +50,28 @@ class Accumulations:
 
 def is_spent(tensor: torch.Tensor) -> bool:
     """Whether a backward of ``tensor`` raises an error, as another one has let go of what it needs."""
+    return any(map(_has_let_go, _history([tensor])))
+
+
+def leaves_behind(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves to which a backward of the tensors would add gradients; a leaf leads to itself."""
+    tensors = [tensor for tensor in tensors if tensor.requires_grad]
+    found = [tensor for tensor in tensors if tensor.grad_fn is None]
+    found += [node.variable for node in _history(tensors) if hasattr(node, "variable")]
+    return list({id(tensor): tensor for tensor in found}.values())
+
+
+def _history(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The nodes of autograd's graph behind tensors, each once."""
     seen: set[Any] = set()
-    queue: list[Any] = [tensor.grad_fn]
+    queue: list[Any] = [tensor.grad_fn for tensor in tensors]
     while queue:
         node = queue.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if _has_let_go(node):
-            return True
+        yield node
         queue += [following for following, _ in node.next_functions]
-    return False
 
 
 def _has_let_go(node: Any) -> bool:

@@ -9,6 +9,7 @@ Everything real that the function could change is put back, and what a Program c
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_symbols
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
 
 from pygraph.environment import Environment
 from pygraph.errors import (
@@ -218,6 +220,9 @@ def record(
             raise TraceError(describe(call, f"{path} is made in inference mode", expected="an ordinary tensor"))
         if leaf.is_meta:
             raise TraceError(describe(call, f"{path} is on meta", expected="a tensor with elements"))
+        carried = None if id(leaf) in given else carried_by(leaf)
+        if carried is not None:
+            raise TraceError(describe(call, f"{path} carries {carried}", expected="a tensor that is only that"))
         if leaf.requires_grad:
             raise (SpentGraphError if spent else GradientError)(
                 describe(call, f"{path} requires grad", expected="no gradient outside the call",
@@ -334,6 +339,21 @@ def _fake_inputs(mode: FakeTensorMode, leaves: Sequence[Any]) -> dict[int, FakeT
 def _attributes(fakes: dict[int, FakeTensor]) -> list[dict[str, Any]]:
     """What is stored on fakes, besides what they store for their own ends."""
     return [{key: value for key, value in vars(f).items() if not _is_fakes_own(key)} for f in fakes.values()]
+
+
+def carried_by(result: torch.Tensor) -> str | None:
+    """What user code has stored on a tensor that it has made, which a replay would not; None if nothing."""
+    if result.is_leaf and result.grad is not None:
+        return "a gradient"
+    known = _keys_of_new_fake()
+    stored = (key for key in vars(result) if key not in known and not _is_fakes_own(key))
+    return next((f"an attribute {key!r}" for key in stored), None)
+
+
+@functools.cache
+def _keys_of_new_fake() -> frozenset[str]:
+    with _disable_current_modes(), FakeTensorMode():
+        return frozenset(vars(torch.empty(0)))
 
 
 def _changed_attribute(fakes: dict[int, FakeTensor], before: list[dict[str, Any]]) -> str | None:

@@ -110,8 +110,8 @@ def _pairs(written: Sequence[Any], read: Sequence[Any]) -> list[tuple[torch.Tens
         for source in read:
             if isinstance(target, (list, tuple)) and isinstance(source, (list, tuple)):
                 pairs += zip(target, source, strict=False)
-            elif isinstance(target, torch.Tensor):
-                pairs += [(target, value) for value in pytree.tree_leaves(source)]
+            else:
+                pairs += itertools.product(pytree.tree_leaves(target), pytree.tree_leaves(source))
     return [pair for pair in pairs if all(isinstance(value, torch.Tensor) for value in pair)]
 
 

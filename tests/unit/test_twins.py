@@ -38,6 +38,39 @@ def scale_memory(x: Tensor, out: Tensor) -> None:
     out.as_strided((out.numel(),), (1,)).copy_(x.as_strided((x.numel(),), (1,)) * 0.25)
 
 
+_LIBRARY = torch.library.Library("test_twins_optional", "DEF")
+_LIBRARY.define("clear(Tensor x, Tensor(a!)?[] xs) -> ()")
+_LIBRARY.define("shift(Tensor x, Tensor(a!)? out=None, *, Tensor(b!)? more=None) -> Tensor")
+_LIBRARY.define("halve(Tensor(a!)[]? xs, Tensor(b!)?[] ys, int k) -> (Tensor, Tensor)")
+
+
+def _clear(x: Tensor, xs: list[Tensor | None]) -> None:
+    for number, value in enumerate(xs):
+        if value is not None:
+            value.mul_(number).add_(x)
+
+
+def _shift(x: Tensor, out: Tensor | None = None, *, more: Tensor | None = None) -> Tensor:
+    for number, value in enumerate((out, more)):
+        if value is not None:
+            value.add_(x + number)
+    return x * 5
+
+
+def _halve(xs: list[Tensor] | None, ys: list[Tensor | None], k: int) -> tuple[Tensor, Tensor]:
+    found = [*(xs or []), *(y for y in ys if y is not None)]
+    total = sum(value.sum() for value in found)
+    for value in found:
+        value.mul_(0.5)
+    return total * k, total + k  # pyright: ignore
+
+
+for _name, _function in (("clear", _clear), ("shift", _shift), ("halve", _halve)):
+    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"test_twins_optional::{_name}", _function, lib=_LIBRARY)
+optional: Any = torch.ops.test_twins_optional
+
+
 @accumulate.register_fake
 def _(x: Tensor, total: Tensor, parts: list[Tensor]) -> Tensor:
     return torch.empty_like(x)
@@ -109,6 +142,19 @@ def overwritten_after_it_was_copied(x: Tensor, y: Tensor) -> Tensor:
     return b + a * 10
 
 
+def a_copy_is_overwritten(x: Tensor, y: Tensor) -> Tensor:
+    y.copy_(x)
+    scale(x, y, 0.5)
+    return y + 0
+
+
+def a_part_of_a_copy_is_overwritten(x: Tensor, y: Tensor) -> Any:
+    y.copy_(x)
+    scale(x[0], y[1], 0.5)
+    optional.clear(x, [y, None])
+    return y * 2
+
+
 def a_constant_is_made_anew(x: Tensor, y: Tensor) -> Tensor:
     made = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], device=x.device)
     accumulate(x, made, [])
@@ -122,7 +168,40 @@ def strides_are_those_of_eager(x: Tensor, y: Tensor) -> Tensor:
     return out
 
 
+def some_of_several(x: Tensor, y: Tensor) -> Any:
+    a, b = torch.ones_like(x), x + 1
+    optional.clear(x, [None, a, None, y, b])
+    optional.clear(x, [None, None])
+    optional.clear(x, [])
+    optional.clear(x[0], [y[1], None, a[0]])
+    return a, b, y.sum()
+
+
+def old_contents_of_some(x: Tensor, y: Tensor) -> Any:
+    before, a = y.clone(), x * 2
+    later = a + 1
+    optional.clear(x, (y, None, a))
+    return before, later, a
+
+
+def given_or_not(x: Tensor, y: Tensor) -> Any:
+    a = x + 1
+    return optional.shift(x), optional.shift(x, None), optional.shift(x, a), optional.shift(x, more=y), a.clone()
+
+
+def both_given(x: Tensor, y: Tensor) -> Any:
+    made = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], device=x.device)
+    return optional.shift(x, made, more=y), made, optional.shift(y, more=None, out=made)
+
+
+def a_list_or_none(x: Tensor, y: Tensor) -> Any:
+    a, b = x + 1, x + 2
+    return optional.halve(None, [a, None], 2), optional.halve([b, y], [None, a], 3), optional.halve([], [b], 1), a, b
+
+
 FUNCTIONS = [
+    a_copy_is_overwritten, a_part_of_a_copy_is_overwritten,
+    some_of_several, old_contents_of_some, given_or_not, both_given, a_list_or_none,
     overwritten_after_it_was_copied, a_constant_is_made_anew, strides_are_those_of_eager,
     into_new_memory, into_an_argument, old_contents_read_later, into_a_view, into_memory_with_gaps, several,
     copied_afterwards, unused, written_twice,
@@ -185,16 +264,16 @@ def test_overlapping_arguments_are_refused() -> None:
     with pytest.raises(TraceError, match="elements share memory"):
         pygraph.trace(lambda x: scale(x, torch.zeros(1).expand(4), 2.0))(x)
     pygraph.trace(lambda x: scale(x[:2], x[2:], 2.0))(x)
+    for fn in (lambda x: optional.clear(x[:3], [None, x[1:]]), lambda x: optional.shift(x, more=x)):
+        with pytest.raises(TraceError, match=r"shares memory with another.*test_twins"):
+            pygraph.trace(fn)(x)
 
 
 def test_what_cannot_have_a_twin_is_refused() -> None:
     with torch.library._scoped_library("test_twins_more", "DEF") as library:
         library.define("returns(Tensor(a!) x) -> Tensor(a!)")
-        library.define("maybe(Tensor(a!)? x) -> ()")
         with pytest.raises(TraceError, match="returns its memory"):
             twin_of(torch.ops.test_twins_more.returns.default)
-        with pytest.raises(TraceError, match="may be None"):
-            twin_of(torch.ops.test_twins_more.maybe.default)
 
 
 def test_functionalization_knows_atens_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.metadata
 import subprocess
 import sys
@@ -450,3 +451,76 @@ def test_misaligned_inputs(device: torch.device) -> None:
     for start in (0, 1, 0, 1, 2):  # Dynamo does not look at where a tensor lies
         x = whole[start : start + 60]
         same(fast(x), (x * 2).relu() + 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_graphs": 3}])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_reset_gives_everything_back_that_lies_before_a_graph_break(
+    trained: bool, options: dict[str, Any], device: torch.device
+) -> None:
+    def alive() -> tuple[int, int]:
+        gc.collect()
+        engines = sum(len(one.functions()) for one in dynamo._LIVE)
+        tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter)]
+        return engines, len([one for one in tensors if one.device == device])
+
+    def run() -> None:
+        model = perceptron(device)
+
+        def fn(x: torch.Tensor) -> torch.Tensor:
+            y = model(x)
+            torch._dynamo.graph_break()
+            return y * 2
+
+        fast = compiled(fn, **options)
+        for count in (2, 3):
+            for _ in range(3):
+                with torch.set_grad_enabled(trained):
+                    result = fast(torch.ones(count, 4, device=device)).sum()
+                if trained:
+                    result.backward()
+            assert pygraph.explain().calls
+            torch._dynamo.reset()  # the second one after calls of what was compiled before the first one
+            assert not pygraph.explain().calls
+
+    run()
+    torch._dynamo.reset()
+    before = alive()
+    assert before[0] == 0
+    run()
+    torch._dynamo.reset()
+    assert alive() == before
+    assert not dynamo._root()._pools
+
+
+def test_a_backward_after_a_reset(device: torch.device) -> None:
+    model, reference = perceptron(device).eval(), perceptron(device).eval()
+    x = torch.randn(2, 4, device=device)
+    reference(x).sum().backward()
+    fast = compiled(model)
+    for _ in range(3):
+        model.zero_grad()
+        loss = fast(x).sum()
+        torch._dynamo.reset()
+        loss.backward()
+    for got, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        same(got.grad, expected.grad)
+
+
+def test_a_reset_inside_a_call(device: torch.device) -> None:
+    called = []
+
+    @torch.library.custom_op("pygraph_test::resets", mutates_args=())
+    def resets(x: torch.Tensor) -> torch.Tensor:
+        if len(called) == 2:
+            torch._dynamo.reset()
+        called.append(1)
+        return x + 1
+
+    resets.register_fake(torch.empty_like)
+    model = nn.Linear(4, 4).to(device)
+    fast = compiled(lambda x: resets(model(x) * 2) * 3)
+    x = torch.randn(2, 4, device=device)
+    with torch.no_grad():
+        for _ in range(5):
+            same(fast(x), (model(x) * 2 + 1) * 3)

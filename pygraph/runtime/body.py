@@ -200,9 +200,11 @@ def copy_span(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of ``tensor`` elsewhere, with the same strides and exactly the same alignment."""
+    """A copy of ``tensor`` elsewhere, with the same strides and, on a device, exactly the same alignment."""
     spec = TensorSpec.of(tensor)
-    shift = alignment(tensor.data_ptr()) % ALIGNMENT // tensor.element_size()
+    # Host memory starts where its storage does: torch's set_rng_state (2.13) reads a state from there, wherever it is.
+    host = tensor.device.type == "cpu"
+    shift = 0 if host else alignment(tensor.data_ptr()) % ALIGNMENT // tensor.element_size()
     flat = torch.empty(spec.span + shift, dtype=spec.dtype, device=spec.device)
     copy = flat.as_strided(spec.shape, spec.stride, shift)
     copy_span(tensor.detach(), copy)

@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import dataclasses
 import functools
-import logging
 import threading
 import time
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -28,8 +25,13 @@ import torch
 from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
 
 from pygraph.program import contiguous_strides
+from pygraph.runtime import emulated_pinned, emulated_torch
 from pygraph.runtime.driver import Counters
+from pygraph.runtime.emulated_dynamo import hide_from_dynamo
+from pygraph.runtime.emulated_errors import Guard, replace_engine
+from pygraph.runtime.emulated_generator import is_emulated_generator
 from pygraph.runtime.emulated_kernels import REPLACEMENTS, Kernel
+from pygraph.runtime.emulated_nested import GEOMETRY, NESTED_CPU_KEYS, is_nested, nested_host_view, nested_to_device
 from pygraph.runtime.emulated_tensors import (
     CPU_KEYS,
     NAME,
@@ -102,6 +104,7 @@ def set_recorder(value: Recorder | None) -> None:
 # ---- running an operation --------------------------------------------------------------------------------------
 
 
+@hide_from_dynamo
 def _fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
     # No function mode of the user's (a default device, say) may see what the device does inside.
     with _turn(), torch._C.DisableTorchFunction():
@@ -111,6 +114,16 @@ def _fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
         traits = traits_of(op)
         if traits.view:
             return op.redispatch(CPU_KEYS, *args, **kwargs)
+        return _launch(op, traits, args, kwargs)
+
+
+@hide_from_dynamo
+def _nested_fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
+    with _turn(), torch._C.DisableTorchFunction():
+        traits = traits_of(op)
+        if traits.view or op in GEOMETRY:
+            return op.redispatch(NESTED_CPU_KEYS, *args, **kwargs)
+        synchronize(f"{op.name()} of a nested tensor")
         return _launch(op, traits, args, kwargs)
 
 
@@ -244,7 +257,7 @@ def _check_devices(op: Op, traits: Traits, args: tuple[Any, ...], leaves: list[A
             if id(index) in indices:
                 _count_copy(op.name(), index)
     for leaf in leaves:
-        if isinstance(leaf, torch.Generator):
+        if isinstance(leaf, torch.Generator) and not is_emulated_generator(leaf):
             raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{leaf.device.type}'")
         if not isinstance(leaf, torch.Tensor) or is_emulated(leaf) or id(leaf) in indices:
             continue
@@ -273,6 +286,12 @@ def synchronize(what: str) -> None:
     counters.synchronizations += 1
 
 
+def _use_random_state() -> None:
+    """Refuse what reads or sets the state of the random generator while recording, as CUDA does."""
+    if recorder is not None:
+        raise recorder.refuse("the state of the random generator")
+
+
 def _count_copy(what: str, tensor: torch.Tensor) -> None:
     if recorder is not None:
         raise recorder.refuse(what)
@@ -290,6 +309,9 @@ def _to_host(leaves: Sequence[Any]) -> list[Any]:
         if not is_emulated(leaf):
             host.append(torch.device("cpu") if isinstance(leaf, torch.device) else leaf)
             continue
+        if is_nested(leaf):
+            host.append(nested_host_view(leaf))
+            continue
         storage = leaf.untyped_storage()
         address = storage.data_ptr()
         if address not in shared or leaf.is_conj() or leaf.is_neg():
@@ -304,6 +326,9 @@ def _to_host(leaves: Sequence[Any]) -> list[Any]:
 
 def _to_device(result: torch.Tensor) -> torch.Tensor:
     """A copy of a kernel's result in memory of the device, with its strides unless elements share memory."""
+    if result.is_nested:
+        synchronize("sizes of a nested tensor")
+        return nested_to_device(result)
     dense = torch._debug_has_internal_overlap(result) == 0
     stride = result.stride() if dense else contiguous_strides(result.shape)
     tensor = allocate(tuple(result.shape), stride, result.dtype)
@@ -418,6 +443,7 @@ _LOWER_PRECISION: Final[tuple[Op, ...]] = (
 )
 
 
+@hide_from_dynamo
 def _autocast(op: Op, *args: Any, **kwargs: Any) -> Any:
     dtype = torch.get_autocast_dtype(NAME)
 
@@ -432,8 +458,6 @@ def _autocast(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 # ---- registration ----------------------------------------------------------------------------------------------
 
-_log = logging.getLogger(__name__)
-_TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1  # pyright: ignore
 _libraries: list[torch.library.Library] = []
 
 
@@ -446,12 +470,15 @@ def register() -> None:
         _setup_privateuseone_for_python_backend,  # pyright: ignore  # torch 2.11 to 2.13
     )
 
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_device_module(), device_guard=_Guard())
+    module = emulated_torch.device_module(lambda: synchronize("synchronize"), _use_random_state)
+    _setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=Guard())
     everything, some = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     everything.fallback(_fallback, "PrivateUse1")
+    everything.fallback(_nested_fallback, "NestedTensorPrivateUse1")
     # A Python fallback is not found where dispatch modes are set but excluded, as in torch.tensor(..., device=...)
     # under a FakeTensorMode: what that calls gets kernels. Convolutions have kernels for all devices, which only raise,
-    # and so do the last two for devices that torch does not know.
+    # and so do the last two for devices that torch does not know. Group norm's kernel for all devices takes apart
+    # what is not contiguous as only the CPU may.
     for op in (
         *_SPECIAL,
         *(
@@ -462,19 +489,22 @@ def register() -> None:
             aten.zero_.default,
         ),
         *(aten.convolution_overrideable.default, aten.convolution_backward_overrideable.default),
-        *(aten.conj_physical_.default, aten.mode.values),
+        *(aten.conj_physical_.default, aten.mode.values, aten.native_group_norm.default),
     ):
         some.impl(op, functools.partial(_fallback, op), "PrivateUse1")
     # Resolving a lazy conjugation or negation is a copy; without these, that copy would resolve it first, for ever.
     for key in ("Conjugate", "Negative"):
         some.impl("_copy_from", torch.library.fallthrough_kernel, key)
+    some.impl("is_pinned", emulated_pinned.is_pinned, "CPU")
+    some.impl("_pin_memory", emulated_pinned.pin_memory, "CPU")
     autocast = torch.library.Library("_", "IMPL")
     autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for op in _LOWER_PRECISION:
         some.impl(op, functools.partial(_autocast, op), "AutocastPrivateUse1")
     _libraries.extend((everything, some, autocast))
     atexit.register(_let_autograd_finish)
-    _patch_storage_clone()
+    emulated_torch.replace_names(_use_random_state)
+    replace_engine()
 
 
 def _let_autograd_finish() -> None:
@@ -485,55 +515,3 @@ def _let_autograd_finish() -> None:
     """
     if helped.is_set():
         time.sleep(0.05)
-
-
-class _Guard(torch._C._acc.DeviceGuard):  # pyright: ignore  # torch 2.11 to 2.13
-    """What C++ asks when it enters and leaves the device; also while an error of Python's unwinds the stack."""
-
-    def type_(self, check: Any = ctypes.pythonapi.Py_IsInitialized, kind: Any = _TYPE) -> Any:
-        # Python code must not return while an error is pending: autograd, which asks in a destructor, would end the
-        # process. The call raises what is pending, and reads nothing but locals before it does.
-        try:
-            check()
-        except BaseException as error:
-            _log.warning("an error in a backward, which torch will report as a SystemError: %s", repr(error))
-        return kind
-
-
-def _device_module() -> types.ModuleType:
-    """What becomes ``torch.emu``. The device's random numbers come from the default CPU generator."""
-    module = types.ModuleType(f"torch.{NAME}", "The emulated device of pygraph.")
-    functions: dict[str, Callable[..., Any]] = {
-        "is_initialized": lambda: True,
-        "is_available": lambda: True,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
-        "device_count": lambda: 1,
-        "_is_in_bad_fork": lambda: False,
-        "manual_seed_all": lambda seed: None,  # torch.manual_seed has seeded the CPU generator
-        "get_rng_state": lambda device=None: torch.get_rng_state(),
-        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
-        "synchronize": lambda device=None: synchronize("synchronize"),
-        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
-    }
-    for name, function in functions.items():
-        setattr(module, name, function)
-    return module
-
-
-def _patch_storage_clone() -> None:
-    """Let ``copy.deepcopy`` copy tensors of the device.
-
-    It makes a storage through the C++ allocator of PrivateUse1; a Python backend has none, and torch (2.11 to 2.13)
-    ends the process with a segmentation fault.
-    """
-    original = torch.UntypedStorage.clone
-
-    @functools.wraps(original)
-    def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
-        if self.device.type != NAME:
-            return original(self)
-        old = torch.empty(0, dtype=torch.uint8, device=NAME).set_(self)  # pyright: ignore
-        return old.clone().untyped_storage()
-
-    torch.UntypedStorage.clone = clone  # pyright: ignore

@@ -83,6 +83,11 @@ def _gru_cell_backward(
     return d_input, d_hidden, grad_hy * z, d_biases[0], d_biases[1]
 
 
+def _group_norm(input: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+    """Group norm with a contiguous result, as on CUDA; the CPU keeps channels last."""
+    return aten.native_group_norm(input.contiguous(), *args)
+
+
 def _reduced_loss(functional: Op) -> Kernel:
     """A loss whose ``out`` kernel on the CPU resizes its result to the unreduced shape first."""
 
@@ -97,6 +102,7 @@ REPLACEMENTS: Final[dict[str, Kernel]] = {
     "aten::smooth_l1_loss.out": _reduced_loss(aten.smooth_l1_loss.default),
     "aten::convolution_overrideable": aten.convolution.default,
     "aten::convolution_backward_overrideable": _convolution_backward,
+    "aten::native_group_norm": _group_norm,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,
     "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
     "aten::_thnn_fused_gru_cell": _gru_cell,

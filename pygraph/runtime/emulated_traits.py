@@ -39,6 +39,7 @@ class Traits:
 
 
 INDEXING: Final = frozenset({"index", "_unsafe_index", "index_put", "_unsafe_index_put", "_index_put_impl"})
+_ANSWERS: Final = frozenset({"_nested_tensor_from_mask_left_aligned", "_nested_tensor_from_mask"})  # have no tag
 _HOST_SCALARS: Final = INDEXING | {"fill", "masked_fill", "copy", "where", "lerp", "clamp"}
 
 
@@ -74,8 +75,11 @@ def traits_of(op: Op) -> Traits:
         returns=tuple(returns),
         operands=frozenset(i for i, arg in enumerate(schema.arguments) if isinstance(arg.type, torch.TensorType)),
         out=tuple(argument.name for argument in writes if argument.kwarg_only),
-        synchronizes=bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags))
-        and base not in INDEXING,
+        synchronizes=base in _ANSWERS
+        or (
+            bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags))
+            and base not in INDEXING
+        ),
         takes_host_scalars=base in _HOST_SCALARS
         or base.startswith("_foreach_")
         or any(torch.Tag.pointwise in member.tags for member in family),

@@ -30,6 +30,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torc
 from pygraph.contents import IMMUTABLE, MAX_BYTES_IN_ALL, Contents, contents_of, gradients_of, length_of, same, slots_of
 from pygraph.donated import DonatedTensor
 from pygraph.errors import TraceError, describe
+from pygraph.guards.code import CodeGuards
+from pygraph.guards.dicts import DictGuard
+from pygraph.guards.library import LibraryNames
+from pygraph.guards.versions import Versions
 from pygraph.places import Item, Place, Variable
 from pygraph.storage import is_derived, store, stored_copy, stored_item, stored_items, stored_length
 
@@ -110,12 +114,24 @@ class Environment:
         self._owned: set[int] = set()
         self._visits = 0
         self._memory = MAX_BYTES_IN_ALL
+        # The dicts of modules, by id, with the modules' names.
+        self._namespaces: dict[int, str] = {}
+        # Names that mean nothing in a module, or something built in: (name, dict of the module, key).
+        self._absent: list[tuple[str, dict[str, Any], str]] = []
+        # The keys of dicts in the order of whose items a function may have gone.
+        self._ordered: dict[int, tuple[Any, ...]] = {}
+        #: What is guarded of code.
+        self.code = CodeGuards(is_library)
+        self._library = LibraryNames(_global_names, is_library)
         self._seen: set[int] = set()
         self._keep: list[Any] = [fn]
+        if fn is not None:
+            self._look("", torch.nn.Parameter, 0)  # what an operator does, which no code has a name for
         self._visit("", fn, 0)
         for name, root in (roots or {}).items():
             self._visit(name, root, 0)
         self._walk()
+        self._close_code()
         self._gradients = gradients_of(gradients) if gradients else None
         if self._gradients is not None:
             self._entries.append((self._gradients, 0, True))
@@ -206,6 +222,7 @@ class Environment:
         self.differentiable = [tensor for tensor in self.differentiable if id(tensor) not in released]
         self._keep = [value for value in self._keep if id(value) not in released]
         self._seen -= released
+        self.code.release(released)
         self._containers.clear()
         self._check = None
 
@@ -220,6 +237,8 @@ class Environment:
         self.differentiable.clear()
         self._keep.clear()
         self.tensors.clear()
+        self._absent.clear()
+        self.code.clear()
         self._check = None
 
     # -- guards ---------------------------------------------------------------------------------------------------
@@ -239,8 +258,19 @@ class Environment:
 
     def changed(self) -> str | None:
         """The name of the first thing that has another value now, as a user would write it; None if it has none."""
+        code = self.code.changed()
+        if code is not None:
+            return code
         names = {id(container): name for name, container, _ in self._containers}
         try:
+            for name, variables, key in self._absent:
+                if key in variables:
+                    return _join(name, key)
+            for container, key, expected in self._entries:
+                if (module := self._namespaces.get(id(container))) is not None:
+                    now = container.get(key, _MISSING)
+                    if now is not expected and not same(now, expected):
+                        return f"{module}.{key}"
             for container, length in self._lengths:
                 if stored_length(container) != length:
                     return names.get(id(container))
@@ -283,7 +313,15 @@ class Environment:
             scope[name] = value
             return name
 
+        dicts = self.dict_guards()
+        versions = Versions(dicts, self.code.types, self.code.classes_hold)
+        lines += [f"    if not {bind(check)}(): return False" for check in (versions.hold, self.code.functions_hold)]
+        if not versions.has_dicts:
+            for guard in dicts:
+                lines += _dict_comparison(guard, bind)
         for container, length in self._lengths:
+            if isinstance(container, dict):
+                continue
             name = bind(container)
             if is_derived(container):
                 changed = f"stored_length({name}) != {length}"
@@ -291,6 +329,8 @@ class Environment:
                 changed = f"len({name}) != {length}" if length else name
             lines.append(f"    if {changed}: return False")
         for container, key, expected in self._entries:
+            if isinstance(underlying(container), dict):
+                continue
             name, index = bind(container), repr(key) if type(key) in (str, int) else bind(key)
             place = f"stored_item({name}, {index})" if is_derived(container) else f"{name}[{index}]"
             lines += _comparison(place, expected, bind)
@@ -299,6 +339,30 @@ class Environment:
         lines.append("    return True")
         exec("\n".join(lines), scope)  # the text is made of names and literals from above only
         return scope["check"]
+
+    def dict_guards(self) -> list[DictGuard]:
+        """All that is guarded of dicts, each dict once."""
+        guards: dict[int, DictGuard] = {}
+
+        def of(container: dict[Any, Any]) -> DictGuard:
+            return guards.setdefault(id(container), DictGuard(container))
+
+        for container, length in self._lengths:
+            if isinstance(container, dict):
+                of(container).length = length
+        for container, key, expected in self._entries:
+            if isinstance(behind := underlying(container), dict):
+                of(behind).entries.append((key, expected))
+        for _, variables, key in self._absent:
+            of(variables).absent.append(key)
+        for guard in guards.values():
+            keys = self._ordered.get(id(guard.container), ())
+            same_keys = len(keys) == len(guard.entries) > 1 and all(
+                key is mine for key, (mine, _) in zip(keys, guard.entries, strict=True)
+            )
+            guard.is_ordered = same_keys
+            guard.is_namespace = id(guard.container) in self._namespaces
+        return list(guards.values())
 
     # -- snapshot -------------------------------------------------------------------------------------------------
 
@@ -391,8 +455,10 @@ class Environment:
             self.names[id(value)] = name
             self.kinds.setdefault(id(value), "parameter" if isinstance(value, torch.nn.Parameter) else "closed-over")
             self.tensors.append(value)
+            self.code.add_object(name, value)
             self._own_dict(name, value, depth)
         elif isinstance(value, functools.partial):
+            self.code.add_partial(value)
             self._visit(name, value.func, depth)
             self._container(f"{name}.args", list(value.args), depth)
             self._container(f"{name}.keywords", value.keywords, depth)
@@ -438,6 +504,11 @@ class Environment:
         self._lengths.append((value, length))
         if length > _LARGE or depth >= _DEEP:
             return
+        if isinstance(value, dict):
+            self._ordered[id(value)] = tuple(dict.__iter__(value))
+        if isinstance(value, collections.OrderedDict) and length > 1:  # which keeps an order of its own
+            keys = Contents(lambda: list(collections.OrderedDict.__iter__(value)), lambda _: None)
+            self._entries.append((keys, 0, True))
         for key, item in stored_items(value):
             self._entries.append((value, key, item))
             self._visit(f"{name}[{self._key_name(key)}]", item, depth + 1)
@@ -485,9 +556,11 @@ class Environment:
             self._container(name, state, depth)
         elif state is not None:
             self._snapshot(name, state)
+            self._lengths.append((state, 0))
 
     def _function(self, name: str, fn: types.FunctionType, depth: int) -> None:
         if is_library(fn.__module__) and not getattr(fn, "__pygraph_user__", False):
+            self._library.add_function(fn)
             wrapped = getattr(fn, "__wrapped__", None)
             if wrapped is not None:
                 self._visit(name, wrapped, depth)
@@ -498,6 +571,8 @@ class Environment:
             return
         names = _global_names(fn.__code__)
         self._code_names |= names
+        self.code.add_function(fn)
+        self._builtins(fn.__globals__, fn.__builtins__, names)
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             try:
                 value = cell.cell_contents
@@ -543,12 +618,30 @@ class Environment:
                 self._visit_code(_join(name, key), value, depth)
         self._packaged = outside
 
+    def _builtins(self, variables: dict[str, Any], builtins: dict[str, Any], names: set[str]) -> None:
+        """Guard the names of code that are built in, as far as no variable of its module is called so."""
+        self._library.add_names(builtins, [name for name in names if name not in variables])
+
+    def _close_code(self) -> None:
+        """Guard what all names mean in the code of libraries that was found to be used."""
+        self._library.close(self._code_names)
+        for fn in self._library.functions:
+            self.code.add_function(fn)
+        self._namespaces.update(self._library.modules)
+        for variables, key, value in self._library.entries:
+            if (id(variables), key) not in self._placed:
+                self._entries.append((variables, key, value))
+
     def _imported(self, name: str, module: types.ModuleType, names: set[str], depth: int) -> None:
         """The same for a module of the user's that code has a name for; once for each code."""
         visit = (id(module), id(names))
-        if not is_library(vars(module).get("__name__")) and visit not in self._imports:
-            self._imports.add(visit)
-            self._keep += (module, names)
+        if visit in self._imports:
+            return
+        self._imports.add(visit)
+        self._keep += (module, names)
+        if is_library(vars(module).get("__name__")):
+            self._library.add_module(module, names)
+        else:
             self._variables(name, vars(module), names, depth)
 
     def _named(self, name: str, space: Any, depth: int) -> None:
@@ -563,6 +656,8 @@ class Environment:
             elif isinstance(value, _METHODS):
                 self._packaged = _is_installed(space.__module__)
                 self._place(name, space, key, value)
+                if isinstance(value, functools.cached_property):
+                    self._entries.append((vars(value), "func", value.func))
                 for function in _functions(value):
                     self._visit_code(name, function, depth)
 
@@ -574,11 +669,16 @@ class Environment:
         self._keep.append(owner)
         self._own(owner)
         self._places.append((name, owner, key, value))
-        if value is not _MISSING:
+        if not isinstance(owner, type):
+            self._namespaces[id(owner)] = str(owner.get("__name__"))
+        if value is _MISSING:
+            self._absent.append((name, owner, key))
+        else:
             self._entries.append((vars(owner) if isinstance(owner, type) else owner, key, value))
 
     def _module(self, name: str, module: torch.nn.Module, depth: int) -> None:
         state = module.__dict__
+        self.code.add_object(name, module)
         self._snapshot(name, state)
         self._lengths.append((state, len(state)))
         for key, value in list(state.items()):
@@ -586,6 +686,7 @@ class Environment:
                 self._snapshot(_join(name, key), value)
                 if key == "_modules":
                     self._lengths.append((value, len(value)))
+                self._ordered[id(value)] = tuple(value)
                 for child_name, child in list(value.items()):
                     self._entries.append((value, child_name, child))
                     self._visit(_join(name, child_name), child, depth)
@@ -605,6 +706,8 @@ class Environment:
 
     def _class(self, name: str, cls: type, depth: int) -> None:
         """Guard the values among the attributes of a user's class and its bases, and its methods that code names."""
+        self.code.add_class(cls)
+        self._library.add_class(cls)
         if issubclass(cls, enum.Enum):
             return  # its members are constants
         for base in cls.__mro__:
@@ -622,6 +725,7 @@ class Environment:
                     self._visit(_join(name, key), value, depth + 1)
 
     def _object(self, name: str, value: Any, depth: int) -> None:
+        self.code.add_object(name, value)
         if isinstance(value, torch.optim.Optimizer):
             self._optimizers.append(value)
         state = _attributes(value)
@@ -662,6 +766,25 @@ def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[s
     if isinstance(expected, IMMUTABLE):
         return [f"    if {place} is not {name} and not same({place}, {name}): return False"]
     return [f"    if {place} is not {name}: return False"]
+
+
+def _dict_comparison(guard: DictGuard, bind: Callable[[Any], str]) -> list[str]:
+    """Lines that return False unless a dict is what is guarded."""
+    name = bind(guard.container)
+    derived = is_derived(guard.container)
+    lines: list[str] = []
+    if guard.length >= 0:
+        changed = f"stored_length({name}) != {guard.length}" if derived else f"len({name}) != {guard.length}"
+        lines.append(f"    if {changed}: return False")
+    for key, expected in guard.entries:
+        index = repr(key) if type(key) in (str, int) else bind(key)
+        lines += _comparison(f"stored_item({name}, {index})" if derived else f"{name}[{index}]", expected, bind)
+    if guard.is_ordered:
+        lines.append(f"    if not {bind(guard.is_in_order)}(): return False")
+    if guard.absent:
+        contains = bind(functools.partial(dict.__contains__, guard.container))
+        lines.append(f"    if True in map({contains}, {bind(guard.absent)}): return False")
+    return lines
 
 
 def modes_of(fn: Any, roots: dict[str, Any]) -> Environment | None:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.contents import IMMUTABLE, SetContents, same
 from pygraph.environment import Environment, underlying
+from pygraph.guards.dicts import DictGuard
 from pygraph.keys import Key
 from pygraph.native import build
 from pygraph.runtime.driver import Counters
@@ -275,43 +276,48 @@ def _environment_guards(
     more_items: Sequence[tuple[Any, Any, Any]] = (),
     more_cells: Sequence[tuple[Any, Any]] = (),
 ) -> tuple[Any, ...]:
-    """Guards as ``(dicts, lists, cells, items, same, sets)``, each container once."""
+    """Guards as ``(dicts, lists, cells, items, same, sets, code)``, each container once."""
     if environment is None:
-        return ((), (), (), (), same, ())
-    dicts: dict[int, list[Any]] = {}
+        return ((), (), (), (), same, (), ((), (), (), (), bool))
     lists: dict[int, list[Any]] = {}
     items: list[Any] = []
     sets: list[Any] = []
-
-    def place(container: Any) -> list[Any] | None:
-        kind = dicts if isinstance(container, dict) else lists if isinstance(container, list) else None
-        return None if kind is None else kind.setdefault(id(container), [container, -1, []])
-
+    dicts = {id(guard.container): guard for guard in environment.dict_guards()}
     # In Python, a call with tangents does not come as far as an environment.
-    dicts[id(vars(forward_ad))] = [vars(forward_ad), -1, [("_current_level", -1, True)]]
+    more_items = (*more_items, (vars(forward_ad), "_current_level", -1))
+    for container, key, expected in more_items:
+        if isinstance(behind := underlying(container), dict):
+            guard = dicts.setdefault(id(behind), DictGuard(behind, is_namespace=behind is vars(forward_ad)))
+            guard.entries.append((key, expected))
+            guard.is_ordered = False
     for container, length in environment._lengths:
-        found = place(container)
-        assert found is not None
-        found[1] = length
+        if isinstance(container, list):
+            lists.setdefault(id(container), [container, -1, []])[1] = length
     for container, key, expected in (*environment._entries, *more_items):
         entry = (key, expected, isinstance(expected, IMMUTABLE))
-        found = place(underlying(container))
         if isinstance(container, SetContents) and type(container.members) is set:
             members = tuple((None, member, isinstance(member, IMMUTABLE)) for member in container.before)
             sets.append((container.members, members))
-        elif found is None:
+        elif isinstance(container, list):
+            lists.setdefault(id(container), [container, -1, []])[2].append(entry)
+        elif not isinstance(underlying(container), dict):
             items.append((container, entry))
-        else:
-            found[2].append(entry)
     cells = tuple((cell, value, isinstance(value, IMMUTABLE)) for cell, value in (*environment._cells, *more_cells))
     return (
-        tuple((container, length, tuple(entries)) for container, length, entries in dicts.values()),
+        tuple(map(_dict_guard, dicts.values())),
         tuple((container, length, tuple(entries)) for container, length, entries in lists.values()),
         cells,
         tuple(items),
         same,
         tuple(sets),
+        environment.code.description(),
     )
+
+
+def _dict_guard(guard: DictGuard) -> tuple[Any, ...]:
+    entries = ((key, value, isinstance(value, IMMUTABLE)) for key, value in guard.entries)
+    absent = ((key,) for key in guard.absent)
+    return guard.container, guard.length, (*entries, *absent), guard.is_ordered, guard.is_namespace
 
 
 def _replay(executable: Executable) -> dict[str, Any] | None:

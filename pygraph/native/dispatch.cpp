@@ -1100,10 +1100,11 @@ void describe_leaf(PlanState& plan, PyObject* object, PyObject* live, Call& call
 }
 
 void describe_environment(PlanState& plan, PyObject* spec) {
-  // (dicts, lists, cells, items, same, sets); entries are (key, value, by_value)
+  // (dicts, lists, cells, items, same, sets, code); entries are (key, value, by_value), or (key,) for nothing
   auto expected = [&](PyObject* entry) {
     PyObject* key = item(entry, 0);
     hold(plan, key);
+    if (PyTuple_Size(entry) == 1) return pygraph::Expected{key, nullptr, false};
     PyObject* value = item(entry, 1);
     return pygraph::Expected{key, Py_NewRef(value), item(entry, 2) == Py_True};
   };
@@ -1118,6 +1119,8 @@ void describe_environment(PlanState& plan, PyObject* spec) {
     guard->length = to_int(item(entry, 1));
     PyObject* entries = item(entry, 2);
     for (Py_ssize_t j = 0; j < PyTuple_Size(entries); ++j) guard->entries.push_back(expected(item(entries, j)));
+    guard->ordered = item(entry, 3) == Py_True;
+    guard->module = item(entry, 4) == Py_True;
   }
   PyObject* lists = item(spec, 1);
   for (Py_ssize_t i = 0; i < PyTuple_Size(lists); ++i) {
@@ -1151,6 +1154,48 @@ void describe_environment(PlanState& plan, PyObject* spec) {
       environment.sets.back().members.push_back(expected(item(members, j)));
     }
   }
+}
+
+void describe_code(pygraph::Environment& environment, PyObject* spec) {
+  // (types, functions, kinds, partials, classes_hold)
+  auto type_at = [](PyObject* sequence, Py_ssize_t index) {
+    PyObject* type = item(sequence, index);
+    if (!PyType_Check(type)) {
+      PyErr_SetString(PyExc_TypeError, "expected a class");
+      throw PythonError();
+    }
+    return reinterpret_cast<PyTypeObject*>(type);
+  };
+  PyObject* types = item(spec, 0);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(types); ++i) {
+    PyTypeObject* type = type_at(types, i);
+    Py_INCREF(type);
+    environment.types.push_back({type});
+  }
+  auto part = [](PyObject* object) { return object == Py_None ? nullptr : Py_NewRef(object); };
+  PyObject* functions = item(spec, 1);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(functions); ++i) {
+    PyObject* entry = item(functions, i);
+    if (!PyFunction_Check(item(entry, 0))) {
+      PyErr_SetString(PyExc_TypeError, "expected a function");
+      throw PythonError();
+    }
+    environment.functions.push_back(
+        {Py_NewRef(item(entry, 0)), Py_NewRef(item(entry, 1)), part(item(entry, 2)), part(item(entry, 3))});
+  }
+  PyObject* kinds = item(spec, 2);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(kinds); ++i) {
+    PyObject* entry = item(kinds, i);
+    PyTypeObject* type = type_at(entry, 1);
+    Py_INCREF(type);
+    environment.kinds.push_back({Py_NewRef(item(entry, 0)), type});
+  }
+  PyObject* partials = item(spec, 3);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(partials); ++i) {
+    PyObject* entry = item(partials, i);
+    environment.partials.push_back({Py_NewRef(item(entry, 0)), Py_NewRef(item(entry, 1))});
+  }
+  environment.classes_hold = Py_NewRef(item(spec, 4));
 }
 
 std::vector<int> to_small_ints(PyObject* sequence) {
@@ -1306,6 +1351,7 @@ void make_plan(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* spec
     plan.owned.emplace_back(to_word(item(item(owned, i), 0)), to_word(item(item(owned, i), 1)));
   }
   describe_environment(plan, field(spec, "environment"));
+  describe_code(plan.environment, item(field(spec, "environment"), 6));
   plan.run = field(spec, "run");
   hold(plan, plan.run);
   PyObject* replay = field(spec, "replay");

@@ -1,9 +1,13 @@
-// Guards on dicts, lists and cells: whether what a trace baked in is still there.
+// Guards on dicts, lists, cells and code: whether what a trace baked in is still there.
 //
-// Only CPython is needed here. A dict that nobody has touched costs next to nothing: in Python 3.12, dict watchers report
-// changes; in 3.11, a dict's version tag is compared. A dict that was touched has its guarded entries compared again.
-// From 3.13 on there are no tags, and watchers miss stores to attributes of objects (an object's values lie in the
-// object itself, its dict notwithstanding; seen with 3.13.0), so that every entry is compared at every call.
+// Only CPython is needed here. A dict that nobody has touched costs next to nothing: from Python 3.12 on, dict watchers
+// report changes; in 3.11, a dict's version tag is compared. A dict that was touched has its guarded entries compared
+// again. From 3.13 on watchers miss stores to attributes of objects (an object's values lie in the object itself, its dict
+// notwithstanding; seen with 3.13.0), so that only the dicts of modules are watched, and others compared at every call.
+//
+// A class has a version tag in all of them, which changes with the class and its bases. Where one is another, Python
+// compares what the classes hold: tags also change where a trace elsewhere patches nn.Module for a while. Watchers of
+// classes would say no more, and nothing of a class that has run out of tags (a thousand changes, from 3.13 on).
 #pragma once
 
 #include <Python.h>
@@ -15,12 +19,12 @@
 
 namespace pygraph {
 
-#define PYGRAPH_WATCHERS (PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000)
+#define PYGRAPH_WATCHERS (PY_VERSION_HEX >= 0x030C0000)
 #define PYGRAPH_TAGS (PY_VERSION_HEX < 0x030C0000)
 
 struct Expected {
   PyObject* key;     // borrowed from the plan
-  PyObject* value;   // owned
+  PyObject* value;   // owned; nullptr if there must be nothing
   bool by_value;     // an equal value of the same immutable type will do
 };
 
@@ -28,6 +32,8 @@ struct DictGuard {
   PyObject* dict = nullptr;   // owned
   Py_ssize_t length = -1;     // not guarded if negative
   std::vector<Expected> entries;
+  bool ordered = false;       // whether the entries are all there are, in this order
+  bool module = false;        // whether it holds the variables of a module
   bool dirty = true;
 #if PYGRAPH_WATCHERS
   bool watched = false;
@@ -57,6 +63,26 @@ struct SetGuard {
 struct ItemGuard {
   PyObject* container;        // owned; anything that has items
   Expected expected;
+};
+
+struct TypeGuard {
+  PyTypeObject* type;         // owned
+  unsigned int version = 0;   // when what it holds was compared last; 0 is no version
+};
+
+struct FunctionGuard {
+  PyObject* function;         // owned
+  PyObject *code, *defaults, *keywords;  // owned; nullptr for no defaults
+};
+
+struct KindGuard {
+  PyObject* object;           // owned
+  PyTypeObject* type;         // owned
+};
+
+struct PartialGuard {
+  PyObject* partial;          // owned
+  PyObject* parts;            // owned tuple: func, args, keywords
 };
 
 #if PYGRAPH_WATCHERS
@@ -102,7 +128,12 @@ class Environment {
   std::vector<CellGuard> cells;
   std::vector<SetGuard> sets;
   std::vector<ItemGuard> items;
+  std::vector<TypeGuard> types;
+  std::vector<FunctionGuard> functions;
+  std::vector<KindGuard> kinds;
+  std::vector<PartialGuard> partials;
   PyObject* same = nullptr;  // owned: same(value, expected) of pygraph.environment
+  PyObject* classes_hold = nullptr;  // owned: whether what classes hold is what it was
 
   ~Environment() { clear(); }
 
@@ -111,6 +142,10 @@ class Environment {
 #if PYGRAPH_WATCHERS
     for (DictGuard* guard : dicts) {
       guard->queue = &dirty_;
+      if (PY_VERSION_HEX >= 0x030D0000 && !guard->module) {
+        unwatched_.push_back(guard);
+        continue;
+      }
       dirty_.push_back(guard);
       if (watcher_id() >= 0 && PyDict_Watch(watcher_id(), guard->dict) == 0) {
         watched_dicts()[guard->dict].push_back(guard);
@@ -154,6 +189,7 @@ class Environment {
       if (!holds(*guard)) return false;
     }
 #endif
+    if (!code_holds()) return false;
     for (ListGuard& guard : lists) {
       if (guard.length >= 0 && PyList_GET_SIZE(guard.list) != guard.length) return false;
       for (auto& [index, expected] : guard.entries) {
@@ -202,7 +238,23 @@ class Environment {
       Py_VISIT(guard.container);
       Py_VISIT(guard.expected.value);
     }
+    for (TypeGuard& guard : types) Py_VISIT(reinterpret_cast<PyObject*>(guard.type));
+    for (FunctionGuard& guard : functions) {
+      Py_VISIT(guard.function);
+      Py_VISIT(guard.code);
+      Py_VISIT(guard.defaults);
+      Py_VISIT(guard.keywords);
+    }
+    for (KindGuard& guard : kinds) {
+      Py_VISIT(guard.object);
+      Py_VISIT(reinterpret_cast<PyObject*>(guard.type));
+    }
+    for (PartialGuard& guard : partials) {
+      Py_VISIT(guard.partial);
+      Py_VISIT(guard.parts);
+    }
     Py_VISIT(same);
+    Py_VISIT(classes_hold);
     return 0;
   }
 
@@ -250,8 +302,20 @@ class Environment {
       drop.push_back(guard.expected.value);
     }
     items.clear();
-    drop.push_back(same);
-    same = nullptr;
+    for (TypeGuard& guard : types) drop.push_back(reinterpret_cast<PyObject*>(guard.type));
+    types.clear();
+    for (FunctionGuard& guard : functions) {
+      drop.insert(drop.end(), {guard.function, guard.code, guard.defaults, guard.keywords});
+    }
+    functions.clear();
+    for (KindGuard& guard : kinds) {
+      drop.insert(drop.end(), {guard.object, reinterpret_cast<PyObject*>(guard.type)});
+    }
+    kinds.clear();
+    for (PartialGuard& guard : partials) drop.insert(drop.end(), {guard.partial, guard.parts});
+    partials.clear();
+    drop.insert(drop.end(), {same, classes_hold});
+    same = classes_hold = nullptr;
     for (PyObject* object : drop) Py_XDECREF(object);
   }
 
@@ -263,16 +327,91 @@ class Environment {
 
   bool holds(DictGuard& guard) {
     if (guard.length >= 0 && PyDict_GET_SIZE(guard.dict) != guard.length) return false;
+    if (guard.ordered) return holds_in_order(guard);
     for (Expected& entry : guard.entries) {
       PyObject* value = PyDict_GetItemWithError(guard.dict, entry.key);
       if (value == nullptr) {
         PyErr_Clear();
+        if (entry.value != nullptr) return false;
+      } else if (entry.value == nullptr || !is_expected(value, entry)) {
         return false;
       }
-      if (!is_expected(value, entry)) return false;
     }
     return true;
   }
+
+  bool holds_in_order(DictGuard& guard) {
+    Py_ssize_t cursor = 0;
+    size_t count = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(guard.dict, &cursor, &key, &value)) {
+      if (count == guard.entries.size()) return false;
+      Expected& entry = guard.entries[count++];
+      if (key != entry.key && !is_equal_key(key, entry.key)) return false;
+      if (!is_expected(value, entry)) return false;
+    }
+    return count == guard.entries.size();
+  }
+
+  // Whether two keys of which no comparison runs anybody's code are equal.
+  static bool is_equal_key(PyObject* key, PyObject* expected) {
+    if (Py_TYPE(key) != Py_TYPE(expected) || !(PyUnicode_CheckExact(key) || PyLong_CheckExact(key))) return false;
+    int equal = PyObject_RichCompareBool(key, expected, Py_EQ);
+    if (equal < 0) PyErr_Clear();
+    return equal == 1;
+  }
+
+  bool code_holds() {
+    for (const KindGuard& guard : kinds) {
+      if (Py_TYPE(guard.object) != guard.type) return false;
+    }
+    for (const FunctionGuard& guard : functions) {
+      auto* now = reinterpret_cast<PyFunctionObject*>(guard.function);
+      if (now->func_code != guard.code || now->func_defaults != guard.defaults ||
+          now->func_kwdefaults != guard.keywords) {
+        return false;
+      }
+    }
+    for (const PartialGuard& guard : partials) {
+      const char* names[] = {"func", "args", "keywords"};
+      for (int i = 0; i < 3; ++i) {
+        PyObject* part = PyObject_GetAttrString(guard.partial, names[i]);
+        Py_XDECREF(part);  // the partial function has it
+        if (part == nullptr) PyErr_Clear();
+        if (part != PyTuple_GET_ITEM(guard.parts, i)) return false;
+      }
+    }
+    for (const TypeGuard& guard : types) {
+      if (guard.type->tp_version_tag != guard.version || guard.version == 0) return compare_classes();
+    }
+    return true;
+  }
+
+  // Compare what classes hold, and note the versions that they had before.
+  bool compare_classes() {
+    std::vector<unsigned int> versions;
+    for (const TypeGuard& guard : types) {
+#if PY_VERSION_HEX >= 0x030C0000
+      PyUnstable_Type_AssignVersionTag(guard.type);
+#else
+      _PyType_Lookup(guard.type, init_name());  // which gives it a version
+#endif
+      versions.push_back(guard.type->tp_version_tag);
+    }
+    PyObject* answer = PyObject_CallNoArgs(classes_hold);
+    if (answer == nullptr) PyErr_Clear();
+    Py_XDECREF(answer);
+    if (answer != Py_True || versions.size() != types.size()) return false;
+    for (size_t i = 0; i < types.size(); ++i) types[i].version = versions[i];
+    return true;
+  }
+
+#if PY_VERSION_HEX < 0x030C0000
+  static PyObject* init_name() {
+    static PyObject* name = PyUnicode_InternFromString("__init__");
+    return name;
+  }
+#endif
 
   bool holds(SetGuard& guard) {
     if (PySet_GET_SIZE(guard.set) != static_cast<Py_ssize_t>(guard.members.size())) return false;

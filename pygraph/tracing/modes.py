@@ -20,6 +20,7 @@ import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch.fx import _symbolic_trace  # checked with torch 2.13
 from torch.fx._lazy_graph_module import _use_lazy_graph_module  # checked with torch 2.11 and 2.13
 from torch.nn.modules import activation
 from torch.overrides import TorchFunctionMode
@@ -31,6 +32,7 @@ from torch.utils._python_dispatch import (
 
 import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
+from pygraph.guards.code import is_instrument
 from pygraph.program import TensorSpec
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
@@ -56,12 +58,31 @@ def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     torch.set_autocast_cache_enabled(False)
     try:
         # Most of the graphs are never run, and need not be compiled.
-        with mode, launches_written_down(), _unnoticed(), _use_lazy_graph_module(True):
+        with mode, launches_written_down(), _unnoticed(), _modules_called(), _use_lazy_graph_module(True):
             yield
     finally:
         log.disabled = logged
         proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
         torch.set_autocast_cache_enabled(autocast_cache)
+
+
+@contextlib.contextmanager
+def _modules_called() -> Generator[None, None, None]:
+    """Have modules called in the way that is `nn.Module`'s now; torch.fx calls them as when it was imported.
+
+    Checked with torch 2.13.
+    """
+    names = {"_orig_module_call": "__call__", "_orig_module_getattr": "__getattr__"}
+    before = {name: getattr(_symbolic_trace, name) for name in names}
+    for name, attribute in names.items():
+        now = vars(torch.nn.Module)[attribute]
+        if not is_instrument(now):
+            setattr(_symbolic_trace, name, now)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(_symbolic_trace, name, value)
 
 
 @contextlib.contextmanager

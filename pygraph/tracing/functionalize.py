@@ -41,6 +41,7 @@ from pygraph.tracing.aliasing import (
 from pygraph.tracing.descriptions import check_described
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updated_in_hiding, updates_in_hiding
 from pygraph.tracing.modes import fake_tracing
+from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.recording import Recording, check_plain, relative_spec
 from pygraph.twins import call_functionally, is_fused_optimizer, needs_twin, original_of, twin_of
 
@@ -128,7 +129,7 @@ def functionalize(recording: Recording) -> Program:
 
 def _without_writes(function: Any, values: list[Any]) -> fx.GraphModule:
     functional = torch.func.functionalize(function, remove="mutations")
-    return proxy_tensor.make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
+    return proxy_trace(functional, values)
 
 
 def _writes(module: fx.GraphModule) -> bool:

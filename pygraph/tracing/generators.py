@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from pygraph.tracing.dynamo import fill_tables
+from pygraph.tracing.patches import replaced
+from pygraph.tracing.proxy_trace import tracing_here
 
 _NAMES = ("torch's generator", "the generator of Python's random", "NumPy's generator", "torch.cuda's generator")
 _PUT_BACK = (torch.set_rng_state, random.setstate, np.random.set_state, torch.cuda.set_rng_state)
@@ -69,49 +70,47 @@ class Generators:
     def watched(self) -> Generator[None, None, None]:
         """Notice seeds that lead to where a generator is already, so that its state does not tell."""
         fill_tables()
-        undo: list[Callable[[], None]] = []
 
-        def replace(module: Any, name: str, generator: str) -> None:
-            original = getattr(module, name)
+        def seeding(generator: str) -> Callable[[Any], Any]:
+            def instead(original: Any) -> Any:
+                @functools.wraps(original)
+                def noticed(*args: Any, **kwargs: Any) -> Any:
+                    self._note(generator)
+                    return original(*args, **kwargs)
 
-            @functools.wraps(original)
-            def noticed(*args: Any, **kwargs: Any) -> Any:
-                self._note(generator)
-                return original(*args, **kwargs)
+                return noticed
 
-            undo.append(lambda: setattr(module, name, original))
-            setattr(module, name, noticed)
+            return instead
 
-        get_cuda, set_cuda = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+        host, cuda = _NAMES[0], _NAMES[3]
 
-        def set_cuda_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            self._put_back(_NAMES[3], new_state)
-            set_cuda(new_state, *args, **kwargs)
+        def setting(original: Any) -> Any:
+            def set_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+                self._put_back(cuda, new_state)
+                original(new_state, *args, **kwargs)
 
-        def get_cuda_state(*args: Any, **kwargs: Any) -> torch.Tensor:
-            return self._take(get_cuda(*args, **kwargs))
+            return set_rng_state
 
-        seeds: Any = torch.random  # whose functions look their generator up there; checked with torch 2.11 and 2.13
-        host = seeds.default_generator
-        seeds.default_generator = _Noticed(
-            host, lambda: self._note(_NAMES[0]), self._take, lambda state: self._put_back(_NAMES[0], state)
-        )
-        torch.cuda.get_rng_state, torch.cuda.set_rng_state = get_cuda_state, set_cuda_state
-        try:
-            replace(random, "seed", _NAMES[1])
-            replace(np.random, "seed", _NAMES[2])
+        def getting(original: Any) -> Any:
+            return lambda *args, **kwargs: self._take(original(*args, **kwargs))
+
+        def noticed_generator(original: Any) -> Any:
+            return _Noticed(original, lambda: self._note(host), self._take, lambda state: self._put_back(host, state))
+
+        with contextlib.ExitStack() as stack:
+            # Torch's functions look their generator up there; checked with torch 2.11 and 2.13.
+            stack.enter_context(replaced(torch.random, "default_generator", noticed_generator))
+            stack.enter_context(replaced(torch.cuda, "get_rng_state", getting))
+            stack.enter_context(replaced(torch.cuda, "set_rng_state", setting))
+            stack.enter_context(replaced(random, "seed", seeding(_NAMES[1])))
+            stack.enter_context(replaced(np.random, "seed", seeding(_NAMES[2])))
             for name in ("manual_seed", "manual_seed_all", "seed", "seed_all"):
-                replace(torch.cuda, name, _NAMES[3])
+                stack.enter_context(replaced(torch.cuda, name, seeding(cuda)))
             yield
-        finally:
-            seeds.default_generator = host
-            torch.cuda.get_rng_state, torch.cuda.set_rng_state = get_cuda, set_cuda
-            for step in undo:
-                step()
 
     def _note(self, generator: str) -> None:
-        # A backward runs in a thread of autograd's, under the modes of the one that waits for it.
-        if threading.get_ident() == self._thread or get_proxy_mode() is not None:
+        # Where modes are off for a while, the function's own thread seeds all the same.
+        if threading.get_ident() == self._thread or tracing_here():
             self._seeded.add(generator)
 
 

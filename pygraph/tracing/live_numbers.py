@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from pygraph.errors import TraceError
+from pygraph.tracing.patches import replaced
 
 _OURS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 _STANDARD = ("<frozen", sysconfig.get_path("stdlib") + os.sep)
@@ -156,13 +157,8 @@ def texts_noticed(symbols: Mapping[Any, int], asked: set[int]) -> Generator[None
 
         return noticed
 
-    # Private; checked with torch 2.11 and 2.13. The tracer's lock is held, and other threads see no difference.
     kinds: tuple[Any, ...] = (torch.SymFloat, torch.SymInt, torch.SymBool)
-    texts = [kind.__repr__ for kind in kinds]
-    try:
-        for kind, text in zip(kinds, texts, strict=True):
-            kind.__repr__ = noticing(text)
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(replaced(kind, "__repr__", noticing))
         yield
-    finally:
-        for kind, text in zip(kinds, texts, strict=True):
-            kind.__repr__ = text

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import logging
 import os
 import re
 import sys
@@ -20,9 +19,6 @@ import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
-from torch.fx import _symbolic_trace  # checked with torch 2.13
-from torch.fx._lazy_graph_module import _use_lazy_graph_module  # checked with torch 2.11 and 2.13
-from torch.nn.modules import activation
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import (
@@ -32,10 +28,10 @@ from torch.utils._python_dispatch import (
 
 import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
-from pygraph.guards.code import is_instrument
 from pygraph.program import TensorSpec
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
+from pygraph.tracing.patches import patched
 from pygraph.tracing.triton_launches import launches_written_down
 from pygraph.tracing.writes import check_sizes, check_write
 from pygraph.twins import check_apart, needs_twin
@@ -46,65 +42,14 @@ aten = torch.ops.aten
 @contextlib.contextmanager
 def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     """Fake tensors on, launches off; torch's caches of real values off, which would bake them in or keep fakes."""
-    limit = proxy_tensor.CONSTANT_NUMEL_LIMIT  # checked with torch 2.11 and 2.13
     autocast_cache = torch.is_autocast_cache_enabled()
-    # It logs a traceback for every error of the function that is traced; that error is reported, or raised by eager.
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    logged = log.disabled
-    log.disabled = True
-    # With a limit, make_fx executes in-place updates of small closed-over tensors for real.
-    proxy_tensor.CONSTANT_NUMEL_LIMIT = -1
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
-        # Most of the graphs are never run, and need not be compiled.
-        with mode, launches_written_down(), _unnoticed(), _modules_called(), _use_lazy_graph_module(True):
+        with mode, launches_written_down(), patched():
             yield
     finally:
-        log.disabled = logged
-        proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
         torch.set_autocast_cache_enabled(autocast_cache)
-
-
-@contextlib.contextmanager
-def _modules_called() -> Generator[None, None, None]:
-    """Have modules called in the way that is `nn.Module`'s now; torch.fx calls them as when it was imported.
-
-    Checked with torch 2.13.
-    """
-    names = {"_orig_module_call": "__call__", "_orig_module_getattr": "__getattr__"}
-    before = {name: getattr(_symbolic_trace, name) for name in names}
-    for name, attribute in names.items():
-        now = vars(torch.nn.Module)[attribute]
-        if not is_instrument(now):
-            setattr(_symbolic_trace, name, now)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(_symbolic_trace, name, value)
-
-
-@contextlib.contextmanager
-def _unnoticed() -> Generator[None, None, None]:
-    """Have attention modules take the way that they take in eager.
-
-    They have one operation for all their work, and do not use it where a TorchFunctionMode or make_fx might look on;
-    its results differ in the last bits, and for padding in more. Checked with torch 2.11 and 2.13.
-    """
-    asked, tracing = torch.overrides.has_torch_function, activation._is_make_fx_tracing
-
-    def has_torch_function(tensors: Any) -> bool:
-        modes = torch.overrides._get_current_function_mode_stack()
-        # Without a mode of the user's: traced tensors have no functions of their own.
-        users = [mode for mode in modes if not type(mode).__module__.startswith(("pygraph.", "torch.fx."))]
-        return bool(users) and asked(tensors)
-
-    torch.overrides.has_torch_function, activation._is_make_fx_tracing = has_torch_function, lambda: False
-    try:
-        yield
-    finally:
-        torch.overrides.has_torch_function, activation._is_make_fx_tracing = asked, tracing
 
 
 class Sources(TorchDispatchMode):

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_symbols
@@ -54,6 +53,7 @@ from pygraph.tracing.modes import (
     first_line,
     user_line,
 )
+from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.settings import SettingsWatch
 
@@ -174,7 +174,7 @@ def record(
             accumulations.watched(environment.differentiable), fake_tracing(mode), torch.inference_mode(False),
             torch.set_grad_enabled(grad), texts_noticed(symbols, asked), generators.watched(),
         ):  # fmt: skip
-            module = proxy_tensor.make_fx(body, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
+            module = proxy_trace(body, values)
     except Exception as error:
         failure = error
     finally:

@@ -29,6 +29,8 @@ from pygraph.environment import IMMUTABLE
 from pygraph.errors import TraceError
 from pygraph.launches import Kind, Launch, kernel_name, register
 from pygraph.program import TensorSpec
+from pygraph.tracing.patches import replaced
+from pygraph.tracing.proxy_trace import tracing_here
 
 # Where Triton launches kernels. Checked with triton 3.6.
 _LAUNCHERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner"))
@@ -51,28 +53,26 @@ def launches_written_down() -> Generator[None, None, None]:
         stack.enter_context(set_wrap_triton_enabled(False))
         for module, name in _LAUNCHERS:
             owner = getattr(importlib.import_module(module), name)
-            stack.enter_context(_replaced(owner, "run", _write_down))
+            stack.enter_context(replaced(owner, "run", _instead(_write_down)))
         module, name, method = _INTERPRETER
-        stack.enter_context(_replaced(getattr(importlib.import_module(module), name), method, _refuse))
+        stack.enter_context(replaced(getattr(importlib.import_module(module), name), method, _instead(_refuse)))
         yield
 
 
-@contextlib.contextmanager
-def _replaced(owner: type, method: str, instead: Callable[..., Any]) -> Generator[None, None, None]:
-    """Replace a method by ``instead(self, args, kwargs)`` wherever a launch must not reach the device."""
-    original = owner.__dict__[method]
+def _instead(write_down: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Makes a method that calls ``write_down(self, args, kwargs)`` wherever a launch must not reach the device."""
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tracing = proxy_tensor.get_proxy_mode() is not None
-        if kwargs.get("warmup") or not (tracing or any(isinstance(v, FakeTensor) for v in (*args, *kwargs.values()))):
-            return original(self, *args, **kwargs)
-        return instead(self, args, kwargs) if tracing else None
+    def make(original: Any) -> Any:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            tracing = proxy_tensor.get_proxy_mode() is not None and tracing_here()
+            fake = tracing or any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values()))
+            if kwargs.get("warmup") or not fake:
+                return original(self, *args, **kwargs)
+            return write_down(self, args, kwargs) if tracing else None
 
-    setattr(owner, method, run)
-    try:
-        yield
-    finally:
-        setattr(owner, method, original)
+        return run
+
+    return make
 
 
 def _refuse(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,0 +1,128 @@
+"""What a trace changes for the whole process: only values and functions that ask which thread they are used in.
+
+Other threads find what was there before. What is put here is taken away when the last trace ends, unless somebody else
+has put something of his own in its place meanwhile; so nothing of it may do harm if it stays.
+"""
+
+# Checked with torch 2.13; the same names were checked with torch 2.11 when `make_fx` was used.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import contextlib
+import logging
+import types
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+import torch.fx._symbolic_trace as symbolic_trace
+import torch.fx.experimental.proxy_tensor as proxy_tensor
+from torch.nn.modules import activation
+
+from pygraph.tracing.proxy_trace import session_here, tracing_here
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Generator[None, None, None]:
+    """Replace an attribute by what ``make`` makes of it.
+
+    Args:
+        owner: A module or a class.
+        name: Its attribute.
+        make: Makes something that differs only in threads that trace, and differs no more when the context has ended.
+    """
+    before = vars(owner)[name]
+    instead = make(before)
+    try:
+        setattr(owner, name, instead)
+        yield
+    finally:
+        if vars(owner)[name] is instead:
+            setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def patched() -> Generator[None, None, None]:
+    """Have torch know in this thread, and only there, that it is inside a trace of ours; traces come one at a time."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with contextlib.ExitStack() as stack:
+        # Compiled functions do not run on fakes: they raise an error, by which the trace ends.
+        stack.enter_context(replaced(symbolic_trace, "_is_fx_tracing_flag", _TracingHere))
+        # With a limit, torch executes in-place updates of small closed-over tensors for real.
+        stack.enter_context(replaced(proxy_tensor, "CONSTANT_NUMEL_LIMIT", _Limit))
+        stack.enter_context(_session_found())
+        # Attention modules have one operation for all their work, and do not use it where a TorchFunctionMode or
+        # make_fx might look on; its results differ in the last bits, and for padding in more.
+        stack.enter_context(replaced(torch.overrides, "has_torch_function", _has_torch_function))
+        stack.enter_context(replaced(activation, "_is_make_fx_tracing", _is_make_fx_tracing))
+        # It logs a traceback for every error of the function; that error is reported, or raised by eager.
+        log.addFilter(_is_elsewhere)
+        stack.callback(log.removeFilter, _is_elsewhere)
+        yield
+
+
+class _TracingHere:
+    """Torch's flag that FX traces symbolically: true in threads that are in a trace of ours, else as it was."""
+
+    def __init__(self, before: Any) -> None:
+        self._before = before
+
+    def __bool__(self) -> bool:
+        return tracing_here() or bool(self._before)
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
+class _Limit(int):
+    """How many elements a tensor may have to count as a constant: none in a trace of ours."""
+
+    def __ge__(self, elements: Any) -> bool:
+        # As ``elements <= limit``, in which a subclass is asked first.
+        return (-1 if tracing_here() else int(self)) >= elements
+
+
+class _ProxyTensorModule(types.ModuleType):
+    """The module of `make_fx` with a thread's own current tracer; higher-order operations import it from there."""
+
+    @property
+    def _CURRENT_MAKE_FX_TRACER(self) -> Any:
+        session = session_here()
+        return vars(self)["_CURRENT_MAKE_FX_TRACER"] if session is None else session
+
+    @_CURRENT_MAKE_FX_TRACER.setter
+    def _CURRENT_MAKE_FX_TRACER(self, tracer: Any) -> None:
+        vars(self)["_CURRENT_MAKE_FX_TRACER"] = tracer
+
+
+@contextlib.contextmanager
+def _session_found() -> Generator[None, None, None]:
+    before = type(proxy_tensor)
+    proxy_tensor.__class__ = _ProxyTensorModule
+    try:
+        yield
+    finally:
+        proxy_tensor.__class__ = before
+
+
+def _has_torch_function(asked: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def has_torch_function(tensors: Any) -> bool:
+        # In this order, Dynamo sees what it knows when another thread compiles.
+        return asked(tensors) and (not tracing_here() or _has_users_mode())
+
+    return has_torch_function
+
+
+def _has_users_mode() -> bool:
+    """Whether a mode of the user's looks on; traced tensors have no functions of their own."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    return any(not type(mode).__module__.startswith(("pygraph.", "torch.fx.")) for mode in modes)
+
+
+def _is_make_fx_tracing(asked: Callable[[], bool]) -> Callable[[], bool]:
+    return lambda: asked() and not tracing_here()
+
+
+def _is_elsewhere(record: logging.LogRecord) -> bool:
+    del record
+    return not tracing_here()

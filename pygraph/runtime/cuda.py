@@ -137,7 +137,7 @@ def _new_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
         cuda_captures.capture(graph, handle, lambda: torch.zeros(1, device=device))
         return handle, graph
 
-    stream = _capture_stream(device)
+    stream = cuda_captures.capture_stream(device)
     with cuda_captures.exclusive(), no_collection(), torch.cuda.device(device), torch.cuda.stream(stream):
         return patiently(attempt, cuda_captures.PAUSES)
 
@@ -345,7 +345,7 @@ class CudaDriver(Driver):
         """Run on the stream that captures, so that libraries have loaded and chosen before a capture begins."""
         with cuda_captures.exclusive(), torch.cuda.device(self.device):
             _give_back()
-            with self._on(_capture_stream(self.device)):
+            with self._on(cuda_captures.capture_stream(self.device)):
                 result = run()
             torch.cuda.synchronize()
             _give_back()  # recordings and calls, on other streams and in other pools, could not use what is left
@@ -371,7 +371,7 @@ class CudaDriver(Driver):
             return result
 
         try:
-            with self._on(_capture_stream(self.device)):
+            with self._on(cuda_captures.capture_stream(self.device)):
                 result = cuda_captures.capture(graph, pool.handle, launch)
         except BaseException:
             torch.cuda.synchronize(self.device)
@@ -491,9 +491,6 @@ def _time_of_prepared(run: Run, device: torch.device) -> float:
     return max(statistics.median(hosts), statistics.median(devices))
 
 
-_streams: dict[int, torch.cuda.Stream] = {}
-
-
 _random_orders: dict[int, _Ordered] = {}
 _random_lock = threading.RLock()  # from the order of a replay that draws to its launch
 
@@ -528,14 +525,6 @@ def _workspaces_in_pool() -> Generator[None, None, None]:
         yield
     finally:
         torch._C._cuda_clearCublasWorkspaces()
-
-
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream per device on which everything is warmed up and captured."""
-    index = device.index
-    if index not in _streams:
-        _streams[index] = torch.cuda.Stream(device)
-    return _streams[index]
 
 
 def _captured_count(stream: torch.cuda.Stream) -> int:

@@ -31,6 +31,7 @@ PAUSES = (*[0.001] * 8, 0.01, 0.1, 1.0)
 _lock = threading.RLock()
 _captures = 0  # of ours, in the thread that has the lock
 _put_off: collections.deque[Callable[[], bool]] = collections.deque()
+_streams: dict[int, torch.cuda.Stream] = {}
 
 
 @contextlib.contextmanager
@@ -41,6 +42,20 @@ def exclusive() -> Generator[None, None, None]:
             yield
     finally:
         give_back()
+
+
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a device on which everything is warmed up and captured, and nothing else is done.
+
+    Torch hands out the streams of a small pool again and again: somebody else's may be the very stream that it gave us,
+    and what he launches there while we capture would be recorded instead of done.
+    """
+    index = device.index
+    if index not in _streams:
+        with torch.cuda.device(device):
+            raw = check(cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+        _streams[index] = torch.cuda.ExternalStream(int(raw), device)
+    return _streams[index]
 
 
 def capture(graph: torch.cuda.CUDAGraph, pool: Any, launch: Callable[[], T]) -> T:

@@ -123,7 +123,7 @@ class _chain:
         self.x, self.y = torch.zeros(2, 1024, device=device)
         torch.add(self.x, 1, out=self.y)
         torch.cuda.synchronize(device)
-        with torch.cuda.stream(torch.cuda.Stream(device)):
+        with torch.cuda.stream(cuda_captures.capture_stream(device)):
             self._graph = patiently(self._capture, cuda_captures.PAUSES)
         raw = cu.CUgraph(self._graph.raw_cuda_graph())
         self._params = [params for node in graph_nodes(raw) for params in node_params(node)]

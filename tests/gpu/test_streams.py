@@ -449,6 +449,18 @@ def test_a_first_call_while_another_thread_captures(transform: Any) -> None:
     assert torch.equal(call(), full(4))
 
 
+def test_nobody_else_has_the_stream_that_captures() -> None:
+    """Torch's pool has so few streams that the hundred below are each of them several times."""
+    from pygraph.runtime import cuda_captures
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    ours = cuda_captures.capture_stream(device)
+    others = [torch.cuda.Stream(device, priority=priority) for priority in (0, -1) for _ in range(100)]
+    assert len({stream.cuda_stream for stream in others}) < len(others)
+    assert ours.cuda_stream not in {stream.cuda_stream for stream in others}
+    assert cuda_captures.capture_stream(device) is ours
+
+
 def test_threads_that_wait_and_allocate_while_functions_are_recorded() -> None:
     """An innocent thread gets no error because another one makes its first call."""
     done = threading.Event()

@@ -128,7 +128,7 @@ def _ranged_operands(node: fx.Node) -> list[tuple[fx.Node, Reach]]:
     operands = _operands(node)
     if is_view(node):  # a slice by a number
         return [(one, Reach.COMPUTED) for _, one in operands[1:]]
-    if is_selection(node):
+    if is_selection(node) or (is_host_number(node) and not is_operation(node)):
         return []
     target: Any = node.target
     if node.target is torch.ops.pygraph.launch.default:

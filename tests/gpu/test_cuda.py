@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 
 import pygraph
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.driver import Run
 
 pytestmark = pytest.mark.gpu
 
@@ -384,3 +386,56 @@ def test_the_same_memory_by_dlpack(start: int, order: tuple[str, ...]) -> None:
                 results += [run(a[:128], b), a]
             assert torch.equal(results[0], results[2])
             assert torch.equal(results[1], results[3])
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_prepared_takes_as_long_as_in_a_row(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the driver's own measure, not that of the other tests
+    a, b, c = (randn(4096, 4096) for _ in range(3))
+    long, short = (lambda: torch.mm(a, b, out=c)), (lambda: c[0].add_(1))
+    for run in (long, short):
+        in_a_row, prepared = driver.measure(run), driver.measure(Run(run, lambda: c.zero_()))
+        assert 0.5 < prepared / in_a_row < 2.0, (prepared, in_a_row)
+    count = torch.zeros(1, device="cuda")
+    driver.measure(Run(lambda: count.add_(1), count.zero_))
+    assert count.item() == 1
+
+
+@pytest.mark.parametrize("first", [0, 7])
+def test_measuring_stays_within_a_buffer(driver: Any, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    monkeypatch.undo()
+    buffer = torch.zeros(8, 4, device="cuda")
+    position = torch.full((1,), first, device="cuda")
+
+    @pygraph.jit
+    def write(x: torch.Tensor) -> torch.Tensor:
+        buffer.index_copy_(0, position, x)
+        position.add_(1)
+        return buffer.sum(0)
+
+    for index in range(first, 8):
+        write(torch.full((1, 4), index + 1.0, device="cuda"))
+    assert buffer[:, 0].tolist() == [index + 1.0 if index >= first else 0.0 for index in range(8)]
+    assert position.item() == 8
+
+
+def test_a_large_cache_does_not_make_the_first_call_slow(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gigabytes that are put back before each run: some tens of runs, and not a hundred for each way."""
+    monkeypatch.undo()
+    cache = torch.zeros(1 << 19, 1024, device="cuda")
+    position = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(0, position, x)
+        position.add_(1)
+        return x + 1
+
+    x = randn(1, 1024)
+    pygraph.jit(lambda x: x + 2)(x)  # compilers and libraries are loaded
+    start = time.perf_counter()
+    pygraph.jit(write)(x)
+    torch.cuda.synchronize()
+    assert time.perf_counter() - start < 5.0
+    assert position.item() == 1

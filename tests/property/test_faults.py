@@ -12,7 +12,7 @@ from hypothesis import Phase
 
 import pygraph
 from pygraph.program import Program, TensorSpec
-from pygraph.runtime import capture, discovery
+from pygraph.runtime import capture, discovery, proof
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.discovery import Discovery
 from pygraph.runtime.pointers import Patcher
@@ -126,7 +126,7 @@ def forgotten_work(patch: pytest.MonkeyPatch) -> None:
 
 def moving_generator(patch: pytest.MonkeyPatch) -> None:
     """Capture draws from the generator and does not put it back."""
-    patch.setattr(capture.Undisturbed, "__exit__", lambda self, *error: None)
+    patch.setattr(proof.Undisturbed, "__exit__", lambda self, *error: None)
     from pygraph.runtime.executable import Executable
 
     build = Executable.__init__

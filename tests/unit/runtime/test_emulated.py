@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import ArgumentError, CaptureError
 from pygraph.runtime import emulated, emulated_device, emulated_tensors
-from pygraph.runtime.driver import RecordedGraph
+from pygraph.runtime.driver import RecordedGraph, Run
 from pygraph.runtime.emulated import HIDES_POINTERS, EmulatedDriver
 from tests.memory import live_bytes
 
@@ -340,6 +340,33 @@ def test_measure(driver: EmulatedDriver):
     assert driver.measure(graph.replay) == 4.0
     assert driver.measure(lambda: graph.commit(0)) == pytest.approx(0.3)
     assert driver.measure(x.clone) == pytest.approx(4.00032)
+    graph.release()
+
+
+def test_what_is_measured_runs_several_times_each_from_the_same_state(driver: EmulatedDriver):
+    x = torch.zeros(1, device="emu")
+    found: list[float] = []
+
+    def run():
+        found.append(x.item())
+        x.add_(1)
+
+    assert driver.measure(run) == 5.0
+    assert len(found) > 2
+    assert found == [float(index) for index in range(len(found))]
+    found.clear()
+    assert driver.measure(Run(run, x.zero_)) == 5.0
+    assert len(found) > 2
+    assert set(found) == {0.0}
+
+
+def test_a_replay_is_really_replayed_to_be_timed(driver: EmulatedDriver):
+    x = torch.zeros(1, device="emu")
+    graph, _ = record(driver, lambda: x.add_(1))
+    driver.replay_time(graph)
+    assert x.item() >= 2
+    driver.replay_time(graph, x.zero_)
+    assert x.item() == 1
     graph.release()
 
 

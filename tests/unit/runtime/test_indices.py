@@ -92,6 +92,14 @@ def test_numbers_are_never_made_up_as_indices(device: torch.device) -> None:
     assert [fallback.what for fallback in chosen.fallbacks] == ["select"]
 
 
+def test_numbers_are_made_up_elsewhere(device: torch.device) -> None:
+    fn = lambda x, i, k: x[i] * (k * 2 + 1)  # noqa: E731
+    program = pygraph.graphify(pygraph.indirect(pygraph.devicify(pygraph.trace(fn)(table(device), ids(device), 3))))
+    chosen = select_program(program)
+    assert chosen.fallbacks == ()
+    assert chosen.regions[-1].times
+
+
 def test_nothing_is_looked_up_in_what_is_empty_for_made_up_arguments(device: torch.device) -> None:
     fn = lambda x, i, mask: x[mask][i]  # noqa: E731
     mask = torch.ones(4, dtype=torch.bool, device=device)

@@ -124,7 +124,19 @@ def _nested_fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
         if traits.view or op in GEOMETRY:
             return op.redispatch(NESTED_CPU_KEYS, *args, **kwargs)
         synchronize(f"{op.name()} of a nested tensor")
+        if op is aten._to_copy.default:
+            return _nested_copy(*args, **kwargs)
         return _launch(op, traits, args, kwargs)
+
+
+def _nested_copy(source: torch.Tensor, *, device: torch.device | None = None, **options: Any) -> torch.Tensor:
+    """A nested tensor from or to the device, or in another dtype."""
+    target = source.device if device is None else device
+    copy = nested_host_view(source) if is_emulated(source) else source
+    copy = aten._to_copy.default(copy, device=torch.device("cpu"), **options)
+    if source.device.type != target.type:
+        _count_copy("aten::_to_copy of a nested tensor", copy)
+    return nested_to_device(copy) if target.type == NAME else copy
 
 
 def _launch(op: Op, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -339,6 +351,11 @@ def _to_device(result: torch.Tensor) -> torch.Tensor:
 # ---- operations that are no launches ---------------------------------------------------------------------------
 
 
+def _check_index(device: torch.device | None) -> None:
+    if device is not None and device.index not in (None, 0):
+        raise RuntimeError(f"{NAME} error: invalid device ordinal: there is no {device}")
+
+
 def _empty(
     size: Sequence[int],
     *,
@@ -350,6 +367,7 @@ def _empty(
 ) -> torch.Tensor:
     if layout not in (None, torch.strided):
         raise RuntimeError(f"{NAME} tensors are strided; got {layout}")
+    _check_index(device)
     dtype = dtype or torch.get_default_dtype()
     if memory_format in (None, torch.contiguous_format):
         stride = contiguous_strides(tuple(size))
@@ -359,8 +377,14 @@ def _empty(
 
 
 def _empty_strided(
-    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **options: Any
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **options: Any,
 ) -> torch.Tensor:
+    _check_index(device)
     return allocate(size, stride, dtype or torch.get_default_dtype())
 
 

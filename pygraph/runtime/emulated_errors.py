@@ -29,7 +29,7 @@ class Guard(torch._C._acc.DeviceGuard):  # pyright: ignore  # torch 2.11 to 2.13
     """What C++ asks when it enters and leaves the device; also while an error of Python's unwinds the stack."""
 
     @hide_from_dynamo
-    def type_(self, check: Any = ctypes.pythonapi.Py_IsInitialized, kind: Any = _TYPE) -> Any:
+    def type_(self, check: Any = ctypes.pythonapi.Py_IsInitialized, kind: Any = _TYPE) -> Any:  # noqa: D102
         # Autograd asks in a destructor, where an error that leaves this function would end the process. The call
         # raises what is pending, and reads nothing but locals before it does.
         try:

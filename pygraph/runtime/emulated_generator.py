@@ -9,6 +9,7 @@ device as they refuse one of CUDA.
 
 # What a backend in Python is made of is private in torch, and has no types.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportUnknownMemberType=false
+# pyright: reportSelfClsParameterName=false
 
 from __future__ import annotations
 
@@ -61,21 +62,18 @@ def is_emulated_generator(generator: torch.Generator) -> bool:
     return generator._cdata in _generators  # pyright: ignore
 
 
-class _Type(type(_Original)):
+class _Type(type(_Original)):  # pyright: ignore[reportUntypedBaseClass]
     """The class of ``torch.Generator``: calls make generators of any device, and types are those of the original."""
 
-    @override
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         device = args[0] if args else kwargs.get("device")
         if isinstance(device, (str, torch.device)) and torch.device(device).type == NAME:
             return EmulatedGenerator()
         return _Original(*args, **kwargs)
 
-    @override
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _Original)
 
-    @override
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, _Original)
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from pygraph.runtime.emulated_tensors import CPU_KEYS, NAME, allocate, host_view, is_emulated
+from pygraph.runtime.emulated_tensors import CPU_KEYS, allocate, host_view, is_emulated
 
 aten: Final = torch.ops.aten
 NESTED_CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensorCPU)

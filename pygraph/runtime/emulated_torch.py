@@ -50,21 +50,26 @@ def device_module(synchronize: Callable[[], None], use_random_state: Callable[[]
         use_random_state()
         torch.set_rng_state(new_state)
 
-    module = types.ModuleType(f"torch.{NAME}", "The emulated device of pygraph.")
+    def answer(value: object) -> Callable[..., object]:
+        return lambda *args, **kwargs: value
+
     functions: dict[str, Callable[..., Any]] = {
-        "is_initialized": lambda: True,
-        "is_available": lambda: True,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
+        **dict.fromkeys(("is_initialized", "is_available", "is_bf16_supported"), answer(True)),
+        "_is_in_bad_fork": answer(False),
         "device": _Device,
-        "device_count": lambda: 1,
-        "_is_in_bad_fork": lambda: False,
-        "manual_seed_all": lambda seed: None,  # torch.manual_seed has seeded the CPU generator
+        "device_count": answer(1),
+        "current_device": answer(0),
+        "set_device": answer(None),
+        "empty_cache": answer(None),
+        "initial_seed": torch.initial_seed,
+        "manual_seed": torch.manual_seed,
+        "manual_seed_all": answer(None),  # torch.manual_seed, which asks for this, has seeded the CPU generator
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
-        "synchronize": lambda device=None: synchronize(),
-        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
+        "synchronize": lambda *device: synchronize(),
+        "get_amp_supported_dtype": answer([torch.bfloat16, torch.float16]),
     }
+    module = types.ModuleType(f"torch.{NAME}", "The emulated device of pygraph.")
     for name, function in functions.items():
         setattr(module, name, function)
     return module
@@ -111,7 +116,7 @@ def _patch_random_states(use_random_state: Callable[[], None]) -> None:
 
     The operators that save and put back states look the device up in a table of their own (torch 2.11 to 2.13).
     """
-    original: Callable[..., Any] = rng_prims.get_device
+    original: Callable[..., Any] = rng_prims.get_device  # pyright: ignore
 
     @functools.wraps(original)
     def get_device(*args: Any, **kwargs: Any) -> Any:

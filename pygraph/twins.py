@@ -110,8 +110,7 @@ def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mappi
 
 def _present(value: Any) -> list[Any]:
     """What is there of a value, or of a list of values, that may be None."""
-    items: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
-    return [item for item in items if item is not None]
+    return [item for item in pytree.tree_leaves(value) if item is not None]
 
 
 def check_apart(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

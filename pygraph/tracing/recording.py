@@ -53,6 +53,7 @@ from pygraph.tracing.modes import (
     first_line,
     user_line,
 )
+from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.settings import SettingsWatch
@@ -123,7 +124,7 @@ def record(
             inputs.append(Argument(paths[index], index, relative_spec(leaf)))
         elif index not in static and is_live_number(leaf):
             number = to_number(leaf)
-            traced_leaves[index] = symbol = _symbol(shape_env, number, paths[index], leaf.__class__, index, asked)
+            traced_leaves[index] = symbol = _symbol(shape_env, leaf, paths[index], index, asked)
             symbols[symbol.node.expr] = index
             inputs.append(ScalarArgument(paths[index], index, type(number)))
             values.append(symbol)
@@ -151,6 +152,9 @@ def record(
         with sources, meta, NumbersStayLive(), gradients, refusals, settings.watch():
             box["out"] = fn(*fake_args, **fake_kwargs)
         returned = with_parts(box["out"], is_known_size, FakeTensor)
+        for size in pytree.tree_leaves(returned, is_leaf=lambda value: isinstance(value, torch.Size)):
+            if isinstance(size, torch.Size) and free_symbols(size) <= symbols.keys():
+                torch.Size(map(int, size))  # on which the trace depends then: of symbols, torch makes a tuple
         keyed_out, box["tree"] = flatten_with_path(returned, is_leaf=is_known_size)
         box["paths"] = [_output_path(path) for path, _ in keyed_out]
         # A comparison of numbers is a bool: its value is needed.
@@ -172,7 +176,7 @@ def record(
     try:
         with (
             accumulations.watched(environment.differentiable), fake_tracing(mode), torch.inference_mode(False),
-            torch.set_grad_enabled(grad), texts_noticed(symbols, asked), generators.watched(),
+            torch.set_grad_enabled(grad), texts_noticed(symbols, asked), numpy_served(), generators.watched(),
         ):  # fmt: skip
             module = proxy_trace(body, values)
     except Exception as error:
@@ -280,17 +284,17 @@ def relative_spec(tensor: torch.Tensor) -> TensorSpec:
     return dataclasses.replace(TensorSpec.of(tensor), offset=0)
 
 
-def _symbol(shape_env: ShapeEnv, number: int | float, path: str, kind: type, leaf: int, asked: set[int]) -> Any:
-    """A SymInt or SymFloat that stands for ``number`` and remembers every question asked about its value or text."""
+def _symbol(shape_env: ShapeEnv, value: Any, path: str, leaf: int, asked: set[int]) -> Any:
+    """A SymInt or SymFloat that stands for a number and remembers every question asked about its value or text."""
     from torch._dynamo.source import ConstantSource  # checked with torch 2.11 and 2.13
 
-    source = ConstantSource(path)
+    source, number, kind = ConstantSource(path), to_number(value), value.__class__
     symbol = shape_env.create_unspecified_symbol(number, source=source, dynamic_dim=DimDynamic.DYNAMIC)
     if isinstance(number, int):
         integer: Any = shape_env.create_symintnode(symbol, hint=number, source=source)
-        return LiveInt(integer.node, kind, leaf, asked)
+        return LiveInt(integer.node, kind, (value, leaf), asked)
     real: Any = shape_env.create_symfloatnode(symbol, hint=number, source=source)
-    return LiveFloat(real.node, kind, leaf, asked)
+    return LiveFloat(real.node, kind, (value, leaf), asked)
 
 
 _LARGEST_ELEMENT = 16

@@ -1,0 +1,59 @@
+"""NumPy's functions given live numbers: each gets the number itself, so that what it returns is what it is in eager.
+
+Without this, NumPy takes a symbol for an object, of which it makes arrays of objects, or computes in Python's types
+where its own count. The number is baked in.
+"""
+
+# Arguments are of any type. Symbols' protocols are private; checked with torch 2.11 and 2.13.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.tracing.live_numbers import known_value
+
+_SYMBOLS: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _with_numbers(value: Any) -> Any:
+    return pytree.tree_map_only(_SYMBOLS, known_value, value)
+
+
+def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    del self
+    return getattr(ufunc, method)(*_with_numbers(inputs), **_with_numbers(kwargs))
+
+
+def _array_function(self: Any, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
+    del self, types
+    return func(*_with_numbers(args), **_with_numbers(kwargs))
+
+
+def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    del copy  # there is no array that could be shared
+    return np.array(known_value(self), dtype)
+
+
+_PROTOCOLS = {"__array_ufunc__": _array_ufunc, "__array_function__": _array_function, "__array__": _array}
+
+
+@contextlib.contextmanager
+def numpy_served() -> Generator[None, None, None]:
+    """Have symbols serve NumPy; the tracer's lock is held."""
+    before = [(kind, name, vars(kind).get(name)) for kind in _SYMBOLS for name in _PROTOCOLS]
+    try:
+        for kind, name, _ in before:
+            setattr(kind, name, _PROTOCOLS[name])
+        yield
+    finally:
+        for kind, name, found in before:
+            if found is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, found)

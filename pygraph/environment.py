@@ -206,6 +206,24 @@ class Environment:
             self._cells = [cell for cell in self._cells if not place.is_at(cell[0], None)]
         self._check = None
 
+    # -- where things lie ---------------------------------------------------------------------------------------------
+
+    def items(self) -> list[tuple[Any, Any, Any]]:
+        """Dicts and lists, of whatever class, with a key and what was found there."""
+        return [entry for entry in self._entries if isinstance(entry[0], (dict, list))]
+
+    def cells(self) -> list[tuple[types.CellType, Any]]:
+        """Closed-over variables, and what they were."""
+        return list(self._cells)
+
+    def class_attributes(self) -> list[tuple[type, str, Any]]:
+        """Classes with the name of an attribute and what it was."""
+        return [(owner, key, value) for _, owner, key, value in self._places if isinstance(owner, type)]
+
+    def objects(self) -> list[Any]:
+        """All that was looked at."""
+        return list(self._keep)
+
     # -- tensors that are not the same at every call ------------------------------------------------------------------
 
     def places(self, tensor: torch.Tensor) -> list[Item | Variable]:

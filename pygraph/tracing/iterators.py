@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import os
 import random
 import sys
 import threading
@@ -277,13 +278,20 @@ def _watched_classes(iterators: Iterators) -> Generator[None, None, None]:
             step()
 
 
+def _is_algebra(frame: Any) -> bool:
+    """Whether it is sympy that asks, which simplifies what a trace knows of sizes and draws numbers for it."""
+    while frame is not None and frame.f_code.co_filename == random.__file__:
+        frame = frame.f_back
+    return frame is not None and f"{os.sep}sympy{os.sep}" in frame.f_code.co_filename
+
+
 def _watch(iterators: Iterators, cls: type, name: str, shared: object) -> Callable[[], None]:
     original: Any = getattr(cls, name)
     own = name in vars(cls)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self is not shared and iterators.is_asking():
+        if self is not shared and iterators.is_asking() and not _is_algebra(sys._getframe(1)):
             iterators.refuse(_described(self))
         return original(self, *args, **kwargs)
 

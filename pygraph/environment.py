@@ -206,6 +206,24 @@ class Environment:
             self._cells = [cell for cell in self._cells if not place.is_at(cell[0], None)]
         self._check = None
 
+    # -- where things lie ---------------------------------------------------------------------------------------------
+
+    def items(self) -> list[tuple[Any, Any, Any]]:
+        """Dicts and lists, of whatever class, with a key and what was found there."""
+        return [entry for entry in self._entries if isinstance(entry[0], (dict, list))]
+
+    def cells(self) -> list[tuple[types.CellType, Any]]:
+        """Closed-over variables, and what they were."""
+        return list(self._cells)
+
+    def class_attributes(self) -> list[tuple[type, str, Any]]:
+        """Classes with the name of an attribute and what it was."""
+        return [(owner, key, value) for _, owner, key, value in self._places if isinstance(owner, type)]
+
+    def objects(self) -> list[Any]:
+        """All that was looked at."""
+        return list(self._keep)
+
     # -- tensors that are not the same at every call ------------------------------------------------------------------
 
     def places(self, tensor: torch.Tensor) -> list[Item | Variable]:
@@ -314,10 +332,12 @@ class Environment:
             return name
 
         dicts = self.dict_guards()
-        versions = Versions(dicts, self.code.types, self.code.classes_hold)
+        # To read a version takes as long as to look up a few items.
+        versioned = [guard for guard in dicts if guard.is_namespace and len(guard.entries) + len(guard.absent) > 4]
+        versions = Versions(versioned, self.code.types, self.code.classes_hold)
         lines += [f"    if not {bind(check)}(): return False" for check in (versions.hold, self.code.functions_hold)]
-        if not versions.has_dicts:
-            for guard in dicts:
+        for guard in dicts:
+            if guard not in versioned or not versions.has_dicts:
                 lines += _dict_comparison(guard, bind)
         for container, length in self._lengths:
             if isinstance(container, dict):
@@ -774,13 +794,15 @@ def _dict_comparison(guard: DictGuard, bind: Callable[[Any], str]) -> list[str]:
     derived = is_derived(guard.container)
     lines: list[str] = []
     if guard.length >= 0:
-        changed = f"stored_length({name}) != {guard.length}" if derived else f"len({name}) != {guard.length}"
+        changed = f"len({name}) != {guard.length}" if guard.length else name
+        changed = f"stored_length({name}) != {guard.length}" if derived else changed
         lines.append(f"    if {changed}: return False")
     for key, expected in guard.entries:
         index = repr(key) if type(key) in (str, int) else bind(key)
         lines += _comparison(f"stored_item({name}, {index})" if derived else f"{name}[{index}]", expected, bind)
     if guard.is_ordered:
-        lines.append(f"    if not {bind(guard.is_in_order)}(): return False")
+        keys = bind([key for key, _ in guard.entries])
+        lines.append(f"    if {f'[*{name}] != {keys}' if not derived else f'not {bind(guard.is_in_order)}()'}: return False")
     if guard.absent:
         contains = bind(functools.partial(dict.__contains__, guard.container))
         lines.append(f"    if True in map({contains}, {bind(guard.absent)}): return False")

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.guards.iterators import is_opaque
 from pygraph.ranges import are_apart, holder, span_of
 from pygraph.runtime.body import ALIGNMENT, alignment
 from pygraph.tracing.leaves import is_live_number, overlap_groups
@@ -63,6 +64,8 @@ def static_key(leaf: Any, index: int) -> Hashable:
     kind: Hashable = leaf.__class__
     if isinstance(leaf, (float, complex)):
         return (kind, repr(leaf))
+    if not isinstance(leaf, _LEAVES) and is_opaque(leaf):  # by whatever key, it gives something else at every call
+        raise UnhashableError(index)
     try:
         hash(leaf)
     except TypeError:

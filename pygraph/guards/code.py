@@ -144,8 +144,8 @@ class CodeGuards:
         return (
             [fn.__code__ for fn in lists.functions] == lists.codes
             and [type(value) for value in lists.objects] == lists.kinds
-            and all(map(operator.is_, [fn.__defaults__ for fn in lists.functions], lists.defaults))
-            and all(map(operator.is_, [fn.__kwdefaults__ for fn in lists.functions], lists.keywords))
+            and all(map(operator.is_, [fn.__defaults__ for fn in lists.with_defaults], lists.defaults))
+            and all(map(operator.is_, [fn.__kwdefaults__ for fn in lists.with_keywords], lists.keywords))
             and (not self.partials or self._changed_function() is None)
         )
 
@@ -198,13 +198,18 @@ class CodeGuards:
 
 
 class _Lists:
-    """Functions and objects in columns, which are compared faster than one by one."""
+    """Functions and objects in columns, which are compared faster than one by one.
+
+    A function without defaults that is given some does what it did wherever it was called without an error.
+    """
 
     def __init__(self, guards: CodeGuards) -> None:
         self.functions = [fn for fn, *_ in guards.functions]
         self.codes = [code for _, code, *_ in guards.functions]
-        self.defaults = [defaults for *_, defaults, _ in guards.functions]
-        self.keywords = [keywords for *_, keywords in guards.functions]
+        self.with_defaults = [fn for fn, _, defaults, _ in guards.functions if defaults is not None]
+        self.defaults = [defaults for *_, defaults, _ in guards.functions if defaults is not None]
+        self.with_keywords = [fn for fn, *_, keywords in guards.functions if keywords is not None]
+        self.keywords = [keywords for *_, keywords in guards.functions if keywords is not None]
         self.objects = [value for value, _ in guards.kinds]
         self.kinds = [kind for _, kind in guards.kinds]
 

@@ -13,7 +13,7 @@ from pygraph.contents import same
 _MISSING: Any = object()
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class DictGuard:
     """What is taken for granted of one dict.
 

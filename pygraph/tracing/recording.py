@@ -42,6 +42,7 @@ from pygraph.program import (
 from pygraph.ranges import holder, span_of
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradients import Accumulations, is_spent
+from pygraph.tracing.iterators import REMEDY, Iterators, behind
 from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt, texts_noticed
 from pygraph.tracing.modes import (
@@ -158,12 +159,14 @@ def record(
         keyed_out, box["tree"] = flatten_with_path(returned, is_leaf=is_known_size)
         box["paths"] = [_output_path(path) for path, _ in keyed_out]
         # A comparison of numbers is a bool: its value is needed.
-        box["leaves"] = [bool(leaf) if isinstance(leaf, torch.SymBool) else leaf for _, leaf in keyed_out]
+        found = [behind(leaf) for _, leaf in keyed_out]
+        box["leaves"] = [bool(leaf) if isinstance(leaf, torch.SymBool) else leaf for leaf in found]
         return [leaf for leaf in box["leaves"] if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))]
 
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     inference = torch.is_inference_mode_enabled()
     generators = Generators()
+    iterators = Iterators(environment)
     meta = UsesOfMeta()
     sources = Sources(generators.drawing, fakes.values(), meta)
     refusals = Refusals(fakes.values())
@@ -177,6 +180,7 @@ def record(
         with (
             accumulations.watched(environment.differentiable), fake_tracing(mode), torch.inference_mode(False),
             torch.set_grad_enabled(grad), texts_noticed(symbols, asked), numpy_served(), generators.watched(),
+            iterators.hidden(),
         ):  # fmt: skip
             module = proxy_trace(body, values)
     except Exception as error:
@@ -187,6 +191,8 @@ def record(
         gradient = environment.restore_gradients(before_gradients)
         elsewhere = _changed_attribute(fakes, attributes) or _unreached_gradient(sources.used.values())
         seeded = generators.restore()
+    if iterators.problem is not None:
+        raise TraceError(describe(call, iterators.problem, source=iterators.source, remedy=REMEDY)) from failure
     if failure is not None:
         raise TraceError(
             describe(call, f"{type(failure).__name__}: {first_line(failure)}", source=user_line(failure))

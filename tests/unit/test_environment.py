@@ -470,7 +470,10 @@ def test_the_memory_of_very_many_arrays_is_taken_not_to_change() -> None:
 
 def test_modules_of_libraries_are_not_walked() -> None:
     environment = Environment(lambda x: torch.nn.functional.relu(x) + np.pi)
-    assert not any(container is vars(torch) or container is vars(np) for container, _, _ in environment._entries)
+    found = {key for container, key, _ in environment._entries if container is vars(np)}
+    assert found == {"pi"}  # what the function has a name for, and nothing else
+    assert not any(isinstance(value, torch.Tensor) for _, _, value in environment._entries)
+    assert not environment.reaches(torch.nn.functional.gelu)
 
 
 def test_nothing_of_the_user_runs_in_the_walk() -> None:

@@ -363,7 +363,7 @@ CASES: dict[str, Callable[[torch.device], Case]] = {
     "call": _calls("__call__", lambda value, x: value(x), lambda self, x: x - 4),
     "call of a base": _calls("base.__call__", lambda value, x: value(x), lambda self, x: x - 4),
     "method of a base": _calls("base.step", lambda value, x: value(x), lambda self, x: x - 4),
-    "code of a method": _calls("base.step.__code__", lambda value, x: value(x), (lambda self, x: x - 4).__code__),
+    "code of a method": _calls("step.__code__", lambda value, x: value(x), (lambda self, x: x - 4).__code__),
     "getattr": _calls("middle.__getattr__", lambda value, x: x * value.made, lambda self, name: 5.0),
     "getattribute": _calls("__getattribute__", lambda value, x: x * value.k, lambda self, name: 5.0),
     "attribute of a metaclass": _calls("meta.factor", lambda value, x: x * type(value).factor, property(lambda cls: 5.0)),

@@ -1,0 +1,61 @@
+"""Objects whose state cannot be seen from Python and moves on when they are asked: iterators, generators, files, draws.
+
+What they gave to a trace, they would not give to a replay.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from typing import Any
+
+import numpy as np
+
+# Random generators whose state is in C.
+_DRAWING = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+
+_RUNNING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+_BOUND = (types.BuiltinMethodType, types.MethodWrapperType, types.MethodType)
+
+
+def is_opaque(value: object) -> bool:
+    """Whether an object moves on in a way that nobody can put back, or a method of such an object.
+
+    An iterator that a user's class defines in Python has attributes, which are guarded and put back like any others.
+    """
+    if isinstance(value, _BOUND):
+        bound: object = value.__self__
+        if bound is _PYTHONS or bound is _NUMPYS:
+            return False  # which `tracing/generators.py` looks after
+        if isinstance(bound, random.Random):
+            return isinstance(value, types.BuiltinMethodType)
+        return _is_opaque_class(type(bound))
+    return _is_opaque_class(type(value))
+
+
+def is_drawing(value: object) -> bool:
+    """Whether it is a random generator, all of whose methods move it on."""
+    return isinstance(value, _DRAWING)
+
+
+_PYTHONS: object = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
+_NUMPYS: object = np.random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_opaque_class(cls: type) -> bool:
+    if issubclass(cls, (*_DRAWING, *_RUNNING)):
+        return True
+    for base in cls.__mro__:
+        found: Any = vars(base).get("__next__")
+        if found is not None:
+            return not isinstance(found, types.FunctionType) or _is_standard(base.__module__)
+    return False
+
+
+def _is_standard(module: str) -> bool:
+    """Whether it is the standard library's, whose objects in Python are not walked (``csv.DictReader``)."""
+    return module.partition(".")[0] in sys.stdlib_module_names

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import types
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx._symbolic_trace as symbolic_trace
@@ -31,7 +31,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Generator[Non
         name: Its attribute.
         make: Makes something that differs only in threads that trace, and differs no more when the context has ended.
     """
-    before = vars(owner)[name]
+    before = cast("Any", vars(owner)[name])
     instead = make(before)
     try:
         setattr(owner, name, instead)
@@ -97,12 +97,13 @@ class _ProxyTensorModule(types.ModuleType):
 
 @contextlib.contextmanager
 def _session_found() -> Generator[None, None, None]:
-    before = type(proxy_tensor)
-    proxy_tensor.__class__ = _ProxyTensorModule
+    module: Any = proxy_tensor
+    before = cast("Any", type(module))
     try:
+        module.__class__ = _ProxyTensorModule
         yield
     finally:
-        proxy_tensor.__class__ = before
+        module.__class__ = before
 
 
 def _has_torch_function(asked: Callable[[Any], bool]) -> Callable[[Any], bool]:

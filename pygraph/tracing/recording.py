@@ -51,6 +51,7 @@ from pygraph.tracing.modes import (
     first_line,
     user_line,
 )
+from pygraph.tracing.outside import IgnoredErrors, Outside
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.settings import SettingsWatch
@@ -146,7 +147,16 @@ def record(
 
     def body(*placeholders: Any) -> list[Any]:
         del placeholders  # the same objects as in fake_args, which keep their Python containers
-        with sources, meta, NumbersStayLive(), gradients, refusals, settings.watch():
+        with (
+            outside.others_kept_out(),
+            ignored.watched(),
+            sources,
+            meta,
+            NumbersStayLive(),
+            gradients,
+            refusals,
+            settings.watch(),
+        ):
             box["out"] = fn(*fake_args, **fake_kwargs)
         returned = with_parts(box["out"], is_known_size, FakeTensor)
         keyed_out, box["tree"] = flatten_with_path(returned, is_leaf=is_known_size)
@@ -155,6 +165,7 @@ def record(
         box["leaves"] = [bool(leaf) if isinstance(leaf, torch.SymBool) else leaf for _, leaf in keyed_out]
         return [leaf for leaf in box["leaves"] if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))]
 
+    outside, ignored = Outside(), IgnoredErrors()
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     inference = torch.is_inference_mode_enabled()
     generators = Generators()
@@ -188,7 +199,7 @@ def record(
     assert module is not None
     elsewhere = elsewhere or settings.changed
     changed = changed or elsewhere
-    refused = sources.problem or refusals.problem
+    refused = sources.problem or refusals.problem or ignored.problem
     if refused is not None:  # the function has caught the error
         raise TraceError(describe(call, refused))
     if changed is not None or gradient is not None:

@@ -547,10 +547,16 @@ class Transformed(Generic[P, R]):
         if program.device not in self._pools:
             self._pools[program.device] = driver.new_pool()
         timer = (self.options.timer or driver.measure) if "select" in self.passes else None
-        pool = self._pools[program.device]
-        executable = uninterrupted(
-            lambda: Executable(program, driver, pool, leaves, self._reused, timer), recording=True
-        )
+        pool, made = self._pools[program.device], list[Executable]()
+        try:
+            uninterrupted(
+                lambda: made.append(Executable(program, driver, pool, leaves, self._reused, timer)), recording=True
+            )
+        except BaseException:
+            for executable in made:  # what raises is a signal's handler that has waited
+                executable.release()
+            raise
+        (executable,) = made
         build.start()
         self._counts.captures += executable.recorded
         return executable

@@ -65,7 +65,9 @@ class _TracingHere:
     """Torch's flag that FX traces symbolically: true in threads that are in a trace of ours, else as it was."""
 
     def __init__(self, before: Any) -> None:
-        self._before = before
+        # A tracer of torch in another thread, which this trace has outlived, or the other way round, may have put one
+        # of these back.
+        self._before: Any = before._before if isinstance(before, _TracingHere) else before
 
     def __bool__(self) -> bool:
         return tracing_here() or bool(self._before)

@@ -22,6 +22,7 @@ from torch.nn.modules import activation
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pygraph.runtime.turns import here
+from pygraph.tracing.patches import without_ended
 from pygraph.tracing.proxy_trace import session_here
 
 # Modules and classes of which no attribute may become another one.
@@ -69,7 +70,12 @@ def _now() -> dict[str, Any]:
     for module, name in _TRITON:
         if module in sys.modules:
             owners[name] = getattr(importlib.import_module(module), name)
-    found = {f"{owner}.{name}": value for owner, holder in owners.items() for name, value in vars(holder).items()}
+    # A tracer of torch in another thread may put something of ours back that does nothing any more.
+    found = {
+        f"{owner}.{name}": without_ended(value)
+        for owner, holder in owners.items()
+        for name, value in vars(holder).items()
+    }
     return {**found, **{name: get() for name, get in _STATES.items()}}
 
 
@@ -89,6 +95,4 @@ def nothing_patched() -> Generator[None, None, None]:
 
 
 def _is_same(now: Any, then: Any) -> bool:
-    if type(then) is bool:  # a tracer of torch in another thread may leave torch's flag an object of ours that is false
-        return bool(now) is then
-    return now is then or (isinstance(then, (list, str, int, float)) and type(now) is type(then) and now == then)
+    return now is then or (isinstance(then, (list, str, int, float, bool)) and type(now) is type(then) and now == then)

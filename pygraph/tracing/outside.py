@@ -42,7 +42,7 @@ class Outside:
         """Be in that state for a while, and then in the present one again."""
         inside, autocast_cache = here.inside, torch.is_autocast_cache_enabled()
         with (
-            outside_session(), temporarily_clear_interpreter_stack(), _disable_current_modes(),
+            _disable_current_modes(), outside_session(), temporarily_clear_interpreter_stack(),
             _function_modes(self._modes), torch._C._EnableTorchFunction(), torch.inference_mode(self._inference),
             torch._C._ForceDispatchKeyGuard(*self._keys), torch.set_grad_enabled(self._grad),
         ):  # fmt: skip

@@ -116,10 +116,10 @@ class Session(proxy_tensor._MakefxTracer):
             self.python_dispatcher_mode, self.proxy_function_mode, self.torch_fn_metadata_mode, self.proxy_mode,
         )  # fmt: skip
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._found())
             for mode in modes:
                 stack.enter_context(mode)
             stack.enter_context(proxy_tensor.disable_autocast_cache())
-            stack.enter_context(self._found())
             module = _traced(f, args, tracer)
         if self.parent_tracer is not None:
             self._assert_later(module, args)

@@ -36,6 +36,7 @@ from pygraph.program import (
 )
 from pygraph.runtime.collection import no_collection
 from pygraph.tracing.functionalize import functionalize
+from pygraph.tracing.interruptions import uninterrupted
 from pygraph.tracing.leaves import is_live_number, static_leaves
 from pygraph.tracing.modes import first_line, user_line
 from pygraph.tracing.recording import Recording, record
@@ -49,7 +50,8 @@ aten = torch.ops.aten
 # Each round bakes in at least one more number, so this is only reached by calls with many that matter in turn.
 _MAX_SPECIALIZATIONS = 16
 
-_LOCK = threading.RLock()  # make_fx patches nn.Module for all threads while it traces
+# One trace at a time: each puts back what its function changes of what it reaches, and what it replaces of torch.
+_LOCK = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -197,8 +199,14 @@ def trace_call(
     name = str(name or getattr(fn, "__name__", type(fn).__name__))
     if isinstance(fn, SelfTracing):
         return fn.trace(args, kwargs, static, name)
+    return uninterrupted(lambda: _trace_call(fn, args, kwargs, static, name))
+
+
+def _trace_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
+) -> Traced:
     with _LOCK, no_collection(), _dispatch_kept():
-        recording, static = record_call(fn, args, kwargs, static, name)
+        recording, static = _record_call(fn, args, kwargs, static, name)
         passing = _passing(fn)
         passed = {id(tensor) for tensor in passing.differentiated} if passing is not None else set[int]()
         read = [tensor for tensor in recording.gradients if id(tensor) not in passed]
@@ -247,6 +255,12 @@ def record_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
 ) -> tuple[Recording, frozenset[int]]:
     """The first run of `trace_call`, and the leaves that were baked in for it."""
+    return uninterrupted(lambda: _record_call(fn, args, kwargs, static, name))
+
+
+def _record_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
+) -> tuple[Recording, frozenset[int]]:
     with _LOCK, no_collection(), _saved_tensors_unseen(), _dispatch_kept():
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs})
@@ -308,7 +322,7 @@ def _dispatch_kept() -> Generator[None, None, None]:
     with torch._C._ForceDispatchKeyGuard(included, excluded):
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             _clear_frames(error)
             raise
 

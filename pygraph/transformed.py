@@ -49,6 +49,7 @@ from pygraph.runtime.executable import Executable
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.runtime.turns import INSIDE_CALL, here, reason_inside, register
 from pygraph.trace import Passed, Traced, objects_among, trace_call
+from pygraph.tracing.interruptions import uninterrupted
 from pygraph.tracing.leaves import static_leaves
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
 from pygraph.transforms.fuse import fuse_program
@@ -557,7 +558,16 @@ class Transformed(Generic[P, R]):
         if program.device not in self._pools:
             self._pools[program.device] = driver.new_pool()
         timer = (self.options.timer or driver.measure) if "select" in self.passes else None
-        executable = Executable(program, driver, self._pools[program.device], leaves, self._reused, timer)
+        pool, made = self._pools[program.device], list[Executable]()
+        try:
+            uninterrupted(
+                lambda: made.append(Executable(program, driver, pool, leaves, self._reused, timer)), recording=True
+            )
+        except BaseException:
+            for executable in made:  # what raises is a signal's handler that has waited
+                executable.release()
+            raise
+        (executable,) = made
         build.start()
         self._counts.captures += executable.recorded
         return executable

@@ -90,9 +90,29 @@ lock = threading.RLock()
 _no_lock = contextlib.nullcontext()
 
 
+_LONGEST_RECORDING = 2.0
+
+
 def _turn() -> contextlib.AbstractContextManager[object]:
-    """The lock, but for autograd's own threads: they work for a thread that may hold it, and waits for them."""
-    return _no_lock if isinstance(threading.current_thread(), threading._DummyThread) else lock
+    """The lock, but for autograd's own threads: they work for a thread that may hold it, and waits for them.
+
+    While a thread records, they most likely work for another one, and wait too; for so long that it must have ended.
+    """
+    if not isinstance(threading.current_thread(), threading._DummyThread):
+        return lock
+    if recorder is None or not lock.acquire(timeout=_LONGEST_RECORDING):
+        return _no_lock
+    return _Held()
+
+
+class _Held:
+    """The lock, taken already."""
+
+    def __enter__(self) -> None:
+        """Keep it."""
+
+    def __exit__(self, *error: object) -> None:
+        lock.release()
 
 
 def set_recorder(value: Recorder | None) -> None:

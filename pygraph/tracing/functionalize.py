@@ -31,6 +31,7 @@ from pygraph.program import (
     contiguous_strides,
     output_values,
 )
+from pygraph.tracing import interruptions
 from pygraph.tracing.aliasing import (
     classify_outputs,
     merge_overlapping,
@@ -198,6 +199,7 @@ class _Replay(fx.Interpreter):
         return list(super().run(*self._values[:count]))
 
     def run_node(self, n: fx.Node) -> Any:
+        interruptions.check()
         tracing = proxy_tensor.get_proxy_mode()
         assert tracing is not None
         graph: fx.Graph = tracing.tracer.graph

@@ -92,7 +92,10 @@ class Generators:
             return set_rng_state
 
         def getting(original: Any) -> Any:
-            return lambda *args, **kwargs: self._take(original(*args, **kwargs))
+            def get_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
+                return self._take(original(*args, **kwargs))
+
+            return get_rng_state
 
         def noticed_generator(original: Any) -> Any:
             return _Noticed(original, lambda: self._note(host), self._take, lambda state: self._put_back(host, state))

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import types
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx._symbolic_trace as symbolic_trace
@@ -26,19 +27,31 @@ from pygraph.tracing.proxy_trace import session_here, tracing_here
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Generator[None, None, None]:
     """Replace an attribute by what ``make`` makes of it.
 
+    Torch replaces some of them too, and puts back what it has found: another thread may put this one back when it has
+    ended. It does nothing then, and the next trace takes it away.
+
     Args:
         owner: A module or a class.
         name: Its attribute.
         make: Makes something that differs only in threads that trace, and differs no more when the context has ended.
     """
-    before = vars(owner)[name]
+    before = without_ended(vars(owner)[name])
     instead = make(before)
+    instead.pygraph_replaces, instead.pygraph_ended = before, False
     try:
         setattr(owner, name, instead)
         yield
     finally:
+        instead.pygraph_ended = True
         if vars(owner)[name] is instead:
             setattr(owner, name, before)
+
+
+def without_ended(value: Any) -> Any:
+    """What an attribute was before it was replaced, if its replacement is there though it has ended."""
+    while getattr(value, "pygraph_ended", False):
+        value = value.pygraph_replaces
+    return value
 
 
 @contextlib.contextmanager
@@ -51,6 +64,7 @@ def patched() -> Generator[None, None, None]:
         # With a limit, torch executes in-place updates of small closed-over tensors for real.
         stack.enter_context(replaced(proxy_tensor, "CONSTANT_NUMEL_LIMIT", _Limit))
         stack.enter_context(_session_found())
+        stack.enter_context(replaced(torch._ops, "mode_stack_state_for_pre_dispatch", _modes_before_autograd))
         # Attention modules have one operation for all their work, and do not use it where a TorchFunctionMode or
         # make_fx might look on; its results differ in the last bits, and for padding in more.
         stack.enter_context(replaced(torch.overrides, "has_torch_function", _has_torch_function))
@@ -62,13 +76,18 @@ def patched() -> Generator[None, None, None]:
 
 
 class _TracingHere:
-    """Torch's flag that FX traces symbolically: true in threads that are in a trace of ours, else as it was."""
+    """Torch's flag that FX traces symbolically: true in threads that are in a trace of ours, else as it was.
+
+    It is false when that trace has ended, though it may have begun while a tracer of torch's had raised the flag.
+    """
+
+    pygraph_ended = False
 
     def __init__(self, before: Any) -> None:
         self._before = before
 
     def __bool__(self) -> bool:
-        return tracing_here() or bool(self._before)
+        return tracing_here() or (bool(self._before) and not self.pygraph_ended)
 
     def __repr__(self) -> str:
         return repr(bool(self))
@@ -97,12 +116,30 @@ class _ProxyTensorModule(types.ModuleType):
 
 @contextlib.contextmanager
 def _session_found() -> Generator[None, None, None]:
-    before = type(proxy_tensor)
-    proxy_tensor.__class__ = _ProxyTensorModule
+    module: Any = proxy_tensor
+    before = cast("Any", type(module))
     try:
+        module.__class__ = _ProxyTensorModule
         yield
     finally:
-        proxy_tensor.__class__ = before
+        module.__class__ = before
+
+
+def _modes_before_autograd(asked: Callable[[], Any]) -> Callable[[], Any]:
+    """The modes that see operations before autograd does, which torch keeps for the whole process.
+
+    While another thread exports, they are its own; torch would take them off and put them on in this thread.
+    """
+    own = threading.local()
+
+    def modes_before_autograd() -> Any:
+        if not tracing_here():
+            return asked()
+        if not hasattr(own, "state"):
+            own.state = type(asked())()
+        return own.state
+
+    return modes_before_autograd
 
 
 def _has_torch_function(asked: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -120,7 +157,10 @@ def _has_users_mode() -> bool:
 
 
 def _is_make_fx_tracing(asked: Callable[[], bool]) -> Callable[[], bool]:
-    return lambda: asked() and not tracing_here()
+    def is_make_fx_tracing() -> bool:
+        return asked() and not tracing_here()
+
+    return is_make_fx_tracing
 
 
 def _is_elsewhere(record: logging.LogRecord) -> bool:

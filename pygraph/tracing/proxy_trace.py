@@ -21,6 +21,8 @@ from typing import Any
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
+from torch._compile import _disable_dynamo
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import is_accessor_node
@@ -114,10 +116,10 @@ class Session(proxy_tensor._MakefxTracer):
             self.python_dispatcher_mode, self.proxy_function_mode, self.torch_fn_metadata_mode, self.proxy_mode,
         )  # fmt: skip
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._found())
             for mode in modes:
                 stack.enter_context(mode)
             stack.enter_context(proxy_tensor.disable_autocast_cache())
-            stack.enter_context(self._found())
             module = _traced(f, args, tracer)
         if self.parent_tracer is not None:
             self._assert_later(module, args)
@@ -143,13 +145,13 @@ class Session(proxy_tensor._MakefxTracer):
         """Have a branch check what was assumed of numbers that only a run knows, as torch does."""
         from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
-        mode = torch._guards.detect_fake_mode(args)
+        mode = detect_fake_mode(args)
         if mode is not None and mode.shape_env is not None:
             insert_deferred_runtime_asserts(module, mode.shape_env, "reenter_make_fx")
             module.recompile()
 
 
-@torch._disable_dynamo
+@_disable_dynamo
 def _traced(function: Callable[..., Any], values: tuple[Any, ...], tracer: Any) -> fx.GraphModule:
     """Call the function under the modes of a trace, between the placeholders and the output of a new graph."""
     if any(not pytree.tree_structure(value).is_leaf() for value in values):
@@ -159,7 +161,8 @@ def _traced(function: Callable[..., Any], values: tuple[Any, ...], tracer: Any) 
     tracer.tensor_attrs = {}
     tracer.submodule_paths = None
     placeholders = [tracer.create_proxy("placeholder", f"arg{i}_1", (), {}) for i in range(len(values))]
-    out = proxy_tensor.wrap_key(function, values, tracer, False)(*placeholders)
+    wrapped: Any = proxy_tensor.wrap_key(function, values, tracer, False)
+    out = wrapped(*placeholders)
     tracer.create_node("output", "output", (tracer.create_arg(out),), {})
     graph: fx.Graph = tracer.graph
     graph.eliminate_dead_code(_is_kept)

@@ -55,6 +55,7 @@ from pygraph.tracing.modes import (
     user_line,
 )
 from pygraph.tracing.numpy_uses import numpy_served
+from pygraph.tracing.outside import IgnoredErrors, Outside
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.settings import SettingsWatch
@@ -150,7 +151,10 @@ def record(
 
     def body(*placeholders: Any) -> list[Any]:
         del placeholders  # the same objects as in fake_args, which keep their Python containers
-        with sources, meta, NumbersStayLive(), gradients, refusals, settings.watch():
+        with (
+            outside.others_kept_out(), ignored.watched(),
+            sources, meta, NumbersStayLive(), gradients, refusals, settings.watch(),
+        ):  # fmt: skip
             box["out"] = fn(*fake_args, **fake_kwargs)
         returned = with_parts(box["out"], is_known_size, FakeTensor)
         for size in pytree.tree_leaves(returned, is_leaf=lambda value: isinstance(value, torch.Size)):
@@ -163,6 +167,7 @@ def record(
         box["leaves"] = [bool(leaf) if isinstance(leaf, torch.SymBool) else leaf for leaf in found]
         return [leaf for leaf in box["leaves"] if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))]
 
+    outside, ignored = Outside(), IgnoredErrors()
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     inference = torch.is_inference_mode_enabled()
     generators = Generators()
@@ -200,7 +205,7 @@ def record(
     assert module is not None
     elsewhere = elsewhere or settings.changed
     changed = changed or elsewhere
-    refused = sources.problem or refusals.problem
+    refused = sources.problem or refusals.problem or ignored.problem
     if refused is not None:  # the function has caught the error
         raise TraceError(describe(call, refused))
     if changed is not None or gradient is not None:

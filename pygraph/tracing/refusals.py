@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
+from pygraph.tracing import interruptions
 from pygraph.tracing.live_numbers import computed_number, is_user_frame
 
 # Private; checked with torch 2.11 and 2.13.
@@ -57,6 +58,7 @@ class Refusals(TorchFunctionMode):
         self.problem: str | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        interruptions.check(sys._getframe(1))  # the first mode that sees what the user's code calls
         kwargs = kwargs or {}
         if func == _Tensor.data.__set__:
             # On a fake it would be lost; on a real tensor, it would leave a fake's memory there.

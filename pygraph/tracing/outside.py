@@ -1,0 +1,178 @@
+"""Code that runs in the middle of a trace but is no part of it: finalizers of garbage, functions of ``sys.settrace``.
+
+For the time that it runs, this thread looks as it did before the trace: no modes of a trace, no transform of
+``torch.func``, the caller's grad mode. So it sees real tensors, what it does with them is done and not written down,
+and a transformed function that it calls runs as it is.
+"""
+
+# Modes and the dispatcher's state have private names only. Checked with torch 2.13.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+import types
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pygraph.runtime.turns import here
+from pygraph.tracing.patches import replaced
+from pygraph.tracing.proxy_trace import outside_session, tracing_here
+
+
+class Outside:
+    """The state of this thread now, before a trace begins."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        self._modes = list(_get_current_function_mode_stack())
+        self._autocast_cache = torch.is_autocast_cache_enabled()
+
+    @contextlib.contextmanager
+    def again(self) -> Generator[None, None, None]:
+        """Be in that state for a while, and then in the present one again."""
+        inside, autocast_cache = here.inside, torch.is_autocast_cache_enabled()
+        with (
+            _disable_current_modes(), outside_session(), temporarily_clear_interpreter_stack(),
+            _function_modes(self._modes), torch._C._EnableTorchFunction(), torch.inference_mode(self._inference),
+            torch._C._ForceDispatchKeyGuard(*self._keys), torch.set_grad_enabled(self._grad),
+        ):  # fmt: skip
+            here.inside = True
+            torch.set_autocast_cache_enabled(self._autocast_cache)
+            try:
+                yield
+            finally:
+                torch.set_autocast_cache_enabled(autocast_cache)
+                here.inside = inside
+
+    @contextlib.contextmanager
+    def others_kept_out(self) -> Generator[None, None, None]:
+        """Have garbage collections and functions of ``sys.settrace`` and ``sys.setprofile`` run outside the trace."""
+        with (
+            self._collections(),
+            self._watcher(sys.gettrace, sys.settrace),
+            self._watcher(sys.getprofile, sys.setprofile),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _collections(self) -> Generator[None, None, None]:
+        """Collections do not start by themselves, but the function may start one."""
+        stack = contextlib.ExitStack()
+
+        def first(phase: str, info: dict[str, Any]) -> None:
+            del info
+            if phase == "start" and threading.get_ident() == self._thread:
+                stack.enter_context(self.again())
+
+        def last(phase: str, info: dict[str, Any]) -> None:
+            del info
+            if phase == "stop" and threading.get_ident() == self._thread:
+                stack.close()
+
+        gc.callbacks.insert(0, first)
+        gc.callbacks.append(last)
+        try:
+            yield
+        finally:
+            gc.callbacks.remove(first)
+            gc.callbacks.remove(last)
+
+    @contextlib.contextmanager
+    def _watcher(self, get: Callable[[], Any], put: Callable[[Any], None]) -> Generator[None, None, None]:
+        """Have a Python function that looks on run outside; one in C, as coverage's, runs none of torch's."""
+        function = get()
+        if not _is_python(function):
+            yield
+            return
+        watch = _Watch(self, function)
+        try:
+            put(watch)
+            yield
+        finally:
+            watch.ended = True  # frames that outlast the trace keep it
+            if get() is watch:
+                put(function)
+
+
+class _Watch:
+    """A function of ``sys.settrace`` or ``sys.setprofile``, or one of a frame."""
+
+    def __init__(self, outside: Outside, function: Callable[..., Any], parent: _Watch | None = None) -> None:
+        self._outside, self._function, self._parent = outside, function, parent
+        self.ended = False
+
+    def __call__(self, frame: types.FrameType, event: str, argument: Any) -> Any:
+        if (self._parent or self).ended:
+            return self._function(frame, event, argument)
+        with self._outside.again():
+            local = self._function(frame, event, argument)
+        if local is self._function:
+            return self
+        return _Watch(self._outside, local, self._parent or self) if callable(local) else local
+
+
+def _is_python(function: Any) -> bool:
+    """Whether calls run code in Python."""
+    kinds = (types.FunctionType, types.MethodType)
+    defined = next((vars(kind)["__call__"] for kind in type(function).__mro__ if "__call__" in vars(kind)), None)
+    return isinstance(function, kinds) or isinstance(defined, types.FunctionType)
+
+
+@contextlib.contextmanager
+def _function_modes(modes: list[Any]) -> Generator[None, None, None]:
+    """Have these modes be the only ones that see calls of torch's functions."""
+    before = [_pop_mode() for _ in _get_current_function_mode_stack()]
+    for mode in modes:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        while _get_current_function_mode_stack():
+            _pop_mode()
+        for mode in reversed(before):
+            _push_mode(mode)
+
+
+class IgnoredErrors:
+    """Errors that Python prints and ignores: of finalizers, and of callbacks of weak references.
+
+    A replay would not run what raises them, so there is none, and the call that runs as it is prints them.
+
+    Attributes:
+        problem: What to say if there was one in this trace; else None.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self.problem: str | None = None
+
+    @contextlib.contextmanager
+    def watched(self) -> Generator[None, None, None]:
+        """Notice them."""
+
+        def instead(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+            def noticed(unraisable: Any) -> None:
+                if ended or not (threading.get_ident() == self._thread or tracing_here()):
+                    hook(unraisable)
+                    return
+                kind = unraisable.exc_type.__name__
+                self.problem = f"a finalizer or the callback of a weak reference raises {kind}, which Python ignores"
+
+            return noticed
+
+        ended = False
+        try:
+            with replaced(sys, "unraisablehook", instead):
+                yield
+        finally:
+            ended = True

@@ -1,0 +1,169 @@
+"""Threads that compile at once: ours, beside others of ours and beside tracers of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import pygraph
+from tests.patches import nothing_patched
+from tests.unit.runtime.test_threads import run_threads
+
+
+@pytest.fixture(autouse=True)
+def busy() -> Generator[None, None, None]:
+    """Threads that take turns as often as they can, and a process that they leave as it was."""
+    torch._dynamo.reset()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with nothing_patched():
+            yield
+    finally:
+        sys.setswitchinterval(before)
+        torch._dynamo.reset()
+
+
+MODES: tuple[Callable[[], contextlib.AbstractContextManager[Any]], ...] = (
+    contextlib.nullcontext,
+    torch.no_grad,
+    contextlib.nullcontext,
+    torch.inference_mode,
+)
+
+
+def in_turn(count: int, work: Callable[[int], None]) -> None:
+    """Run ``work`` in so many threads at once, each in a mode of its own."""
+    start = threading.Barrier(count)
+
+    def run(index: int) -> None:
+        start.wait(60)
+        with MODES[index % len(MODES)]():
+            work(index)
+
+    run_threads(*(lambda index=index: run(index) for index in range(count)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.second(torch.relu(self.first(x))) + x)
+
+
+def gradient(run: Callable[[Tensor], Tensor], net: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(run(x).square().sum(), tuple(net.parameters()))
+
+
+def check(run: Callable[[Tensor], Tensor], net: nn.Module, x: Tensor) -> None:
+    torch.testing.assert_close(run(x), net(x))
+    if torch.is_grad_enabled():
+        for got, expected in zip(gradient(run, net, x), gradient(net, net, x), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+def test_calls_of_one_compiled_module_after_a_warm_one(device: torch.device) -> None:
+    net = nn.Linear(4, 4).to(device)
+    x = torch.randn(2, 4, device=device)
+    for _ in range(2):
+        torch._dynamo.reset()
+        compiled = torch.compile(net, backend="pygraph")
+        compiled(x)
+        in_turn(4, lambda index, compiled=compiled: check(compiled, net, x))
+    check(compiled, net, x)
+
+
+@pytest.mark.parametrize("how", ["jit", "compile"])
+def test_first_calls_of_one_module(device: torch.device, how: str) -> None:
+    net = Net().to(device)
+    run: Any = pygraph.jit(net) if how == "jit" else torch.compile(net, backend="pygraph")
+
+    def work(index: int) -> None:
+        for size in (2, 3):
+            check(run, net, torch.full((size, 4), index / 8, device=device))
+
+    in_turn(8, work)
+
+
+@pytest.mark.parametrize("how", ["jit", "compile"])
+def test_first_calls_of_many_functions(device: torch.device, how: str) -> None:
+    def work(index: int) -> None:
+        net = Net().to(device)
+        run: Any = pygraph.jit(net) if how == "jit" else torch.compile(net, backend="pygraph")
+        check(run, net, torch.full((2, 4), index / 8, device=device))
+        check(run, net, torch.full((2, 4), index / 4, device=device))
+
+    in_turn(4, work)
+
+
+# Dynamo silences it for the whole process, and so for no thread of several.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_graph_breaks_and_recompilations(device: torch.device) -> None:
+    net = Net().to(device)
+
+    def fn(x: Tensor, k: int) -> Tensor:
+        y = net(x) * k
+        torch._dynamo.graph_break()
+        return y.sin() + net.first.bias[:4]
+
+    compiled = torch.compile(fn, backend="pygraph")
+
+    def work(index: int) -> None:
+        for k in (1, 2, 3):
+            x = torch.full((2, 4), index / 8, device=device)
+            torch.testing.assert_close(compiled(x, k), fn(x, k))
+
+    in_turn(4, work)
+
+
+def _plain_make_fx(net: nn.Module) -> None:
+    graph = make_fx(lambda x: net(x) * torch.tensor(2).item())(torch.ones(2, 4)).graph
+    assert any(node.target is torch.ops.aten.native_layer_norm.default for node in graph.nodes)
+
+
+def _export(net: nn.Module) -> None:
+    program = torch.export.export(net, (torch.ones(2, 4),))
+    torch.testing.assert_close(program.module()(torch.ones(2, 4)), net(torch.ones(2, 4)))
+
+
+def _compile(net: nn.Module) -> None:
+    torch.testing.assert_close(torch.compile(net, backend="aot_eager")(torch.ones(2, 4)), net(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("other", [_plain_make_fx, _compile, _export], ids=lambda other: other.__name__.strip("_"))
+def test_first_calls_beside_a_tracer_of_torch(device: torch.device, other: Callable[[nn.Module], None]) -> None:
+    """One thread traces by torch all the time; torch's tracers replace ``nn.Module.__call__`` for the process."""
+    done = threading.Event()
+
+    def beside() -> None:
+        try:
+            for _ in range(40):
+                other(Net())
+                if done.is_set():
+                    return
+        finally:
+            done.set()
+
+    def ours() -> None:
+        try:
+            for index in range(8):
+                net = Net().to(device)
+                with MODES[index % len(MODES)]():
+                    check(pygraph.jit(net), net, torch.full((2, 4), index / 8, device=device))
+                if done.is_set():
+                    return
+        finally:
+            done.set()
+
+    run_threads(beside, ours)

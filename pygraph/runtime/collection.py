@@ -41,3 +41,12 @@ def no_collection() -> Generator[None, None, None]:
             if _depth == 1 and _was_on:
                 gc.enable()
             _depth -= 1
+
+
+def collect(generation: int = 2) -> bool:
+    """Collect garbage up to a generation, unless some thread must not be disturbed; whether it was done."""
+    with _lock:
+        if _depth:
+            return False
+        gc.collect(generation)
+        return True

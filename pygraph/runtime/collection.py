@@ -44,9 +44,11 @@ def no_collection() -> Generator[None, None, None]:
 
 
 def collect(generation: int = 2) -> bool:
-    """Collect garbage up to a generation, unless some thread must not be disturbed; whether it was done."""
+    """Collect garbage up to a generation, in a block of `no_collection`, unless it is inside of another one, or another
+    thread is; whether it was done.
+    """
     with _lock:
-        if _depth:
+        if _depth > 1:
             return False
         gc.collect(generation)
         return True

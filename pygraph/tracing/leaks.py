@@ -31,7 +31,7 @@ from torch.autograd.graph import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import StateChangeError, describe
-from pygraph.runtime.collection import collect
+from pygraph.runtime.collection import collect, no_collection
 from pygraph.tracing.holders import Held, is_packages, is_result, name_of, take_out
 
 R = TypeVar("R")
@@ -39,9 +39,15 @@ R = TypeVar("R")
 # What is taken out may have been held in two places, or in a place of a place.
 _ROUNDS = 4
 
+# What refers to it is followed so far: garbage that could not be collected may be a long chain.
+_FAR = 24
+
 # Since 3.14 the collector has one old generation, and is told of a dict when that is made. Before, it is told when the
 # first object that may be part of a cycle is put into it, so that an old dict may seem young.
 _ONE_OLD_GENERATION = sys.version_info >= (3, 14)
+
+# The oldest generation of what a trace has made.
+_YOUNG = 0 if _ONE_OLD_GENERATION else 1
 
 
 class _Trace(threading.local):
@@ -87,20 +93,21 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
     if _trace.modes is not None:
         return run()  # as part of a larger trace, which looks when it is over
     _trace.modes, _trace.lines = [], []
-    collect(0 if _ONE_OLD_GENERATION else 1)  # what there is now is old
-    _trace.collections = _collections()
     try:
-        try:
-            result = run()
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                traceback.clear_frames(error.__traceback__)
-            _remove_what_is_left(failed=True)
-            raise
-        left = _remove_what_is_left(failed=False)
+        with no_collection():
+            collect(_YOUNG)  # what there is now is old
+            _trace.collections = _collections()
+            try:
+                result = run()
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    traceback.clear_frames(error.__traceback__)
+                _remove_what_is_left(failed=True)
+                raise
+            left = _remove_what_is_left(failed=False)
     finally:
         _trace.modes, _trace.lines = None, []
-    if not left:
+    if left is None:
         return result
     places, line = left
     error = StateChangeError(
@@ -119,7 +126,7 @@ def _remove_what_is_left(*, failed: bool) -> tuple[list[str], str | None] | None
         return None
     are_known = _collections() == _trace.collections
     young = _ids(0) if _ONE_OLD_GENERATION else None
-    collect(0)  # which would come next anyway: the trace has made many cycles
+    collect(_YOUNG)  # which would come next anyway: the trace has made many cycles
     if _are_gone(made):
         return None
     if not are_known:  # as Dynamo collects garbage, which makes all that is left old
@@ -144,7 +151,7 @@ def _remove_what_is_left(*, failed: bool) -> tuple[list[str], str | None] | None
         is_done = not found
         held = found = None
         search.forget()
-        collect(0)
+        collect(_YOUNG)
         if is_done or _are_gone(made):
             break
     if not (names or stays or failed) and not _are_gone(made) and collect() and search.finds_any():
@@ -158,7 +165,7 @@ def _are_gone(made: Iterable[weakref.ref[Any]]) -> bool:
 
 def _collections() -> int:
     """How often the collector has made old what is young."""
-    return sum(generation["collections"] for generation in gc.get_stats()[0 if _ONE_OLD_GENERATION else 1 :])
+    return sum(generation["collections"] for generation in gc.get_stats()[_YOUNG:])
 
 
 def _ids(generation: int) -> frozenset[int]:
@@ -186,7 +193,7 @@ class _Search:
         below: dict[int, set[int]] = {}  # what young objects hold of that, by ids
         running = _running_frames()
         layer = list(self._stand_ins)
-        while layer:
+        for _ in range(_FAR):
             self._layer = []
             ids = set(map(id, layer))
             for referrer in gc.get_referrers(*layer):
@@ -200,6 +207,8 @@ class _Search:
                     if id(referrer) not in seen:
                         seen.add(id(referrer))
                         self._layer.append(referrer)
+            if not self._layer:
+                break
             layer = self._layer
         return [*self._precisely(below), *_held_by_threads(seen)]
 

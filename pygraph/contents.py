@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import operator
+import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -119,9 +121,39 @@ def contents_of(value: Any, memory: int) -> Contents | None:
     return None
 
 
+def items_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> dict[str, Any]:
+    """What the current thread finds in a thread-local, or as the value of a context variable."""
+    if isinstance(value, threading.local):
+        return threading.local.__getattribute__(value, "__dict__")
+    found = value.get(_UNSET)
+    return {} if found is _UNSET else {"get()": found}
+
+
+def contents_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> Contents:
+    """The same as contents; what a context variable was is put back by leaving the context."""
+
+    def write(items: Sequence[Any]) -> None:
+        if isinstance(value, threading.local):
+            state = items_in_thread(value)
+            state.clear()
+            state.update(zip(items[::2], items[1::2], strict=True))
+
+    return Contents(lambda: [part for item in items_in_thread(value).items() for part in item], write)
+
+
 def length_of(value: Any) -> Contents:
     """The length alone, of what has too many items to compare them."""
     return Contents(lambda: (len(value),), lambda _: None)
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """An object's dict, if it has one; nothing of the object's class is run for it."""
+    for base in type(value).__mro__:
+        found = vars(base).get("__dict__")
+        if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            state = found.__get__(value)
+            return state if isinstance(state, dict) else None
+    return None
 
 
 def slots_of(value: Any) -> tuple[dict[str, Any], Contents] | None:

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextvars
 import enum
 import functools
 import gc
 import heapq
 import itertools
 import pathlib
+import queue
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,7 +31,19 @@ import numpy as np
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
 
-from pygraph.contents import IMMUTABLE, MAX_BYTES_IN_ALL, Contents, contents_of, gradients_of, length_of, same, slots_of
+from pygraph.contents import (
+    IMMUTABLE,
+    MAX_BYTES_IN_ALL,
+    Contents,
+    contents_in_thread,
+    contents_of,
+    gradients_of,
+    items_in_thread,
+    length_of,
+    same,
+    slots_of,
+)
+from pygraph.contents import attributes_of as _attributes
 from pygraph.donated import DonatedTensor
 from pygraph.errors import TraceError, describe
 from pygraph.guards.code import CodeGuards
@@ -36,6 +52,7 @@ from pygraph.guards.library import LibraryNames
 from pygraph.guards.versions import Versions
 from pygraph.places import Item, Place, Variable
 from pygraph.storage import is_derived, store, stored_copy, stored_item, stored_items, stored_length
+from pygraph.tracing import memos
 
 # Packages whose functions and objects are not user state.
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {
@@ -47,6 +64,7 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
 _STATEFUL = (
     torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
     torch.distributions.Distribution, types.SimpleNamespace, argparse.Namespace,
+    collections.UserDict, collections.UserList, collections.ChainMap, queue.Queue, BaseException,
 )  # fmt: skip
 
 # Where packages are installed: what their modules and classes hold (caches, registries) is not the function's doing.
@@ -55,8 +73,8 @@ _INSTALLED = ("site-packages", "dist-packages")
 # A container with more entries than this (a vocabulary) is guarded by identity and length only.
 _LARGE = 2000
 
-# Objects are followed this deep, and functions that are found in functions this deep.
-_DEEP, _DEEP_FUNCTIONS = 6, 4
+# All objects are followed this deep, and deeper ones as long as these are no more; functions in functions this deep.
+_DEEP, _MANY_DEEPER, _DEEP_FUNCTIONS = 6, 20_000, 4
 
 # Attributes that every nn.Module has: hooks that run in a call, and tables that a call does not look at.
 _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
@@ -113,6 +131,9 @@ class Environment:
         self._packaged = False
         self._owned: set[int] = set()
         self._visits = 0
+        #: What was not looked at, since too much lies that deep; None if all was.
+        self.unseen: str | None = None
+        self._deeper = 0
         self._memory = MAX_BYTES_IN_ALL
         # The dicts of modules, by id, with the modules' names.
         self._namespaces: dict[int, str] = {}
@@ -496,16 +517,55 @@ class Environment:
             self._module(name, value, depth)
         elif isinstance(value, types.MappingProxyType):
             self._visit(name, underlying(value), depth)
+        elif isinstance(value, memos.Memo):
+            self._memo(name, value, depth)
+        elif isinstance(value, (threading.local, contextvars.ContextVar)):
+            self._of_thread(name, value, depth)
+        elif isinstance(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
+            self._container(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
         else:
             if isinstance(value, (dict, list)):
                 self._container(name, value, depth)
-            elif depth < _DEEP:
+            elif self._goes_on(name, depth):
                 self._items(name, value, depth)
             if self._is_user_object(value):
-                if depth < _DEEP:
+                if self._goes_on(name, depth):
                     self._object(name, value, depth)
             elif (wrapped := (_attributes(value) or {}).get("__wrapped__")) is not None:
                 self._visit(name, wrapped, depth)  # a transformed function's own
+
+    def _goes_on(self, name: str, depth: int) -> bool:
+        """Whether what is found this deep is looked at."""
+        if depth < _DEEP:
+            return True
+        self._deeper += 1
+        if self._deeper > _MANY_DEEPER:
+            self.unseen = self.unseen or name
+            return False
+        return True
+
+    def _memo(self, name: str, memo: Any, depth: int) -> None:
+        """Guard what a function's cache remembers, but not that it remembers no more, and walk it."""
+        cache = memos.cache_of(memo)
+        results = memos.results_of(memo)
+        if cache is not None and len(results) <= _LARGE:
+            self._keep.append(cache)
+            for key, entry, result in results:
+                if not isinstance(result, IMMUTABLE):
+                    self._entries.append((cache, key, entry))
+                    self._visit(f"{name}({self._key_name(key)})", result, depth + 1)
+        wrapped = memo.__dict__.get("__wrapped__")
+        if wrapped is not None:
+            self._visit(name, wrapped, depth)
+
+    def _of_thread(self, name: str, value: Any, depth: int) -> None:
+        """Guard and snapshot what the current thread finds, and walk it."""
+        contents = contents_in_thread(value)
+        self._contents.append((name, contents))
+        self._own(contents)
+        self._entries.append((contents, 0, True))
+        for key, item in items_in_thread(value).items():
+            self._visit(_join(name, key), item, depth + 1)
 
     def _snapshot(self, name: str, value: Any) -> None:
         self._keep.append(value)
@@ -522,7 +582,7 @@ class Environment:
         self._snapshot(name, value)
         length = stored_length(value)
         self._lengths.append((value, length))
-        if length > _LARGE or depth >= _DEEP:
+        if length > _LARGE or not self._goes_on(name, depth):
             return
         if isinstance(value, dict):
             self._ordered[id(value)] = tuple(dict.__iter__(value))
@@ -758,6 +818,13 @@ class Environment:
             record = state.get(_RECORD) if isinstance(value, torch.amp.GradScaler) else None
             if record is not None and not record:
                 self._records.append((state, record))
+        if isinstance(value, BaseException):
+            contents = Contents(lambda: value.args, lambda args: setattr(value, "args", args))
+            self._contents.append((_join(name, "args"), contents))
+            self._own(contents)
+            self._entries.append((contents, 0, True))
+            for index, item in enumerate(value.args):
+                self._visit(f"{name}.args[{index}]", item, depth + 1)
         slots = slots_of(value)
         if slots is not None:
             items, contents = slots
@@ -852,16 +919,6 @@ def _contents(cell: types.CellType) -> Any:
 def _is_leaf_of_autograd(tensor: torch.Tensor) -> bool:
     """Whether a backward may set the tensor's gradient; those of torch.func's tensors are its own."""
     return tensor.requires_grad and not is_functorch_wrapped_tensor(tensor) and tensor.is_leaf
-
-
-def _attributes(value: Any) -> dict[str, Any] | None:
-    """An object's dict, if it has one; nothing of the object's class is run for it."""
-    for base in type(value).__mro__:
-        found = vars(base).get("__dict__")
-        if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)):
-            state = found.__get__(value)
-            return state if isinstance(state, dict) else None
-    return None
 
 
 def _functions(method: Any) -> list[Any]:

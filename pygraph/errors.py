@@ -57,10 +57,13 @@ class StateChangeError(TraceError):
     Attributes:
         places: Where all that changes lies, as `pygraph.places.Place`; None if some of it lies elsewhere, as in a list.
         gradients: Whether it leaves other gradients behind, too.
+        fills: Whether it only adds to what there was, as a function does that remembers its results: once such a call
+            has run as it is, one like it finds what it has added.
     """
 
     places: tuple[Place, ...] | None = None
     gradients: bool = False
+    fills: bool = False
 
 
 class GradientChangeError(StateChangeError):

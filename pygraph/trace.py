@@ -37,8 +37,9 @@ from pygraph.program import (
 from pygraph.runtime.collection import no_collection
 from pygraph.tracing.functionalize import functionalize
 from pygraph.tracing.interruptions import uninterrupted
+from pygraph.tracing.leaks import leaving_nothing
 from pygraph.tracing.leaves import is_live_number, static_leaves
-from pygraph.tracing.modes import first_line, user_line
+from pygraph.tracing.modes import first_line, user_line, user_lines
 from pygraph.tracing.recording import Recording, record
 
 P = ParamSpec("P")
@@ -199,7 +200,10 @@ def trace_call(
     name = str(name or getattr(fn, "__name__", type(fn).__name__))
     if isinstance(fn, SelfTracing):
         return fn.trace(args, kwargs, static, name)
-    return uninterrupted(lambda: _trace_call(fn, args, kwargs, static, name))
+    # Handlers of signals wait until nothing of the trace is left.
+    return uninterrupted(
+        lambda: leaving_nothing(f"trace({name})(…)", lambda: _trace_call(fn, args, kwargs, static, name))
+    )
 
 
 def _trace_call(
@@ -328,6 +332,7 @@ def _dispatch_kept() -> Generator[None, None, None]:
 
 
 def _clear_frames(error: BaseException) -> None:
+    """Free what an error's frames hold; those of its causes, whose functions hold more, become a note."""
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -336,6 +341,11 @@ def _clear_frames(error: BaseException) -> None:
             seen.add(id(link))
             traceback.clear_frames(link.__traceback__)
             chain += [link.__cause__, link.__context__]
+            lines = [] if link is error else user_lines(link)
+            if lines:
+                link.add_note("In the function that was traced:\n" + "".join(lines).rstrip())
+            if link is not error:
+                link.__traceback__ = None
 
 
 def _functional(recording: Recording) -> Program:

@@ -458,14 +458,18 @@ class Transformed(Generic[P, R]):
                 and not self.options.donates
             ):
                 return self._keep(key, Entry(None, None, None, [], differentiated=True))
-            passed = self._left_behind(error, is_known)
+            # A function that remembers its results may do so for a call of a known kind, as with another attribute.
+            adds = isinstance(error, StateChangeError) and error.fills and not (is_known and entries[0].once)
+            passed = self._left_behind(error, is_known and not adds)
             if passed is not None:
                 return self._keep_steps(key, args, kwargs, passed)
             note = Fallback("the call", str(error), None)
             if self.options.strict:
                 raise FallbackError(str(error)) from error
             # What a first call changes (a cache that it fills), a second one may leave as it is.
-            once = isinstance(error, StateChangeError) and not is_known
+            once = isinstance(error, StateChangeError) and (not is_known or adds)
+            if isinstance(error, StateChangeError) and error.fills and not once:  # twice in a row
+                return self._keep(key, Entry(None, None, None, [note], until=self._patience(base)))
             modes = None if once else modes_of(self.fn, objects_among(args, kwargs))
             is_step = isinstance(error, StateChangeError) and once and error.gradients and self._may_step()
             return self._keep(key, Entry(None, None, None, [note], once=once, sets_gradients=is_step, refused_in=modes))
@@ -483,6 +487,11 @@ class Transformed(Generic[P, R]):
                 raise self._strict_error([note]) from None
             return self._keep(key, Entry(None, None, None, [note]))
         fallbacks = self.reasons(program) if executable is None else executable.fallbacks
+        if traced.environment.unseen is not None:
+            note = (
+                f"what lies in {traced.environment.unseen} is too much to be looked at; changes there would be missed"
+            )
+            fallbacks = [*fallbacks, Fallback("state", note)]
         if self.options.strict and fallbacks and "graphify" in self.passes:
             if executable is not None:
                 executable.release()
@@ -502,9 +511,12 @@ class Transformed(Generic[P, R]):
         base = key[0]
         note = Fallback("the call", f"{changed or 'something that the function closes over'} changes at every call")
         self._retraces[base], self._wasted[base] = MAX_RETRACES - 1, MAX_WASTED - 1
-        until = PATIENCE << self._given_up[base]
+        return self._keep(key, Entry(None, None, None, [note], until=self._patience(base)))
+
+    def _patience(self, base: Hashable) -> int:
+        """After how many calls of a kind it is worth to trace it again."""
         self._given_up[base] += 1
-        return self._keep(key, Entry(None, None, None, [note], until=until))
+        return PATIENCE << (self._given_up[base] - 1)
 
     def _outdated_step(self, key: Key) -> Environment | None:
         """What the function read when it was traced, if gradients or learning rates are others now."""

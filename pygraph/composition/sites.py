@@ -36,7 +36,7 @@ from pygraph.composition.sharing import Shared, shared_results
 from pygraph.composition.substitution import Substitution, substituting
 from pygraph.effects import is_random, is_view, root, written_arguments
 from pygraph.environment import Environment, Item, Variable, modes_of
-from pygraph.errors import TraceError
+from pygraph.errors import StateChangeError, TraceError
 from pygraph.interop.functorch import NOTHING_ON_DEVICE
 from pygraph.keys import UnhashableError, static_key
 from pygraph.native.callpath import Reached
@@ -44,6 +44,7 @@ from pygraph.objects import holds_tensors
 from pygraph.trace import Rebinding, objects_among, reached_besides, record_call
 from pygraph.tracing.gradients import leaves_behind
 from pygraph.tracing.hidden_writes import updated_in_hiding
+from pygraph.tracing.leaks import leaving_nothing
 from pygraph.tracing.leaves import is_live_number
 from pygraph.tracing.recording import Recording, carried_by
 
@@ -63,18 +64,22 @@ class InlineError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Refused:
-    """Why calls with arguments like these run as they are, while the function's modules are in these modes."""
+    """Why calls with arguments like these run as they are, while the function's modules are in these modes.
+
+    With ``once``, that was so of one call alone, as of a first one that fills a cache.
+    """
 
     reason: str
     modes: Environment | None
+    once: bool = False
 
     def is_current(self) -> bool:
         """Whether that holds now."""
-        return self.modes is None or self.modes.is_current()
+        return not self.once and (self.modes is None or self.modes.is_current())
 
     def may_return(self) -> bool:
         """Whether it may hold again, although it may not now."""
-        return self.modes is None or self.modes.may_return()
+        return not self.once and (self.modes is None or self.modes.may_return())
 
     def engines(self) -> Iterator[Transformed[..., Any]]:
         """No compiled functions."""
@@ -247,10 +252,16 @@ def find_site(
     if known is None:
         try:
             with function.turn():
-                known, baked = _discover(function, leaves, tree, static, settings)
+                known, baked = leaving_nothing(
+                    f"trace({function.function_name})(…)",
+                    lambda: _discover(function, leaves, tree, static, settings),
+                )
         except TraceError as error:
-            modes = modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
-            function.sites.put((key, _values(leaves, baked)), Refused(str(error), modes))
+            before = function.sites.latest((key, _values(leaves, baked)))
+            adds = isinstance(error, StateChangeError) and (before is None or error.fills)
+            once = adds and not (isinstance(before, Refused) and before.once)
+            modes = None if once else modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
+            function.sites.put((key, _values(leaves, baked)), Refused(str(error), modes, once))
             raise InlineError(str(error)) from error
         known.baked = function.sites.baked[key] = baked
         function.sites.put((key, _values(leaves, baked)), known)

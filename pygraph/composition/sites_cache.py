@@ -36,6 +36,10 @@ class Sites:
         """What is known of this kind of call, and still so."""
         return next((site for site in self._known.get(key, ()) if site.is_current()), None)
 
+    def latest(self, key: Hashable) -> Site | Refused | None:
+        """What was found out last of this kind of call."""
+        return next(iter(self._known.get(key, ())), None)
+
     def put(self, key: Hashable, site: Site | Refused) -> None:
         """Remember it, and forget what is outdated for good."""
         before = self._known.pop(key, ())

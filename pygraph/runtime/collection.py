@@ -41,3 +41,14 @@ def no_collection() -> Generator[None, None, None]:
             if _depth == 1 and _was_on:
                 gc.enable()
             _depth -= 1
+
+
+def collect(generation: int = 2) -> bool:
+    """Collect garbage up to a generation, in a block of `no_collection`, unless it is inside of another one, or another
+    thread is; whether it was done.
+    """
+    with _lock:
+        if _depth > 1:
+            return False
+        gc.collect(generation)
+        return True

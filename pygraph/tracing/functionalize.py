@@ -108,6 +108,7 @@ def functionalize(recording: Recording) -> Program:
     with fake_tracing(recording.mode):
         relative_views(graph, placeholders, inputs)
     _finish_graph(graph, inputs, specs)
+    _drop_values(graph_module)
     graph_module.recompile()
     aliases = [
         dataclasses.replace(alias, index=alias.index + first_hidden) if alias.of == "output" else alias
@@ -287,6 +288,16 @@ def _finish_graph(graph: fx.Graph, inputs: list[Input], specs: list[Spec]) -> No
             node.meta["spec"] = specs[position]
             position += 1
     assert position == len(inputs)
+
+
+def _drop_values(module: fx.GraphModule) -> None:
+    """Have no fake tensors in what graphs of control flow know of their nodes, nor in nodes that were erased."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            # An erased node still has a name there. Private; checked with torch 2.13.
+            for node in (*part.graph.nodes, *part.graph._graph_namespace._obj_to_name):
+                if isinstance(node, fx.Node):
+                    node.meta.pop("val", None)
 
 
 def _fold_zeros(node: fx.Node, zeros: set[fx.Node]) -> None:

@@ -11,6 +11,7 @@ import functools
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -30,6 +31,7 @@ import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # regis
 from pygraph.errors import TraceError
 from pygraph.program import TensorSpec
 from pygraph.tracing.descriptions import without_undescribed
+from pygraph.tracing.leaks import remember_line
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
 from pygraph.tracing.patches import patched
 from pygraph.tracing.triton_launches import launches_written_down
@@ -125,6 +127,7 @@ class Sources(TorchDispatchMode):
             node.meta["source"] = source
             if node.target is func and self._has_another_dtype(func, args, kwargs or {}):
                 node.kwargs = {**node.kwargs, "dtype": out.dtype}
+        remember_line(out, source)
         return out
 
     def _has_another_dtype(self, func: Any, args: Any, kwargs: Any) -> bool:
@@ -361,6 +364,14 @@ def user_line(error: BaseException) -> str | None:
             line = f"{os.path.basename(filename)}:{step.tb_lineno}"
         step = step.tb_next
     return line
+
+
+def user_lines(error: BaseException) -> list[str]:
+    """The lines outside torch and pygraph in an error's traceback, as Python prints them."""
+    frames = [
+        summary for summary in traceback.extract_tb(error.__traceback__) if not summary.filename.startswith(_NOT_USERS)
+    ]
+    return traceback.format_list(frames)
 
 
 def first_line(error: BaseException) -> str:

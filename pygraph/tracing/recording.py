@@ -8,8 +8,10 @@ Everything real that the function could change is put back, and what a Program c
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -32,6 +34,7 @@ from pygraph.errors import (
 )
 from pygraph.objects import with_parts
 from pygraph.paths import flatten_with_path
+from pygraph.places import ABSENT
 from pygraph.program import (
     Argument,
     Baked,
@@ -43,6 +46,7 @@ from pygraph.ranges import holder, span_of
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradients import Accumulations, is_spent
 from pygraph.tracing.iterators import REMEDY, Iterators, behind
+from pygraph.tracing.leaks import remember, remember_numbers
 from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt, texts_noticed
 from pygraph.tracing.modes import (
@@ -112,6 +116,7 @@ def record(
     # A fake's address is an error, not garbage: on a device, a kernel that is launched with garbage ends the process.
     # Private; checked with torch 2.11 and 2.13.
     mode._allow_unsafe_data_ptr_access = False
+    remember(mode)
 
     inputs: list[Input] = []
     values: list[Any] = []
@@ -147,6 +152,7 @@ def record(
 
     gradients = GradientsRead({id(fake): paths[index] for index, fake in fakes.items()})
     box: dict[str, Any] = {}
+    context = contextvars.copy_context()  # in which the function's own variables change
     fake_args, fake_kwargs = pytree.tree_unflatten(traced_leaves, in_tree)
 
     def body(*placeholders: Any) -> list[Any]:
@@ -155,7 +161,8 @@ def record(
             outside.others_kept_out(), ignored.watched(),
             sources, meta, NumbersStayLive(), gradients, refusals, settings.watch(),
         ):  # fmt: skip
-            box["out"] = fn(*fake_args, **fake_kwargs)
+            box["out"] = context.run(fn, *fake_args, **fake_kwargs)
+            remember_numbers()
         returned = with_parts(box["out"], is_known_size, FakeTensor)
         for size in pytree.tree_leaves(returned, is_leaf=lambda value: isinstance(value, torch.Size)):
             if isinstance(size, torch.Size) and free_symbols(size) <= symbols.keys():
@@ -203,7 +210,7 @@ def record(
             describe(call, f"{type(failure).__name__}: {first_line(failure)}", source=user_line(failure))
         ) from failure
     assert module is not None
-    elsewhere = elsewhere or settings.changed
+    elsewhere = elsewhere or settings.changed or _changed_variable(context)
     changed = changed or elsewhere
     refused = sources.problem or refusals.problem or ignored.problem
     if refused is not None:  # the function has caught the error
@@ -216,6 +223,7 @@ def record(
         )  # fmt: skip
         error.places = places if elsewhere is None else None
         error.gradients = gradient is not None
+        error.fills = bool(error.places) and all(place.get() is ABSENT for place in error.places or ())
         raise error
     if seeded is not None:
         raise TraceError(
@@ -249,6 +257,19 @@ def record(
         _needed_values(shape_env, module, symbols) | _computed_by_numpy(module, inputs, leaves) | asked,
         _baked(inputs, paths, leaves),
     )  # fmt: skip
+
+
+def _changed_variable(context: contextvars.Context) -> str | None:
+    """A context variable that has another value in a context than in the current one.
+
+    A library that is used for the first time may set one of its own, as the decimal module does.
+    """
+    now = contextvars.copy_context()
+    for variable, value in context.items():
+        is_librarys = variable not in now and type(value).__module__ in sys.stdlib_module_names - {"builtins"}
+        if now.get(variable) is not value and not is_librarys:
+            return f"the context variable {variable.name}"
+    return None
 
 
 def _unreached_gradient(used: Iterable[torch.Tensor]) -> str | None:

@@ -1,0 +1,303 @@
+"""Nothing of a trace outlives it: its tensors that are still alive afterwards are taken out of what holds them.
+
+While a function is traced it computes with fakes of tensors and symbols of numbers. What it stores of them in its
+closure, its module or in objects there is put back by `pygraph.environment`; but a cache of ``functools``, a list of
+records of ``logging``, or anything else that the walk there does not know, would keep a fake, which fails far away and
+later.
+
+Every fake tensor refers to the mode that it was made under, so a weak reference to the mode tells whether any is left.
+Where one is, the garbage collector says who holds it. The collector is off during a trace, so what the trace has made
+is in its youngest generation: the place to empty is where something older refers to something young.
+"""
+
+# Objects of any type are looked at here, and some private parts of torch.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import traceback
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch.autograd.graph import Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
+
+from pygraph.errors import StateChangeError, describe
+from pygraph.runtime.collection import collect, no_collection
+from pygraph.tracing.holders import Held, is_packages, is_result, name_of, take_out
+
+R = TypeVar("R")
+
+# What is taken out may have been held in two places, or in a place of a place.
+_ROUNDS = 4
+
+# What refers to it is followed so far: garbage that could not be collected may be a long chain.
+_FAR = 24
+
+# Since 3.14 the collector has one old generation, and is told of a dict when that is made. Before, it is told when the
+# first object that may be part of a cycle is put into it, so that an old dict may seem young.
+_ONE_OLD_GENERATION = sys.version_info >= (3, 14)
+
+# The oldest generation of what a trace has made.
+_YOUNG = 0 if _ONE_OLD_GENERATION else 1
+
+
+class _Trace(threading.local):
+    """What the traces under way in a thread have made; None outside."""
+
+    modes: list[weakref.ref[Any]] | None = None
+    lines: list[tuple[weakref.ref[Any], str]]
+    collections: int
+
+
+_trace = _Trace()
+
+
+def remember(mode: FakeTensorMode) -> None:
+    """Have the tensors of a mode looked for when the trace under way is over."""
+    if _trace.modes is not None:
+        _trace.modes.append(weakref.ref(mode))
+
+
+def remember_numbers() -> None:
+    """The same for the symbols that make_fx follows now, which stand for numbers. Private; checked with torch 2.13."""
+    tracing = get_proxy_mode()
+    if _trace.modes is not None and tracing is not None:
+        _trace.modes += [weakref.ref(node) for node in tracing.tracer.symnode_tracker.sym_node_dict]
+
+
+def remember_line(tensor: Any, line: str | None) -> None:
+    """Note which of the user's lines has made a tensor, for errors."""
+    if line is not None and _trace.modes is not None and isinstance(tensor, torch.Tensor):
+        _trace.lines.append((weakref.ref(tensor), line))
+
+
+def leaving_nothing(call: str, run: Callable[[], R]) -> R:
+    """Trace something, and have nothing of it left but what is returned, which holds no tensors of the trace.
+
+    Args:
+        call: What errors call it.
+        run: Traces it. Its variables are gone when it returns.
+
+    Raises:
+        StateChangeError: There was something left. It has been taken out of where it was.
+    """
+    if _trace.modes is not None:
+        return run()  # as part of a larger trace, which looks when it is over
+    _trace.modes, _trace.lines = [], []
+    try:
+        with no_collection():
+            collect(_YOUNG)  # what there is now is old
+            _trace.collections = _collections()
+            try:
+                result = run()
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    traceback.clear_frames(error.__traceback__)
+                _remove_what_is_left(failed=True)
+                raise
+            left = _remove_what_is_left(failed=False)
+    finally:
+        _trace.modes, _trace.lines = None, []
+    if left is None:
+        return result
+    places, line = left
+    error = StateChangeError(
+        describe(call, f"it stores a tensor or number of its own in {' and in '.join(places)}",
+                 expected="no lasting change but to tensors in place", source=line,
+                 remedy="Return it, or compute it before.")
+    )  # fmt: skip
+    error.fills = True
+    raise error
+
+
+def _remove_what_is_left(*, failed: bool) -> tuple[list[str], str | None] | None:
+    """Take out what is left; the names of the places where it was, and the line that has made it."""
+    made = _trace.modes or []
+    if _are_gone(made):
+        return None
+    are_known = _collections() == _trace.collections
+    young = _ids(0) if _ONE_OLD_GENERATION else None
+    collect(_YOUNG)  # which would come next anyway: the trace has made many cycles
+    if _are_gone(made):
+        return None
+    if not are_known:  # as Dynamo collects garbage, which makes all that is left old
+        collect()
+        young = frozenset[int]()
+        if _are_gone(made):
+            return None
+    search = _Search(made, _ids(0) | _ids(1) if young is None else young)
+    names: dict[str, None] = {}
+    line: str | None = None
+    stays = False
+    for _ in range(_ROUNDS):
+        found = search.look()
+        line = line or search.line(_trace.lines)
+        places = [None if is_packages(held) else name_of(held) for held in found]
+        for place, held in zip(places, found, strict=True):
+            if any(item is held.item for item in gc.get_referents(held.holder)):  # not yet taken out from there
+                is_out = take_out(held)
+                stays = stays or not is_out
+                if place is not None:
+                    names[place + ("" if is_out else " (from where it could not be taken)")] = None
+        is_done = not found
+        held = found = None
+        search.forget()
+        collect(_YOUNG)
+        if is_done or _are_gone(made):
+            break
+    if not (names or stays or failed) and not _are_gone(made) and collect() and search.finds_any():
+        names["something that does not tell Python what it holds"] = None
+    return (list(names), line) if names else None
+
+
+def _are_gone(made: Iterable[weakref.ref[Any]]) -> bool:
+    return all(reference() is None for reference in made)
+
+
+def _collections() -> int:
+    """How often the collector has made old what is young."""
+    return sum(generation["collections"] for generation in gc.get_stats()[_YOUNG:])
+
+
+def _ids(generation: int) -> frozenset[int]:
+    return frozenset(map(id, gc.get_objects(generation)))
+
+
+class _Search:
+    """Where something that was there before a trace refers to something that the trace has made.
+
+    Args:
+        made: The modes of the trace, and its symbols.
+        young: The ids of objects that the trace has made. Some may have been freed since.
+    """
+
+    def __init__(self, made: Iterable[weakref.ref[Any]], young: frozenset[int]) -> None:
+        self._made, self._young = made, young
+        self._stand_ins: list[Any] = []
+        self._layer: list[Any] = []
+        self._found: list[Held] = []
+
+    def look(self) -> list[Held]:
+        """These places, as far as they lead to tensors and symbols of the trace."""
+        self._stand_ins = self._find_stand_ins()
+        seen = set(map(id, self._stand_ins))
+        below: dict[int, set[int]] = {}  # what young objects hold of that, by ids
+        running = _running_frames()
+        layer = list(self._stand_ins)
+        for _ in range(_FAR):
+            self._layer = []
+            ids = set(map(id, layer))
+            for referrer in gc.get_referrers(*layer):
+                if self._is_own(referrer) or referrer is layer or id(referrer) in running:
+                    continue
+                items = {id(item): item for item in gc.get_referents(referrer) if id(item) in ids}
+                if id(referrer) not in self._young:
+                    self._found += [Held(referrer, item) for item in items.values()]
+                else:
+                    below.setdefault(id(referrer), set()).update(items)
+                    if id(referrer) not in seen:
+                        seen.add(id(referrer))
+                        self._layer.append(referrer)
+            if not self._layer:
+                break
+            layer = self._layer
+        return [*self._precisely(below), *_held_by_threads(seen)]
+
+    def line(self, lines: Iterable[tuple[weakref.ref[Any], str]]) -> str | None:
+        """The user's line that has made one of the tensors that were found."""
+        found = set(map(id, self._stand_ins))
+        return next((line for reference, line in lines if id(reference()) in found), None)
+
+    def finds_any(self) -> bool:
+        """Whether there are any tensors or symbols of the trace."""
+        self._stand_ins = self._find_stand_ins()
+        return any(not isinstance(value, Node) for value in self._stand_ins)
+
+    def forget(self) -> None:
+        """Hold nothing of what was found any more."""
+        self._stand_ins, self._layer, self._found = [], [], []
+
+    def _is_own(self, value: Any) -> bool:
+        return type(value) is Held or value is self._stand_ins or value is self._layer or value is self._found
+
+    def _precisely(self, below: dict[int, set[int]]) -> list[Held]:
+        """What was found, where a dict that seems young is taken to be as old as what refers to it."""
+        found: list[Held] = []
+        for held in self._found:
+            if type(held.item) is dict and not _ONE_OLD_GENERATION and not is_result(held):
+                ids = below.get(id(held.item), set())
+                found += [Held(held.item, item) for item in gc.get_referents(held.item) if id(item) in ids]
+            else:
+                found.append(held)
+        return found
+
+    def _find_stand_ins(self) -> list[Any]:
+        """Tensors and symbols of the trace, and young nodes of autograd's graph, which may hold some in C++."""
+        made = {id(value) for reference in self._made if (value := reference()) is not None}
+        kinds: dict[type, _IsMade | None] = {}
+        found: list[Any] = []
+        for value in gc.get_objects():
+            kind = type(value)
+            if kind not in kinds:
+                kinds[kind] = _test_for(kind)
+            is_made = kinds[kind]
+            if (
+                is_made is not None
+                and is_made(value, made)
+                and (id(value) in self._young or not issubclass(kind, Node))
+            ):
+                found.append(value)
+        return found
+
+
+_IsMade: TypeAlias = "Callable[[Any, set[int]], bool]"
+
+
+def _test_for(kind: type) -> _IsMade | None:
+    """How to see that an object of a class is of a trace; None if none of that class is."""
+    if issubclass(kind, FakeTensor):
+        return lambda value, made: id(value.fake_mode) in made
+    if issubclass(kind, torch.Tensor):
+        return _wraps_fake
+    if issubclass(kind, Node):
+        return lambda value, made: True
+    if issubclass(kind, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return lambda value, made: id(value.node) in made
+    return None
+
+
+def _wraps_fake(tensor: Any, made: set[int]) -> bool:
+    """Whether a tensor of functorch's is one of a trace inside."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return isinstance(tensor, FakeTensor) and id(tensor.fake_mode) in made
+
+
+def _running_frames() -> set[int]:
+    """The ids of this thread's frames, whose variables are not what is looked for."""
+    found: set[int] = set()
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found.add(id(frame))
+        frame = frame.f_back
+    return found
+
+
+def _held_by_threads(young: set[int]) -> list[Held]:
+    """What is in variables of functions that other threads run."""
+    found: list[Held] = []
+    for thread, top in sys._current_frames().items():
+        frame: types.FrameType | None = top if thread != threading.get_ident() else None
+        while frame is not None:
+            found += [Held(frame, item) for item in gc.get_referents(frame) if id(item) in young]
+            frame = frame.f_back
+    return found

@@ -1,0 +1,94 @@
+"""What ``functools.lru_cache`` remembers: read, and forgotten entry by entry, which functools itself cannot do.
+
+The cache of a function is a dict. In one without a bound, results are its values; in one with a bound, links of a ring
+are, which also says which entry goes first. A link holds its result as long as it is part of the ring. The layout of
+the ring is private to CPython (checked with 3.11, 3.12 and 3.13); what is read there is compared with what the collector
+knows before anything is written.
+"""
+
+# What is cached is of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+from typing import Any
+
+Memo = type(functools.lru_cache(lambda: None))
+"""The class of functions with a cache."""
+
+# Fields of a link, after the header that all objects have; the function itself is the ring's first link.
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_PREVIOUS, _NEXT, _HASH, _KEY, _RESULT = (object.__basicsize__ + _WORD * index for index in range(5))
+_LINK = "_lru_list_elem"
+
+
+def cache_of(memo: Any) -> dict[Any, Any] | None:
+    """The dict of a function's cache; None if it is not known which one that is."""
+    size, own = memo.cache_info().currsize, memo.__dict__
+    found = [d for d in gc.get_referents(memo) if type(d) is dict and d is not own and len(d) == size]
+    if memo.cache_info().maxsize is not None:
+        found = [d for d in found if all(type(link).__name__ == _LINK for link in d.values())]
+    return found[-1] if found else None  # results come first, and may be dicts as well
+
+
+def results_of(memo: Any) -> list[tuple[Any, Any, Any]]:
+    """The key of every entry, what the dict has for it, and the result."""
+    cache = cache_of(memo)
+    if cache is None:
+        return []
+    if memo.cache_info().maxsize is None:
+        return [(key, result, result) for key, result in cache.items()]
+    # Of every link in turn, Python is told the key, the result and the class.
+    referents = gc.get_referents(memo)
+    keys = set(map(id, cache))
+    found: dict[int, Any] = {}
+    for key, result, kind in zip(referents[1::3], referents[2::3], referents[3::3], strict=False):
+        if id(key) not in keys or getattr(kind, "__name__", None) != _LINK:
+            break
+        found[id(key)] = result
+    return [(key, link, found[id(key)]) for key, link in cache.items() if id(key) in found]
+
+
+def forget(memo: Any, item: Any) -> bool:
+    """Remove the entries that have this very object as their key or their result.
+
+    Returns:
+        Whether nothing in the cache refers to it any more.
+    """
+    cache = cache_of(memo)
+    entries = [(key, link) for key, link, result in results_of(memo) if key is item or result is item]
+    if cache is None or not entries:
+        return False
+    for key, link in entries:
+        if type(link).__name__ == _LINK and not _unlink(memo, cache, link):
+            return False
+        del cache[key]
+    return True
+
+
+def _unlink(memo: Any, cache: dict[Any, Any], link: Any) -> bool:
+    """Take a link out of its ring."""
+    ring = {id(memo), *map(id, cache.values())}
+    previous, following = _read(id(link), _PREVIOUS), _read(id(link), _NEXT)
+    keys, referents = set(map(id, cache)), set(map(id, gc.get_referents(memo)))
+    is_known = (
+        {previous, following} <= ring
+        and _read(previous, _NEXT) == id(link) == _read(following, _PREVIOUS)
+        and _read(id(link), _KEY) in keys
+        and _read(id(link), _RESULT) in referents
+    )
+    if is_known:
+        _write(previous, _NEXT, following)
+        _write(following, _PREVIOUS, previous)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(link))  # the ring's reference
+    return is_known
+
+
+def _read(address: int, offset: int) -> int:
+    return ctypes.c_size_t.from_address(address + offset).value
+
+
+def _write(address: int, offset: int, value: int) -> None:
+    ctypes.c_size_t.from_address(address + offset).value = value

@@ -40,7 +40,7 @@ class Entry:
     ``refused_in`` the modes that its modules are in. Calls that are ``differentiated`` by autograd run as compiled
     functions of their own, see `pygraph.composition`; those that set gradients or attributes by ``steps``. Calls run
     like that ``until`` there may be another trace. What is not ``is_kept`` is for this call alone. ``traces`` are those
-    of calls of its form.
+    of calls of its form; its own has taken so many ``seconds``.
     """
 
     traced: Traced | None
@@ -59,6 +59,7 @@ class Entry:
     steps: Steps | None = None
     until: Traces | None = None
     is_kept: bool = True
+    seconds: float = 0.0
     traces: Traces | None = None
 
     def __post_init__(self) -> None:

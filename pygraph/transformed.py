@@ -44,7 +44,7 @@ from pygraph.paths import flatten_with_path
 from pygraph.program import Argument, Base, Captured, Fallback, Mechanism, Program
 from pygraph.ranges import Ranges, share_memory, sharing
 from pygraph.report.explain import Explanation, explain
-from pygraph.retries import TRACES, Budget, Looks, Traces, look_of
+from pygraph.retries import SETTLED, TRACES, Budget, Looks, Traces, look_of
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
@@ -160,8 +160,8 @@ class Transformed(Generic[P, R]):
         self._entries = Entries()
         self._needed: dict[Hashable, frozenset[int]] = {}
         self._traces: dict[Hashable, Traces] = {}
-        # Traces of kinds of calls that push out others before they are used again.
-        self._turnover = Budget(options.max_graphs, TRACES)
+        # Traces of kinds of calls that were pushed out by others before they had been used a few times.
+        self._turnover = Budget(2 * options.max_graphs, TRACES)
         self._looks = Looks()
         self._seen: set[Key] = set()
         self._streak = 0
@@ -366,7 +366,6 @@ class Transformed(Generic[P, R]):
         if self._streak:
             self._streak = 0
             self._seen.clear()
-            self._turnover.renew()
 
     def _plan(self, key: Key, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> None:
         """Have calls like this one take the native path from now on, where that can do what is done here."""
@@ -452,8 +451,7 @@ class Transformed(Generic[P, R]):
             self.seconds += seconds
         if entry.traces is not None and entry.until is None:
             entry.traces.is_made(seconds)
-        if self._past_budget() and entry.is_kept:
-            self._turnover.lose(seconds)
+        entry.seconds = seconds
         if entry.executable is None:
             build.start()  # for what runs as it is there is a native path, too
         return entry
@@ -485,7 +483,7 @@ class Transformed(Generic[P, R]):
             return self._keep(key, Entry(None, None, None, [note], until=traces))
         if is_known and entries[0].sets_gradients:
             return self._keep_steps(key, args, kwargs, Passed(gradients=True))
-        if self._past_budget() and not (key in self._seen and self._turnover.allows()):
+        if self._past_budget() and (key not in self._seen or not self._turnover.allows()):
             if len(self._seen) < _MAX_SEEN:
                 self._seen.add(key)
             note = Fallback("the call", f"past the budget of {self.options.max_graphs} graphs")
@@ -629,14 +627,21 @@ class Transformed(Generic[P, R]):
             entry.steps.traces = entry.traces
         entry.stamp = self._native.tick()
         while len(self._entries) > self.options.max_graphs:
-            self._drop(self._entries.oldest())
+            oldest = self._entries.oldest()
+            if oldest.calls < SETTLED:
+                self._turnover.lose(oldest.seconds)
+            else:
+                self._turnover.renew()
+            self._drop(oldest)
             self._counts.evictions += 1
             self._streak += 1
         return entry
 
     def _past_budget(self) -> bool:
         """Whether the cache only turns over: new kinds of calls push out others before they are used again."""
-        return self._streak >= 2 * self.options.max_graphs
+        if len(self._entries) < self.options.max_graphs:
+            return False
+        return self._streak >= 2 * self.options.max_graphs or not self._turnover.allows()
 
     def _drop_all(self, key: Key) -> None:
         for entry in self._entries.of(key):

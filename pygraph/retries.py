@@ -6,6 +6,8 @@ these there is a budget in time, whatever the number of calls is: a loss of one 
 after 100 seconds.
 """
 
+# The length of a stack of modes is known to torch._C only. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import time
@@ -130,12 +132,14 @@ class Look:
         lookups: Those that were looked at.
         note: Why the last one ran as it is.
         entry: What said so, if it is kept.
+        skipped: How many have not been looked at, and are not counted elsewhere yet.
     """
 
     def __init__(self, note: Fallback) -> None:
         self.lookups = Budget(MAX_LOOKUPS - 1, LOOKUPS)
         self.note = note
         self.entry: Entry | None = None
+        self.skipped = 0
 
 
 class Looks:
@@ -146,45 +150,76 @@ class Looks:
 
     def __init__(self) -> None:
         self._looks: dict[Hashable, Look] = {}
+        self._skipped: list[tuple[Fallback, Entry | None, int]] = []
 
     def __bool__(self) -> bool:
         """Whether any call ran as it is; as long as none did, nothing here needs to be asked."""
         return bool(self._looks)
 
-    def skipped(self, look: Hashable) -> Look | None:
-        """Why a call is not looked at; None if it is."""
+    def is_skipped(self, look: Hashable) -> bool:
+        """Whether a call is not looked at, but counted."""
         known = self._looks.get(look)
-        return None if known is None or known.lookups.allows() else known
+        if known is None or known.lookups.allows():
+            return False
+        known.skipped += 1
+        return True
 
     def as_it_is(self, look: Hashable, note: Fallback, entry: Entry | None, seconds: float) -> None:
         """Note that a call ran as it is, after it was looked at for so long."""
         known = self._looks.get(look)
         if known is None:
             if len(self._looks) >= _MAX_LOOKS:
-                self._looks.clear()
+                self.clear()
             known = self._looks.setdefault(look, Look(note))
+        elif known.skipped and (known.note != note or known.entry is not entry):
+            self._take(known)
         known.note, known.entry = note, entry
         known.lookups.lose(min(seconds, LONGEST_LOOKUP))
 
     def served(self, look: Hashable) -> None:
         """Note that a call did not run as it is."""
-        self._looks.pop(look, None)
+        known = self._looks.pop(look, None)
+        if known is not None:
+            self._take(known)
 
     def forget(self, entry: Entry) -> None:
-        """Look at the calls again that an entry stood for."""
+        """Look at the calls again that an entry stood for, which is not kept any more."""
         for look, known in list(self._looks.items()):
             if known.entry is entry:
-                self._looks.pop(look, None)
+                self.served(look)
 
     def clear(self) -> None:
         """Look at all calls again."""
-        self._looks.clear()
+        for look in list(self._looks):
+            self.served(look)
+
+    # -- counts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def unsettled(self) -> int:
+        """Calls of entries that were skipped since the last `take_skipped`."""
+        waiting = [*self._skipped, *((known.note, known.entry, known.skipped) for known in list(self._looks.values()))]
+        return sum(calls for _, entry, calls in waiting if entry is not None)
+
+    def take_skipped(self) -> list[tuple[Fallback, Entry | None, int]]:
+        """Why calls were skipped since the last time, the entry that said so, and how many."""
+        for known in list(self._looks.values()):
+            self._take(known)
+        found, self._skipped = self._skipped, []
+        return found
+
+    def _take(self, known: Look) -> None:
+        calls, known.skipped = known.skipped, 0
+        if calls:
+            self._skipped.append((known.note, known.entry, calls))
 
 
 def look_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     """What is seen of a call at a glance: the types of its arguments, flags and texts, and what surrounds it."""
     interpreter: Any = peek_interpreter_stack()
+    modes = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
     seen: list[Any] = [here.inside, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), interpreter is None]
+    seen += modes
     seen += [value if type(value) in _SEEN else type(value) for value in args]
     if kwargs:
         seen += kwargs

@@ -187,18 +187,14 @@ class Transformed(Generic[P, R]):
             result = native.dispatch(args, kwargs)
             if result is not native.miss:
                 return result
-        reason = functorch.inline_reason()
-        if reason is not None:
-            return self._run_inline(Fallback("the call", reason), args, kwargs)
         looks, look = self._looks, None
         if looks:
             look = look_of(args, kwargs)
-            skipped = looks.skipped(look)
-            if skipped is not None:
-                if skipped.entry is not None:  # which counts its calls
-                    skipped.entry.calls += 1
-                    self._counts.hits += 1
-                return self._run_as_it_is(_AsItIs(skipped.note, skipped.entry), args, kwargs)
+            if looks.is_skipped(look):
+                return self.fn(*args, **kwargs)
+        reason = functorch.inline_reason()
+        if reason is not None:
+            return self._run_inline(Fallback("the call", reason), args, kwargs)
         begin = retries.clock()
         found = self._looked_at(args, kwargs)
         if type(found) is not _AsItIs:
@@ -393,6 +389,12 @@ class Transformed(Generic[P, R]):
 
     def _settle(self) -> None:
         """Count what the native path has served, as if it had been served here."""
+        for note, entry, calls in self._looks.take_skipped():
+            if entry is None:
+                self._inlined[note] += calls
+            else:
+                entry.calls += calls
+                self._counts.hits += calls
         served = self._native.served()
         for calls in served:
             self._counts.hits += calls.hits if calls.entry.steps is None else 0
@@ -662,7 +664,7 @@ class Transformed(Generic[P, R]):
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
         engines = [self, *self._engines()]
         counts = self._counts
-        hits = counts.hits + sum(engine._native.unsettled for engine in engines)
+        hits = counts.hits + sum(engine._native.unsettled + engine._looks.unsettled for engine in engines)
         size = sum(entry.steps is None for engine in engines for entry in engine._entries)
         return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
 
@@ -680,11 +682,11 @@ class Transformed(Generic[P, R]):
         for entry in self._entries:
             self._drop(entry)
         self._native.clear()
-        self._counts.hits += sum(calls.hits for calls in self._native.served())
+        self._looks.clear()
+        self._settle()
         self._needed.clear()
         self._traces.clear()
         self._turnover.renew()
-        self._looks.clear()
         self._seen.clear()
         self._inlined.clear()
         self.sites.clear()

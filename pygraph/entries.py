@@ -19,6 +19,7 @@ from pygraph.keys import Key
 from pygraph.lowering.aten import written_inputs
 from pygraph.program import Captured, Fallback, Program
 from pygraph.ranges import Ranges
+from pygraph.retries import Traces
 from pygraph.runtime.executable import Executable
 from pygraph.trace import Traced
 
@@ -37,8 +38,9 @@ class Entry:
     was recorded from. With ``once``, this call alone runs like that, and the next one is traced again, as a step if
     this one ``sets_gradients``: an optimizer's first step changes more than later ones do. What cannot be traced is
     ``refused_in`` the modes that its modules are in. Calls that are ``differentiated`` by autograd run as compiled
-    functions of their own, see `pygraph.composition`; those that set gradients or attributes by ``steps``. With
-    ``until``, so many calls run like that, and the next one is traced again.
+    functions of their own, see `pygraph.composition`; those that set gradients or attributes by ``steps``. Calls run
+    like that ``until`` there may be another trace. What is not ``is_kept`` is for this call alone. ``traces`` are those
+    of calls of its form; its own has taken so many ``seconds``.
     """
 
     traced: Traced | None
@@ -55,7 +57,10 @@ class Entry:
     recordable: Program | None = None
     refused_in: Environment | None = None
     steps: Steps | None = None
-    until: int | None = None
+    until: Traces | None = None
+    is_kept: bool = True
+    seconds: float = 0.0
+    traces: Traces | None = None
 
     def __post_init__(self) -> None:
         program = self.program or self.described

@@ -59,6 +59,22 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
     return tuple(keys)
 
 
+def form_of(key: Key) -> Hashable:
+    """What a key has in common with those of other calls with objects of no value, as one that is made for each call.
+
+    It is the first part of the key where there are no such objects.
+    """
+    base: Any = key[0]
+    structure, static, leaves, *rest = base
+    formed = tuple(kind[0] if _is_identity(kind) else kind for kind in leaves)
+    return base if formed == leaves else (structure, static, formed, *rest)
+
+
+def _is_identity(leaf: Any) -> bool:
+    """Whether a leaf's part of a key is equal to that of no other object."""
+    return type(leaf) is tuple and len(leaf) == 2 and type(leaf[1]).__hash__ is object.__hash__  # pyright: ignore
+
+
 def static_key(leaf: Any, index: int) -> Hashable:
     """A key that is equal for equal values only: 1, 1.0 and True differ, as do 0.0 and -0.0."""
     kind: Hashable = leaf.__class__

@@ -29,10 +29,11 @@ from pygraph.objects import with_parts
 from pygraph.paths import flatten_with_path
 from pygraph.places import Place
 from pygraph.program import Fallback
+from pygraph.retries import MAX_RETRACES, SETTLED, TRACES, Budget, Traces
 from pygraph.trace import Passed, Passing
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.recording import is_known_size
-from pygraph.transformed import MAX_RETRACES, SETTLED, Transformed, left_behind
+from pygraph.transformed import Transformed, left_behind
 
 if TYPE_CHECKING:
     from pygraph.entries import Entry
@@ -197,6 +198,12 @@ class Engine(Transformed[..., Any]):
         self._found_again = self._missed = 0
         self._function = function
 
+    def restart(self) -> None:
+        """Forget all that was made, and what became of it."""
+        self.forget()
+        self._found_again = self._missed = 0
+        self.seconds = 0.0
+
     def static_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Those that the options of the function make static."""
         first = _stored_leaves(args).stop
@@ -272,6 +279,7 @@ class Steps:
 
     Attributes:
         engine: What runs them.
+        traces: Those of calls of this form.
     """
 
     def __init__(
@@ -282,7 +290,8 @@ class Steps:
         passed: Passed,
     ) -> None:
         self._function, self._passed = function, passed
-        self._renewals = self._settled = 0
+        self._renewals, self._settled = Budget(MAX_RETRACES, TRACES), 0
+        self.traces: Traces | None = None
         self._why_not = "something that the function closes over changes at every call"
         self.engine = self._make(args, kwargs)
 
@@ -297,25 +306,31 @@ class Steps:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, and leave behind what it leaves behind."""
         function = self._function
-        while self._renewals <= MAX_RETRACES:
+        while self._renewals.allows():
             with function._lock:  # no other call of the function sees gradients in between
                 try:
                     return self._run(args, kwargs)
                 except AsItIsError:
                     break
                 except UnsteadyError:
-                    self._renewals, self._why_not = MAX_RETRACES + 1, _UNSTEADY
-                    self.engine.forget()
-                    continue
+                    self._why_not = _UNSTEADY
+                    self._renewals.lose(self.engine.seconds, MAX_RETRACES + 1)
+                    if self.traces is not None:
+                        self.traces.is_unsteady(self.engine.seconds)
+                    self.engine.restart()
+                    return self._inline(args, kwargs)
                 except OutdatedError as error:
                     self._passed |= error.passed
-                self._renewals += 1
+                self._renewals.lose(self.engine.seconds)
                 self._settled = 0
                 self.engine.forget()
                 self.engine = self._make(args, kwargs)
         else:
-            return function._run_inline(Fallback("the call", self._why_not), args, kwargs)
+            return self._inline(args, kwargs)
         return function.fn(*args, **kwargs)
+
+    def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._function._run_inline(Fallback("the call", self._why_not), args, kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The same as the function is called."""
@@ -335,7 +350,7 @@ class Steps:
                 tensor.grad = new
         self._settled += 1
         if self._settled >= SETTLED:
-            self._renewals = 0
+            self._renewals.renew()
         returned, leaves = step.returned[found[count]], found[count + 1 :]
         if returned.spent:
             _mark_spent(leaves, returned.spent)

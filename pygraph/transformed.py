@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph import retries
 from pygraph.check import check_program
 from pygraph.composition.sites_cache import Sites
 from pygraph.effects import writes_memory
@@ -34,7 +35,7 @@ from pygraph.errors import (
 )
 from pygraph.evaluate import evaluate
 from pygraph.interop import functorch
-from pygraph.keys import Key, UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
+from pygraph.keys import Key, UnhashableError, flatten_call, form_of, leaf_keys, mode_key, overlap_key, static_key
 from pygraph.lowering.aten import lower, written_inputs
 from pygraph.lowering.inductor import ALIGNED
 from pygraph.native import build
@@ -43,6 +44,7 @@ from pygraph.paths import flatten_with_path
 from pygraph.program import Argument, Base, Captured, Fallback, Mechanism, Program
 from pygraph.ranges import Ranges, share_memory, sharing
 from pygraph.report.explain import Explanation, explain
+from pygraph.retries import SETTLED, TRACES, Budget, Looks, Traces, look_of
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
@@ -67,21 +69,8 @@ PASSES = ("devicify", "fuse", "indirect", "graphify", "select")
 UNFUSED = tuple(name for name in PASSES if name != "fuse")
 """Those that leave the kernels as they are."""
 
-# After this many traces of one kind of call that were outdated by changes in what the function closes over, the
-# function is taken to change it at every call, and runs as it is.
-MAX_RETRACES = 32
-
 _BLOCKED = Fallback("the call", "the stream of the last replay is being captured, and cannot be waited for")
-
-
-# After this many in a row of which none was used a second time, too: a schedule that sets a number at every step.
-MAX_WASTED = 8
-
-# What changes something at every call may stop to: it is traced again after this many calls, then after twice as many.
-PATIENCE = 64
-
-# After this many calls of one trace, what it closes over does not change at every call.
-SETTLED = 4
+_SHARED = Fallback("the call", "an argument shares memory with a captured tensor, and one is written")
 
 
 class CacheInfo(NamedTuple):
@@ -112,6 +101,21 @@ class Options:
     def donates(self) -> bool:
         """Whether calls consume arguments."""
         return bool(self.donate_argnums or self.donate_argnames)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AsItIs:
+    """A call that is to run as it is.
+
+    Attributes:
+        note: Why; None if that is no fallback.
+        entry: What says so, if it is kept and counts its calls.
+        program: A Program that is evaluated instead.
+    """
+
+    note: Fallback | None
+    entry: Entry | None = None
+    program: Program | None = None
 
 
 @dataclasses.dataclass
@@ -156,11 +160,14 @@ class Transformed(Generic[P, R]):
         self.sites: Sites = Sites(options.max_graphs)
         self._entries = Entries()
         self._needed: dict[Hashable, frozenset[int]] = {}
-        self._retraces: collections.Counter[Hashable] = collections.Counter()
-        self._wasted: collections.Counter[Hashable] = collections.Counter()
-        self._given_up: collections.Counter[Hashable] = collections.Counter()
+        self._traces: dict[Hashable, Traces] = {}
+        # Traces of kinds of calls that were pushed out by others before they had been used a few times.
+        self._turnover = Budget(2 * options.max_graphs, TRACES)
+        self._looks = Looks()
         self._seen: set[Key] = set()
         self._streak = 0
+        #: What all traces and recordings have taken.
+        self.seconds = 0.0
         self._counts: _Counts = _Counts() if parent is None else parent._counts
         self._pools: dict[torch.device, Pool] = {} if parent is None else parent._pools
         self._inlined: collections.Counter[Fallback] = collections.Counter()
@@ -181,24 +188,41 @@ class Transformed(Generic[P, R]):
             result = native.dispatch(args, kwargs)
             if result is not native.miss:
                 return result
+        looks, look = self._looks, None
+        if looks:
+            look = look_of(args, kwargs)
+            if looks.is_skipped(look):
+                return self.fn(*args, **kwargs)
         reason = functorch.inline_reason()
         if reason is not None:
             return self._run_inline(Fallback("the call", reason), args, kwargs)
+        begin = retries.clock()
+        found = self._looked_at(args, kwargs)
+        if type(found) is not _AsItIs:
+            if look is not None:
+                looks.served(look)
+            return found
+        if found.note is not None and not self.options.strict:
+            seconds = retries.clock() - begin
+            looks.as_it_is(look or look_of(args, kwargs), found.note, found.entry, seconds)
+        return self._run_as_it_is(found, args, kwargs)
+
+    def _looked_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call returns, or that it runs as it is."""
         leaves, structure = flatten_call(args, kwargs)
         special = functorch.special_tensor(leaves)
         if special is not None:
-            return self._run_inline(Fallback("the call", special), args, kwargs)
+            return _AsItIs(Fallback("the call", special))
         if self._is_root and functorch.is_transformed(leaves):
             return self._compose(args, kwargs)
+        if here.inside:
+            return _AsItIs(Fallback("the call", reason_inside(self.function_name, leaves)))
         try:
             key = self._key(leaves, structure, args, kwargs)
         except UnhashableError as error:
             where = pytree.keystr(flatten_with_path((args, kwargs))[0][error.leaf][0][1:])
             kind = type(leaves[error.leaf]).__name__
-            note = Fallback("the call", f"argument {where} is a {kind}, which cannot be part of a cache key")
-            return self._run_inline(note, args, kwargs)
-        if here.inside:
-            return self._run_inline(Fallback("the call", reason_inside(self.function_name, leaves)), args, kwargs)
+            return _AsItIs(Fallback("the call", f"argument {where} is a {kind}, which cannot be part of a cache key"))
         # Replays of one function share memory, so threads take turns; what runs as it is needs no turn.
         with self._lock:
             here.inside = True
@@ -206,16 +230,18 @@ class Transformed(Generic[P, R]):
                 if self._clear_first:
                     self._clear()
                 if any(pool.is_blocked() for pool in self._pools.values()):
-                    return self._run_inline(_BLOCKED, args, kwargs)
+                    return _AsItIs(_BLOCKED)
                 entry = self._entries.find(key)
-                if entry is not None and entry.calls == entry.until:
-                    self._drop(entry)
-                    entry = None
+                if entry is not None and entry.until is not None:
+                    self._settle()
+                    if entry.until.allow_another():
+                        self._drop(entry)
+                        entry = None
                 if entry is not None:
                     self._count_hit(key, entry)
                     self._plan(key, entry, leaves, args, kwargs)
                 else:
-                    entry = self._compile(key, leaves, structure, args, kwargs)
+                    entry = self._timed_compile(key, leaves, structure, args, kwargs)
                 shared = entry.shares_memory(leaves)
                 if entry.executable is not None and not shared:
                     return entry.executable(leaves)
@@ -226,40 +252,44 @@ class Transformed(Generic[P, R]):
         if entry.steps is not None:
             return entry.steps(args, kwargs)
         if shared:
-            note = Fallback("the call", "an argument shares memory with a captured tensor, and one is written")
-            return self._run_inline(note, args, kwargs)
-        return self._run_as_it_is(entry, args, kwargs)
-
-    def _run_as_it_is(self, entry: Entry, args: Any, kwargs: Any) -> Any:
+            return _AsItIs(_SHARED)
         if self.options.strict and entry.fallbacks and "graphify" in self.passes:
             raise self._strict_error(entry.fallbacks)
-        return self.fn(*args, **kwargs) if entry.program is None else evaluate(entry.program, *args, **kwargs)
+        note = entry.fallbacks[0] if entry.fallbacks and entry.program is None else None
+        return _AsItIs(note, entry if entry.is_kept else None, entry.program)
+
+    def _run_as_it_is(self, found: _AsItIs, args: Any, kwargs: Any) -> Any:
+        if found.program is not None:
+            return evaluate(found.program, *args, **kwargs)
+        if found.entry is None and found.note is not None:
+            return self._run_inline(found.note, args, kwargs)
+        return self.fn(*args, **kwargs)
 
     def _compose(self, args: Any, kwargs: Any, found: tuple[Key, Entry] | None = None) -> Any:
-        """A call that is differentiated or batched from outside.
+        """What a call returns that is differentiated or batched from outside, or that it runs as it is.
 
         Args:
             args: Its arguments.
             kwargs: Its keyword arguments.
             found: The entry that says so, with its key, if it is not torch.func that does.
         """
+        from pygraph.composition.shell import compose
         from pygraph.composition.sites import InlineError, find_site
 
         if here.inside:
             leaves = pytree.tree_leaves((args, kwargs))
-            return self._run_inline(Fallback("the call", reason_inside(self.function_name, leaves)), args, kwargs)
+            return _AsItIs(Fallback("the call", reason_inside(self.function_name, leaves)))
         if torch.is_inference_mode_enabled():
-            return self._run_inline(Fallback("the call", functorch.INFERENCE), args, kwargs)
+            return _AsItIs(Fallback("the call", functorch.INFERENCE))
         leaves, structure = pytree.tree_flatten((args, kwargs))
         try:
             site = find_site(self, leaves, structure, self.static_leaves(args, kwargs))
+            result = compose(site, leaves)
         except InlineError as error:
-            reason = str(error)
-        else:
-            if found is not None:
-                self._plan_composed(*found, site, leaves, args, kwargs)
-            return self._composed(site, None, *args, **kwargs)
-        return self._run_inline(Fallback("the call", reason), args, kwargs)
+            return _AsItIs(Fallback("the call", str(error)))
+        if found is not None:
+            self._plan_composed(*found, site, leaves, args, kwargs)
+        return result
 
     def _composed(self, site: Site, lifted: Sequence[torch.Tensor] | None, /, *args: Any, **kwargs: Any) -> Any:
         """The same, when it is known what the function closes over."""
@@ -270,6 +300,7 @@ class Transformed(Generic[P, R]):
             return compose(site, pytree.tree_leaves((args, kwargs)), lifted)
         except InlineError as error:
             reason = str(error)
+        site.discard_plans()  # the next call is noted where those are skipped that run as they are
         return self._run_inline(Fallback("the call", reason), args, kwargs)
 
     def _plan_composed(self, key: Key, entry: Entry, site: Site, leaves: list[Any], args: Any, kwargs: Any) -> None:
@@ -332,13 +363,17 @@ class Transformed(Generic[P, R]):
     def _count_hit(self, key: Key, entry: Entry) -> None:
         self._counts.hits += entry.steps is None  # which counts for itself
         entry.calls += 1
-        if entry.calls >= SETTLED:
-            self._retraces.pop(key[0], None)
+        self._is_used(entry)
+        entry.stamp = self._native.tick()
+        self._entries.touch(entry)
+
+    def _is_used(self, entry: Entry) -> None:
+        """Note that traces are used again."""
+        if entry.traces is not None and entry.steps is None:
+            entry.traces.is_used(entry.calls)
         if self._streak:
             self._streak = 0
             self._seen.clear()
-        entry.stamp = self._native.tick()
-        self._entries.touch(entry)
 
     def _plan(self, key: Key, entry: Entry, leaves: list[Any], args: Any, kwargs: Any) -> None:
         """Have calls like this one take the native path from now on, where that can do what is done here."""
@@ -366,16 +401,19 @@ class Transformed(Generic[P, R]):
 
     def _settle(self) -> None:
         """Count what the native path has served, as if it had been served here."""
+        for note, entry, calls in self._looks.take_skipped():
+            if entry is None:
+                self._inlined[note] += calls
+            else:
+                entry.calls += calls
+                self._counts.hits += calls
         served = self._native.served()
         for calls in served:
             self._counts.hits += calls.hits if calls.entry.steps is None else 0
             calls.entry.calls += calls.hits
             calls.entry.stamp = max(calls.entry.stamp, calls.stamp)
-            if calls.entry.calls >= SETTLED:
-                self._retraces.pop(calls.key[0], None)
+            self._is_used(calls.entry)
         if served:
-            self._streak = 0
-            self._seen.clear()
             self._entries.order()
 
     def _run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:
@@ -418,6 +456,20 @@ class Transformed(Generic[P, R]):
         pools = tuple(self._pools)  # at once: another thread may clear the cache
         return pools[0].type if pools else default_accelerator()
 
+    def _timed_compile(self, key: Key, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any) -> Entry:
+        begin = retries.clock()
+        try:
+            entry = self._compile(key, leaves, structure, args, kwargs)
+        finally:
+            seconds = retries.clock() - begin
+            self.seconds += seconds
+        if entry.traces is not None and entry.until is None:
+            entry.traces.is_made(seconds)
+        entry.seconds = seconds
+        if entry.executable is None:
+            build.start()  # for what runs as it is there is a native path, too
+        return entry
+
     def _compile(self, key: Key, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any) -> Entry:
         self._settle()
         self._counts.misses += 1
@@ -426,25 +478,32 @@ class Transformed(Generic[P, R]):
         is_known = bool(entries)
         outdated = self._outdated_step(key)
         wasted = is_known and entries[0].calls == 1
+        form = form_of(key)
+        traces = self._traces.get(form)
         moved = self._make_room(key)
-        if is_known:
-            self._retraces[base] += 1
-            self._wasted[base] = self._wasted[base] + 1 if wasted else 0
+        if traces is not None and (is_known or form is not base):
+            traces.is_outdated(wasted=wasted)
         if outdated is not None:
             self._drop_all(key)
             passed = Passed(gradients=True, rates=not outdated.rates_are_current())
             return self._keep_steps(key, args, kwargs, passed)
-        if self._retraces[base] > MAX_RETRACES or self._wasted[base] > MAX_WASTED:
+        if traces is not None and not traces.allow_another():
             self._drop_all(key)
-            return self._give_up(key, entries[0].changed() if entries else None)
+            if form is not base and not is_known:  # an entry would push out others
+                note = Fallback("the call", "an object that it is passed is another one at every call")
+                return Entry(None, None, None, [note], is_kept=False)
+            changed = entries[0].changed() if entries else None
+            note = Fallback("the call", f"{changed or 'something that the function closes over'} changes at every call")
+            return self._keep(key, Entry(None, None, None, [note], until=traces))
         if is_known and entries[0].sets_gradients:
             return self._keep_steps(key, args, kwargs, Passed(gradients=True))
-        if self._past_budget() and key not in self._seen:
-            self._seen.add(key)
+        if self._past_budget() and (key not in self._seen or not self._turnover.allows()):
+            if len(self._seen) < _MAX_SEEN:
+                self._seen.add(key)
             note = Fallback("the call", f"past the budget of {self.options.max_graphs} graphs")
-            self._inlined[note] += 1  # the entry is not kept
-            return Entry(None, None, None, [note])
+            return Entry(None, None, None, [note], is_kept=False)
         static = self.static_leaves(args, kwargs)
+        began = retries.clock()
         try:
             traced, program = moved or self.make_programs(args, kwargs, static | self._needed.get(base, frozenset()))
             _check_disjoint(program, leaves, self.function_name)
@@ -469,7 +528,9 @@ class Transformed(Generic[P, R]):
             # What a first call changes (a cache that it fills), a second one may leave as it is.
             once = isinstance(error, StateChangeError) and (not is_known or adds)
             if isinstance(error, StateChangeError) and error.fills and not once:  # twice in a row
-                return self._keep(key, Entry(None, None, None, [note], until=self._patience(base)))
+                lost = self._traces.setdefault(form, Traces())
+                lost.is_unsteady(retries.clock() - began)
+                return self._keep(key, Entry(None, None, None, [note], until=lost))
             modes = None if once else modes_of(self.fn, objects_among(args, kwargs))
             is_step = isinstance(error, StateChangeError) and once and error.gradients and self._may_step()
             return self._keep(key, Entry(None, None, None, [note], once=once, sets_gradients=is_step, refused_in=modes))
@@ -505,18 +566,6 @@ class Transformed(Generic[P, R]):
         else:
             entry = Entry(traced, program, None, fallbacks)
         return self._keep(key, entry)
-
-    def _give_up(self, key: Key, changed: str | None) -> Entry:
-        """An entry for calls between which something changes that is baked in; a later one is traced again."""
-        base = key[0]
-        note = Fallback("the call", f"{changed or 'something that the function closes over'} changes at every call")
-        self._retraces[base], self._wasted[base] = MAX_RETRACES - 1, MAX_WASTED - 1
-        return self._keep(key, Entry(None, None, None, [note], until=self._patience(base)))
-
-    def _patience(self, base: Hashable) -> int:
-        """After how many calls of a kind it is worth to trace it again."""
-        self._given_up[base] += 1
-        return PATIENCE << (self._given_up[base] - 1)
 
     def _outdated_step(self, key: Key) -> Environment | None:
         """What the function read when it was traced, if gradients or learning rates are others now."""
@@ -606,16 +655,28 @@ class Transformed(Generic[P, R]):
     def _keep(self, key: Key, entry: Entry) -> Entry:
         self._entries.add(key, entry)
         entry.calls = 1
+        if len(self._traces) > _MAX_SEEN:
+            self._traces.clear()
+        entry.traces = self._traces.setdefault(form_of(key), Traces())
+        if entry.steps is not None:
+            entry.steps.traces = entry.traces
         entry.stamp = self._native.tick()
         while len(self._entries) > self.options.max_graphs:
-            self._drop(self._entries.oldest())
+            oldest = self._entries.oldest()
+            if oldest.calls < SETTLED:
+                self._turnover.lose(oldest.seconds)
+            else:
+                self._turnover.renew()
+            self._drop(oldest)
             self._counts.evictions += 1
             self._streak += 1
         return entry
 
     def _past_budget(self) -> bool:
         """Whether the cache only turns over: new kinds of calls push out others before they are used again."""
-        return self._streak >= 2 * self.options.max_graphs
+        if len(self._entries) < self.options.max_graphs:
+            return False
+        return self._streak >= 2 * self.options.max_graphs or not self._turnover.allows()
 
     def _drop_all(self, key: Key) -> None:
         for entry in self._entries.of(key):
@@ -624,6 +685,7 @@ class Transformed(Generic[P, R]):
     def _drop(self, entry: Entry) -> None:
         self._entries.remove(entry)
         self._native.drop(entry)
+        self._looks.forget(entry)
         if entry.steps is not None:
             entry.steps.forget()
         if entry.executable is not None:
@@ -635,7 +697,7 @@ class Transformed(Generic[P, R]):
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
         engines = [self, *self._engines()]
         counts = self._counts
-        hits = counts.hits + sum(engine._native.unsettled for engine in engines)
+        hits = counts.hits + sum(engine._native.unsettled + engine._looks.unsettled for engine in engines)
         size = sum(entry.steps is None for engine in engines for entry in engine._entries)
         return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
 
@@ -653,11 +715,11 @@ class Transformed(Generic[P, R]):
         for entry in self._entries:
             self._drop(entry)
         self._native.clear()
-        self._counts.hits += sum(calls.hits for calls in self._native.served())
+        self._looks.clear()
+        self._settle()
         self._needed.clear()
-        self._retraces.clear()
-        self._wasted.clear()
-        self._given_up.clear()
+        self._traces.clear()
+        self._turnover.renew()
         self._seen.clear()
         self._inlined.clear()
         self.sites.clear()
@@ -734,6 +796,9 @@ class Transformed(Generic[P, R]):
             inner = f"{name}({inner})"
         return f"<pygraph {inner}>"
 
+
+# Kinds of calls of which it is remembered that they came once, while there are too many, or what their traces cost.
+_MAX_SEEN = 4096
 
 _EXPECTED = functorch.EXPECTED | {INSIDE_CALL}
 

@@ -150,6 +150,7 @@ class CallPath:
             "environment": _environment_guards(entry.environment) if reached is None else _guards_of(reached),
             "run": fn if executable is None else executable,
             "alone": executable is not None,
+            "as_it_is": executable is None and reached is None,
             "replay": None if executable is None else _replay(executable),
             "stream": None if executable is None else _stream(executable),
             "given_up": tuple(given_up),

@@ -411,6 +411,8 @@ struct PlanState {
   std::optional<LastStream> stream;
   std::optional<Replay> replay;
   std::vector<int> given_up;         // leaves that nothing reads, at these places of the list that is the first argument
+  bool as_it_is = false;             // whether the function itself runs, which is right whatever the guards say
+  Clock::time_point look_again;      // when to compare its guards again, which say whether it may be a graph now
   int64_t hits = 0, stamp = 0, patches = 0;
 };
 
@@ -613,6 +615,23 @@ bool meets_owned(const PlanState& plan, const Call& call) {
   return false;
 }
 
+// What the guards of many modules cost must not be added to every call that runs as it is: after some calls, comparing them
+// may take a thousandth of the time, and they are compared again within a second. Cheap ones always are.
+constexpr int64_t kLooks = 32;
+constexpr auto kCheap = std::chrono::microseconds(2);
+constexpr auto kLongest = std::chrono::milliseconds(1);
+
+bool is_current(PlanState& plan) {
+  if (!plan.as_it_is || plan.hits < kLooks) return plan.environment.current();
+  const auto begin = Clock::now();
+  if (begin < plan.look_again) return true;
+  const bool current = plan.environment.current();
+  const auto end = Clock::now();
+  const Clock::duration spent = end - begin;
+  if (spent > kCheap) plan.look_again = end + 1000 * std::min<Clock::duration>(spent, kLongest);
+  return current;
+}
+
 bool matches(PlanState& plan, PyObject* args, PyObject* kwargs, const Settings& settings, Call& call) {
   if (plan.dead || settings != plan.settings) return false;
   if (autocast_dtype(at::kCPU) != plan.cpu_autocast) return false;
@@ -634,7 +653,7 @@ bool matches(PlanState& plan, PyObject* args, PyObject* kwargs, const Settings& 
     c10::impl::VirtualGuardImpl guard(*plan.accelerator);
     if (guard.getDevice().index() != plan.device_index) return false;
   }
-  return plan.environment.current();
+  return is_current(plan);
 }
 
 // ---- running -------------------------------------------------------------------------------------------------------
@@ -1355,6 +1374,7 @@ void make_plan(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* spec
   plan.run = field(spec, "run");
   hold(plan, plan.run);
   PyObject* replay = field(spec, "replay");
+  plan.as_it_is = field(spec, "as_it_is") == Py_True;
   plan.way = field(spec, "alone") == Py_True ? Way::Executable : Way::Function;
   PyObject* stream = field(spec, "stream");
   if (stream != Py_None) {

@@ -17,6 +17,7 @@ from pygraph.evaluate import clone_strided
 from pygraph.program import Captured, Program, TensorSpec
 from pygraph.ranges import Ranges
 from pygraph.runtime.indices import Reach, index_reach
+from pygraph.runtime.straight_line import Straight, straight_line
 from pygraph.transforms.indirect import is_load, is_store
 
 
@@ -74,9 +75,10 @@ class RegionBody:
         self.told_statics = [
             captured[self.statics[i]].value for i in self.written_statics if not captured[self.statics[i]].quiet
         ]
-        self._producers = {_producer(node) for node in self.outputs}
+        self.producers = {_producer(node) for node in self.outputs}
         self._module = program.module
-        self._last_use = self._last_uses()
+        self.last_use = self._last_uses()
+        self._straight: Straight | None = None
 
     @functools.cached_property
     def reach(self) -> dict[fx.Node, Reach]:
@@ -106,37 +108,45 @@ class RegionBody:
         statics: Sequence[torch.Tensor] | None = None,
     ) -> list[Any]:
         """Run the nodes and return the values of ``outputs``; ``mark(i)`` is called before node ``i``."""
+        statics = self.static_values if statics is None else statics
         with without_autocast():
-            return self._run(inputs, numbers, mark, statics)
+            if mark is not None:
+                return self._interpret(inputs, numbers, mark, statics)
+            if self._straight is None:
+                self._straight = straight_line(self)
+            return self._straight(inputs, statics, numbers)
 
-    def _run(
+    def _interpret(
         self,
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
-        mark: Callable[[int], None] | None,
-        statics: Sequence[torch.Tensor] | None,
+        mark: Callable[[int], None],
+        statics: Sequence[torch.Tensor],
     ) -> list[Any]:
         env: dict[fx.Node, Any] = dict(zip(self.inputs, inputs, strict=True))
-        env.update(zip(self.statics, self.static_values if statics is None else statics, strict=True))
+        env.update(zip(self.statics, statics, strict=True))
         env.update(zip(self.numbers, numbers, strict=True))
 
         def value(node: fx.Node) -> Any:
-            return getattr(self._module, str(node.target)) if node.op == "get_attr" else env[node]
+            return self.constant(node) if node.op == "get_attr" else env[node]
 
         for index, node in enumerate(self.nodes):
-            if mark is not None:
-                mark(index)
+            mark(index)
             args: Any = map_arg(node.args, value)
             kwargs: Any = map_arg(node.kwargs, value)
             target: Any = node.target
             result: Any = target(*args, **kwargs)
-            if node in self._producers:
-                result = _own_memory(result, args)
+            if node in self.producers:
+                result = own_memory(result, args)
             env[node] = result
             del args, kwargs, result
-            for done in self._last_use[index]:
+            for done in self.last_use[index]:
                 del env[done]
         return [env[node] for node in self.outputs]
+
+    def constant(self, node: fx.Node) -> Any:
+        """The value of a node that stands for an attribute of the Program's module."""
+        return getattr(self._module, str(node.target))
 
     def producer(self, output: int) -> int:
         """Position of the node that allocates the memory of output number ``output``."""
@@ -178,8 +188,10 @@ def _is_tuple(node: fx.Node) -> bool:
     return isinstance(node.meta.get("spec"), tuple)
 
 
-def _own_memory(result: Any, args: Any) -> Any:
+def own_memory(result: Any, args: Any) -> Any:
     """Clone results that are memory of an argument although their operation is no view, and resolve lazy ones."""
+    if type(result) is torch.Tensor and not result.is_conj() and not result.is_neg() and _is_apart(result, args):
+        return result
     taken = Ranges(tensor for tensor in pytree.tree_leaves(args) if isinstance(tensor, torch.Tensor))
 
     def own(value: Any) -> Any:
@@ -190,6 +202,32 @@ def _own_memory(result: Any, args: Any) -> Any:
         return value
 
     return pytree.tree_map(own, result)
+
+
+def _is_apart(result: torch.Tensor, args: Any) -> bool:
+    """Whether certainly a result has no memory of an argument; cheap, as it is asked at every launch."""
+    if result.layout != torch.strided:
+        return False
+    storage = result.untyped_storage()
+    start = storage.data_ptr()
+    end = start + storage.nbytes()
+    for argument in args:
+        if isinstance(argument, (list, tuple)):
+            if not _is_apart(result, argument):
+                return False
+        elif isinstance(argument, torch.Tensor):
+            if argument.layout != torch.strided:
+                return False
+            other = argument.untyped_storage()
+            first = other.data_ptr()
+            if first < end and start < first + other.nbytes():
+                return False
+        elif not isinstance(argument, _NO_TENSORS):
+            return False
+    return True
+
+
+_NO_TENSORS = (int, float, str, bool, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
 
 def copy_span(source: torch.Tensor, target: torch.Tensor) -> None:

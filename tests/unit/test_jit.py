@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import pygraph
+from pygraph import retries
 from pygraph.errors import ArgumentError, FallbackError, TraceError
 from pygraph.transformed import CacheInfo
 from tests.memory import live_bytes
@@ -293,7 +294,16 @@ def test_what_changes_at_every_call_runs_as_it_is(x: torch.Tensor) -> None:
     assert "state.n changes at every call" in " ".join(str(fn.explain()).split())
 
 
-def test_what_has_stopped_to_change_is_a_graph_again(x: torch.Tensor, native: bool) -> None:
+def test_what_has_stopped_to_change_is_a_graph_again(
+    x: torch.Tensor, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.001  # each time that anybody looks, so that a trace takes some
+        return now[0]
+
+    monkeypatch.setattr(retries, "clock", clock)
     state = {"n": "0"}
 
     @pygraph.jit
@@ -305,9 +315,10 @@ def test_what_has_stopped_to_change_is_a_graph_again(x: torch.Tensor, native: bo
         state["n"] = str(n) if n < 30 or 100 < n < 120 else "7"
         assert torch.equal(fn(x), x * int(state["n"]))
         captures.append(fn.cache_info().captures)
-    assert captures[29] == captures[60]  # it has been given up
-    assert captures[30] < captures[99] < 15  # and is tried again
-    assert captures[-1] <= captures[120] + 1
+        now[0] += 100.0 if n in (80, 200) else 0.0
+    assert captures[29] == captures[80] == 9  # it has been given up
+    assert captures[99] == 10  # and is tried again
+    assert captures[-1] == captures[200] + 1 == captures[120] + 1
     assert fn.cache_info().hits > 250
 
 

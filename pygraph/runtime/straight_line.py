@@ -1,0 +1,87 @@
+"""The nodes of a region as Python code: interpreting a graph costs as much as launching its kernels."""
+
+# Arguments of nodes are of any type.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import fx
+
+if TYPE_CHECKING:
+    from pygraph.runtime.body import RegionBody
+
+Straight: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[Any]], list[Any]]
+"""A function of the inputs, the captured tensors and the numbers of a region, which returns its outputs."""
+
+
+def straight_line(body: RegionBody) -> Straight:
+    """The nodes of a region as one function, in which each value is let go after its last use.
+
+    For a region of ``y = aten.relu(x)`` and ``z = aten.add(y, 2)``, of which ``z`` is needed outside::
+
+        def region(inputs, statics, numbers):
+            v0, = inputs
+            v1 = f0(v0)
+            v2 = f1(v1, 2)
+            v2 = own_memory(v2, (v1, 2,))
+            del v1
+            return [v2]
+    """
+    from pygraph.runtime.body import own_memory
+
+    scope: dict[str, Any] = {"own_memory": own_memory}
+    names: dict[fx.Node, str] = {}
+
+    def bind(value: Any) -> str:
+        name = f"c{len(scope)}"
+        scope[name] = value
+        return name
+
+    def name(node: fx.Node) -> str:
+        if node.op == "get_attr" and node not in names:
+            names[node] = bind(body.constant(node))
+        return names.setdefault(node, f"v{len(names)}")
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return name(value)
+        if type(value) in _LITERALS:
+            return repr(value)
+        if isinstance(value, slice):
+            parts: slice[Any, Any, Any] = value
+            return f"slice({text(parts.start)}, {text(parts.stop)}, {text(parts.step)})"
+        if isinstance(value, (tuple, list)):
+            items = "".join(f"{text(item)}, " for item in value)
+            if hasattr(value, "_fields"):  # a named tuple
+                return f"{bind(type(value))}({items})"
+            return f"({items})" if isinstance(value, tuple) else f"[{items}]"
+        if isinstance(value, dict):
+            return "{" + "".join(f"{bind(key)}: {text(item)}, " for key, item in value.items()) + "}"
+        return bind(value)
+
+    lines = ["def region(inputs, statics, numbers):"]
+    for group, nodes in (("inputs", body.inputs), ("statics", body.statics), ("numbers", body.numbers)):
+        lines.append(f"    {''.join(name(node) + ', ' for node in nodes)}= {group}" if nodes else "    pass")
+    for index, node in enumerate(body.nodes):
+        result = name(node)
+        args = "".join(f"{text(argument)}, " for argument in node.args)
+        kwargs = f"**{text(dict(node.kwargs))}" if node.kwargs else ""  # a name may be a keyword of Python's
+        lines.append(f"    {result} = {bind(_function(node.target))}({args}{kwargs})")
+        if node in body.producers:
+            lines.append(f"    {result} = own_memory({result}, ({args}))")
+        if body.last_use[index]:
+            lines.append(f"    del {', '.join(map(name, body.last_use[index]))}")
+    lines.append(f"    return [{', '.join(map(name, body.outputs))}]")
+    exec("\n".join(lines), scope)  # the text is made of names and literals from above only
+    return scope["region"]
+
+
+def _function(target: Any) -> Any:
+    """What runs a node; an operation without the wrapper around it, which only passes on what it is given."""
+    return target._op if type(target) is torch._ops.OpOverload else target  # pyright: ignore  # torch 2.11 and 2.13
+
+
+_LITERALS = (int, bool, str, type(None))

@@ -1,0 +1,311 @@
+"""When calls that run as they are are looked at, or traced, again; a made-up clock says what time it is."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pygraph
+from pygraph import retries
+from pygraph.composition import sites
+from pygraph.environment import Environment
+from pygraph.native import build
+from pygraph.retries import MAX_LOOKUPS, MAX_RETRACES, MAX_WASTED, SETTLED, Budget, Traces, look_of
+from pygraph.transformed import Transformed
+
+
+class Clock:
+    """Seconds that pass as a test says, and a millisecond whenever somebody looks, so that a trace takes some time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(retries, "clock", clock)
+    return clock
+
+
+@pytest.fixture
+def x(device: torch.device) -> torch.Tensor:
+    return torch.arange(6.0, device=device)
+
+
+# ---- budgets -----------------------------------------------------------------------------------------------------
+
+
+def test_examples() -> None:
+    found = doctest.testmod(retries)
+    assert found.attempted
+    assert not found.failed
+
+
+def test_losses_are_free_at_first_and_then_a_share_of_the_time(clock: Clock) -> None:
+    budget = Budget(free=3, share=0.01)
+    for _ in range(3):
+        assert budget.allows()
+        budget.lose(1.0)
+    assert budget.allows()
+    for _ in range(20):
+        budget.lose(1.0)
+        assert not budget.allows()
+        clock.now += 98
+        assert not budget.allows()
+        clock.now += 2
+        assert budget.allows()
+
+
+def test_a_gain_makes_losses_free_again(clock: Clock) -> None:
+    budget = Budget(free=1, share=0.01)
+    budget.lose(5.0, count=7)
+    assert not budget.allows()
+    budget.renew()
+    budget.lose(5.0)
+    assert budget.allows()
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0, 30.0])
+def test_traces_that_come_to_nothing_take_a_share_of_the_time(clock: Clock, seconds: float) -> None:
+    traces, spent = Traces(), 0.0
+    for _ in range(5000):  # calls that take half a second, and change something each time
+        clock.now += 0.5
+        if traces.allow_another():
+            clock.now += seconds
+            spent += seconds
+            traces.is_made(seconds)
+            traces.is_outdated(wasted=True)
+    free = (MAX_WASTED + 1) * seconds
+    assert free <= spent <= free + 0.0101 * clock.now + seconds
+
+
+def test_traces_that_are_used_are_free(clock: Clock) -> None:
+    traces = Traces()
+    for _ in range(3 * MAX_RETRACES):
+        assert traces.allow_another()
+        traces.is_made(1.0)
+        traces.is_used(SETTLED)
+        traces.is_outdated(wasted=False)
+
+
+def test_one_loss_is_counted_once(clock: Clock) -> None:
+    traces = Traces()
+    traces.is_made(1.0)
+    for _ in range(100):
+        traces.is_outdated(wasted=True)
+    assert traces.allow_another()
+
+
+# ---- calls that are not looked at ----------------------------------------------------------------------------------
+
+
+def branching(*xs: Any) -> torch.Tensor:
+    return xs[0] * 2 if xs[0].sum() > 0 else xs[0] * 3
+
+
+def hooked(*xs: Any) -> torch.Tensor:
+    y = xs[0] * 2
+    y.register_hook(lambda g: g)
+    return y
+
+
+def numpy_array(x: torch.Tensor) -> tuple[Any, ...]:
+    return x, np.ones(2)
+
+
+def unhashable(x: torch.Tensor) -> tuple[Any, ...]:
+    return x, {1}
+
+
+def sparse(x: torch.Tensor) -> tuple[Any, ...]:
+    return x, torch.eye(2, device="cpu").to_sparse()
+
+
+def leaf(x: torch.Tensor) -> tuple[Any, ...]:
+    return (x.clone().requires_grad_(),)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often calls were looked at, by what does it."""
+    counts: dict[str, int] = {}
+
+    def count(owner: Any, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return inner(*args, **kwargs)
+
+        counts[name] = 0
+        monkeypatch.setattr(owner, name, counting)
+
+    count(Transformed, "_key")
+    count(Environment, "is_current")
+    count(sites, "find_site")
+    return counts
+
+
+KINDS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], tuple[Any, ...]]]] = {
+    "a branch": (branching, lambda x: (x,)),
+    "an array": (branching, numpy_array),
+    "a set": (branching, unhashable),
+    "a sparse tensor": (branching, sparse),
+    "differentiated, with a hook": (hooked, leaf),
+    "differentiated, on the cpu": (lambda x: x * 2, lambda x: (x.cpu().requires_grad_(),)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("natively", [True, False])
+def test_a_known_fallback_is_not_looked_at(
+    x: torch.Tensor, kind: str, natively: bool, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "LOOKUPS", 1e-9)  # a lookup is not made again while this test runs
+    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(natively)))
+    if natively:
+        build.start(wait=True)
+    fn, make = KINDS[kind]
+    fast = pygraph.jit(fn)
+    args = make(x)
+    for _ in range(MAX_LOOKUPS + 2):
+        assert torch.equal(fast(*args), fn(*args))
+    before = dict(counted)
+    for _ in range(50):
+        assert torch.equal(fast(*args), fn(*args))
+    assert counted == before
+    notes = fast.explain().to_dict()["fallbacks"]
+    assert sum(note["count"] for note in notes) == MAX_LOOKUPS + 52, notes
+
+
+def test_calls_that_look_alike_are_looked_at_again_in_time(x: torch.Tensor, clock: Clock) -> None:
+    fast = pygraph.jit(lambda x, config: x + 1, static_argnums=1)
+
+    class Config:
+        """What can be part of a key, once it has a hash."""
+
+        __hash__: Any = None
+
+    config = Config()
+    for _ in range(3 * MAX_LOOKUPS):
+        fast(x, config)
+    assert fast.cache_info().misses == 0
+    Config.__hash__ = object.__hash__
+    fast(x, config)
+    assert fast.cache_info().misses == 0  # it is not looked at
+    clock.now += 2
+    fast(x, config)
+    assert fast.cache_info().captures == 1  # it is
+    fast(x, config)
+    assert fast.cache_info().hits == 1
+
+
+def test_what_comes_after_a_few_fallbacks_is_looked_at_at_once(x: torch.Tensor) -> None:
+    fast = pygraph.jit(lambda x, flag: x * 2 if flag or x.sum() > 0 else x)
+    for _ in range(3 * MAX_LOOKUPS):
+        fast(x, False)
+    fast(x, True)  # which looks different
+    assert fast.cache_info().captures == 1
+    module = Switching()
+    switched = pygraph.jit(module)
+    for _ in range(3):
+        switched(x)
+    module.eval()
+    switched(x)
+    assert switched.cache_info().captures == 1
+
+
+class Switching(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Branches on a value in training."""
+        return x * 2 if not self.training or x.sum() > 0 else x
+
+
+def test_strict_functions_look_at_every_call(x: torch.Tensor) -> None:
+    fast = pygraph.jit(branching, strict=True)
+    for _ in range(2 * MAX_LOOKUPS):
+        with pytest.raises(pygraph.errors.FallbackError):
+            fast(x)
+
+
+def test_what_is_seen_at_a_glance(x: torch.Tensor) -> None:
+    seen = [look_of((x, 1), {}), look_of((x, 1.0), {}), look_of((x,), {"k": 1}), look_of((x, True), {})]
+    seen += [look_of((x, False), {}), look_of((x, "a"), {})]
+    with torch.no_grad():
+        seen.append(look_of((x, 1), {}))
+    with torch.inference_mode():
+        seen.append(look_of((x, 1), {}))
+    assert len(set(seen)) == len(seen)
+    assert look_of((x, 1), {}) == look_of((x + 1, 2), {})
+
+
+# ---- traces that come to nothing -------------------------------------------------------------------------------------
+
+
+class Scale:
+    """What a caller makes anew for each call."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+def test_an_object_for_each_call_ends_in_ordinary_calls(x: torch.Tensor, clock: Clock) -> None:
+    fast = pygraph.jit(lambda x, scale: x * scale.value)
+    for n in range(3 * MAX_RETRACES):
+        assert torch.equal(fast(x, Scale(n)), x * n)
+    captures = fast.cache_info().captures
+    assert captures <= MAX_RETRACES + 2
+    assert "an object that it is passed is another one at every call" in " ".join(str(fast.explain()).split())
+    clock.now += 1000
+    scale = Scale(2.0)
+    for _ in range(3):
+        assert torch.equal(fast(x, scale), x * 2)
+    assert fast.cache_info().captures == captures + 1
+    assert fast.cache_info().hits >= 1
+
+
+def test_objects_that_come_again_are_graphs(x: torch.Tensor) -> None:
+    fast = pygraph.jit(lambda x, scale: x * scale.value)
+    scales = [Scale(n) for n in range(24)]
+    for _ in range(3):
+        for n, scale in enumerate(scales):
+            assert torch.equal(fast(x, scale), x * n)
+    assert fast.cache_info().captures == 24
+
+
+class Cache:
+    """Keys that grow at every call, as of a model that generates text."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.keys = x[:1]
+
+
+def test_objects_that_grow_end_in_ordinary_calls(x: torch.Tensor, clock: Clock) -> None:
+    def fn(cache: Cache, x: torch.Tensor) -> torch.Tensor:
+        cache.keys = torch.cat([cache.keys, x])
+        return cache.keys.sum()
+
+    fast = pygraph.jit(fn)
+    for _ in range(20):
+        mine, theirs = Cache(x), Cache(x)
+        for _ in range(8):
+            assert torch.equal(fast(mine, x), fn(theirs, x))
+    assert fast.cache_info().misses < 60
+
+
+def test_too_many_kinds_in_turn_do_not_push_each_other_out_for_ever(x: torch.Tensor, clock: Clock) -> None:
+    fast = pygraph.jit(lambda x: x + 1, max_graphs=2)
+    for _ in range(30):
+        for n in range(1, 6):
+            assert torch.equal(fast(x[:n]), x[:n] + 1)
+    assert fast.cache_info().captures < 30

@@ -10,14 +10,17 @@ return while an error is pending. So the guard takes the error away, and the eng
 from __future__ import annotations
 
 import collections
-import ctypes
+import dis
 import logging
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import torch
 from typing_extensions import override  # torch depends on it
 
 from pygraph.runtime.emulated_dynamo import hide_from_dynamo
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _log = logging.getLogger(__name__)
 _TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1  # pyright: ignore
@@ -25,17 +28,33 @@ _running: Final[list[object]] = []  # backwards in progress, of all threads
 _taken: Final[collections.deque[BaseException]] = collections.deque(maxlen=8)
 
 
+def _without_signals(function: F) -> F:
+    """Let no signal handler run when the function is entered: only frames that continue another look for none.
+
+    The argument of RESUME says which those are (CPython 3.11 to 3.14): from 2 on, after ``yield from`` and ``await``.
+    """
+    code = function.__code__
+    resume = next(at.offset for at in dis.get_instructions(code) if at.opname == "RESUME")
+    changed = bytearray(code.co_code)
+    changed[resume + 1] = 3
+    function.__code__ = code.replace(co_code=bytes(changed))
+    return function
+
+
 class Guard(torch._C._acc.DeviceGuard):  # pyright: ignore  # torch 2.11 to 2.13
     """What C++ asks when it enters and leaves the device; also while an error of Python's unwinds the stack."""
 
+    _pending = property(id)  # runs no Python code; raises a SystemError if an error is pending
+
     @hide_from_dynamo
-    def type_(self, check: Any = ctypes.pythonapi.Py_IsInitialized, kind: Any = _TYPE) -> Any:  # noqa: D102
-        # Autograd asks in a destructor, where an error that leaves this function would end the process. The call
-        # raises what is pending, and reads nothing but locals before it does.
+    @_without_signals
+    def type_(self, kind: Any = _TYPE) -> Any:  # noqa: D102
+        # Autograd asks in destructors and noexcept functions, where an error that leaves this one would end the
+        # process: be it one that is pending, or one of a signal handler, which may run at a call, but not here.
         try:
-            check()
-        except BaseException as error:
-            _take(error)
+            self._pending  # noqa: B018
+        except SystemError as error:
+            _take(error.__cause__ or error)
         return kind
 
 

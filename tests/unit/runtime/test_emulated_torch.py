@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import functools
 import io
+import operator
 import pickle
+import signal
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -319,6 +324,29 @@ def test_a_backward_inside_a_backward_raises_what_was_raised_in_it(device: torch
     y = checkpoint(lambda x: _Refusing.apply(x.sin()), x, use_reentrant=True)
     with pytest.raises(ValueError, match="what the user raised"):
         y.sum().backward()
+
+
+def test_no_signal_handler_runs_where_it_would_end_the_process() -> None:
+    """The guard is asked in C++ functions that must not throw: a timeout there ended the worker of a test run."""
+    from pygraph.runtime import emulated_errors
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(number: int, frame: types.FrameType | None) -> None:
+        raise Interrupted(frame and frame.f_code.co_name)
+
+    def send_and_ask() -> list[Any]:
+        return list(map(operator.call, (send, ask)))  # in C: no handler runs in between
+
+    send = functools.partial(ctypes.CDLL(None)["raise"], signal.SIGUSR1)
+    ask = emulated_errors.Guard().type_
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(Interrupted, match="send_and_ask"):
+            send_and_ask()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it

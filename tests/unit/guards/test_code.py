@@ -9,11 +9,9 @@ import dataclasses
 import functools
 import math
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import pygraph
-from pygraph.environment import Environment
 
 HERE: Any = sys.modules[__name__]
 
@@ -198,7 +195,9 @@ def _order_of_modules(device: torch.device) -> Case:
 
 
 def _class_of(value: Any, cls: Any, use: Callable[[Any, torch.Tensor], Any]) -> Case:
-    return Case(lambda x: use(value, x), *(functools.partial(setattr, value, "__class__", c) for c in (cls, type(value))))
+    return Case(
+        lambda x: use(value, x), *(functools.partial(setattr, value, "__class__", c) for c in (cls, type(value)))
+    )
 
 
 def _class_of_object(device: torch.device) -> Case:
@@ -224,7 +223,9 @@ def _bases(device: torch.device) -> Case:
         pass
 
     instance = C()
-    return Case(lambda x: instance.step(x), lambda: setattr(C, "__bases__", (B,)), lambda: setattr(C, "__bases__", (A,)))
+    return Case(
+        lambda x: instance.step(x), lambda: setattr(C, "__bases__", (B,)), lambda: setattr(C, "__bases__", (A,))
+    )
 
 
 def _nested(device: torch.device) -> Case:
@@ -338,6 +339,10 @@ def _multihead(device: torch.device) -> Case:
     )
 
 
+def _less(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return input - 1
+
+
 _add: Any = torch.Tensor.__add__
 _relu, _linear_of_torch, _call = nn.ReLU.forward, F.linear, nn.Module.__call__
 
@@ -351,7 +356,7 @@ CASES: dict[str, Callable[[torch.device], Case]] = {
     "F.linear": _module(_linear, lambda m: _attribute(
         F, "linear", lambda x, w, b=None: _linear_of_torch(x, w, b) + 1)),
     "F.relu": _module(_linear, lambda m: _attribute(F, "relu", lambda x, inplace=False: x - 1)),
-    "code of F.relu": _module(_linear, lambda m: _attribute_of(F.relu, "__code__", (lambda input, inplace=0: input - 1).__code__)),
+    "code of F.relu": _module(_linear, lambda m: _attribute_of(F.relu, "__code__", _less.__code__)),
     "torch.relu": _module(_linear, lambda m: _attribute(torch, "relu", lambda x: x - 1)),
     "attention": _multihead,
     "torch.tanh": _names(lambda x: torch.tanh(x), torch, "tanh", lambda x: x - 1),
@@ -366,7 +371,8 @@ CASES: dict[str, Callable[[torch.device], Case]] = {
     "code of a method": _calls("step.__code__", lambda value, x: value(x), (lambda self, x: x - 4).__code__),
     "getattr": _calls("middle.__getattr__", lambda value, x: x * value.made, lambda self, name: 5.0),
     "getattribute": _calls("__getattribute__", lambda value, x: x * value.k, lambda self, name: 5.0),
-    "attribute of a metaclass": _calls("meta.factor", lambda value, x: x * type(value).factor, property(lambda cls: 5.0)),
+    "attribute of a metaclass": _calls("meta.factor", lambda value, x: x * type(value).factor,
+                                       property(lambda cls: 5.0)),
     "call of a metaclass": _calls("meta.__call__", lambda value, x: x * type(value)().k,
                                   lambda cls: types.SimpleNamespace(k=5.0)),
     "property": _calls("scale", lambda value, x: x * value.scale, property(lambda self: 5.0)),

@@ -9,9 +9,11 @@ import dataclasses
 import functools
 import math
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pygraph
+from pygraph.environment import Environment
 
 HERE: Any = sys.modules[__name__]
 
@@ -439,3 +442,63 @@ def test_a_change_of_code_is_noticed(case: Case, native: bool, device: torch.dev
         assert (now[0] == before[0]) == (change is case.back)
         assert _results(fast, x) == now
     assert fast.cache_info().captures >= 2
+
+
+def test_a_trace_elsewhere_changes_no_code(native: bool, device: torch.device) -> None:
+    module = nn.Sequential(*_linear()).to(device).requires_grad_(False)
+    x = torch.ones(2, 4, device=device)
+    fast = pygraph.jit(module)
+    for _ in range(3):
+        fast(x)
+    misses = fast.cache_info().misses
+    inside, done = threading.Event(), threading.Event()
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        done.wait(20)
+        return module(x) + 1
+
+    thread = threading.Thread(target=lambda: pygraph.jit(slow)(x))
+    thread.start()
+    inside.wait(20)
+    assert vars(nn.Module)["__call__"] is not _call  # make_fx has patched it
+    for _ in range(3):
+        assert _results(fast, x, 1) == _results(module, x, 1)
+    done.set()
+    thread.join()
+    fast(x)
+    assert fast.cache_info().misses == misses
+
+
+def test_what_has_changed_is_named() -> None:
+    module = nn.Sequential(*_linear())
+    instance = _derived()()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return instance(module(x)) + _helper(torch.tanh(x))
+
+    environment = Environment(fn)
+    assert environment.changed() is None
+    for owner, name, value, expected in (
+        (nn.ReLU, "forward", lambda self, x: x, "ReLU.forward"),
+        (F, "linear", len, "torch.nn.functional.linear"),
+        (torch, "tanh", len, "torch.tanh"),
+        (Base, "step", len, "Base.step"),
+    ):
+        with mock.patch.object(owner, name, value):
+            assert not environment.is_current()
+            assert environment.changed() == expected
+        assert environment.is_current()
+    change, back = _attribute_of(_helper, "__code__", _other.__code__)
+    change()
+    assert environment.changed() == "the code of _helper"
+    back()
+    instance.__class__ = type("Other", (type(instance),), {})
+    assert environment.changed() == "the class of instance"
+
+
+def test_a_cache_that_a_library_keeps_in_a_class_is_no_change() -> None:
+    environment = Environment(nn.Linear(2, 2))
+    with mock.patch.object(nn.Linear, "some_cache", {}, create=True):
+        assert environment.is_current()
+    assert environment.is_current()

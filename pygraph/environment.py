@@ -751,9 +751,9 @@ class Environment:
         self._places.append((name, owner, key, value))
         if not isinstance(owner, type):
             self._namespaces[id(owner)] = str(owner.get("__name__"))
-        if value is _MISSING:
-            self._absent.append((name, owner, key))
-        else:
+            if value is _MISSING:
+                self._absent.append((name, owner, key))
+        if value is not _MISSING:
             self._entries.append((vars(owner) if isinstance(owner, type) else owner, key, value))
 
     def _module(self, name: str, module: torch.nn.Module, depth: int) -> None:
@@ -869,7 +869,9 @@ def _dict_comparison(guard: DictGuard, bind: Callable[[Any], str]) -> list[str]:
         lines += _comparison(f"stored_item({name}, {index})" if derived else f"{name}[{index}]", expected, bind)
     if guard.is_ordered:
         keys = bind([key for key, _ in guard.entries])
-        lines.append(f"    if {f'[*{name}] != {keys}' if not derived else f'not {bind(guard.is_in_order)}()'}: return False")
+        lines.append(
+            f"    if {f'[*{name}] != {keys}' if not derived else f'not {bind(guard.is_in_order)}()'}: return False"
+        )
     if guard.absent:
         contains = bind(functools.partial(dict.__contains__, guard.container))
         lines.append(f"    if True in map({contains}, {bind(guard.absent)}): return False")

@@ -20,22 +20,20 @@ from typing import Any
 
 import torch
 
-import pygraph
-
 _MISSING: Any = object()
 
 # Attributes of classes that say nothing of what their objects do; copyreg and abc store some when they are used.
 _SILENT = frozenset(
     {
-        "__doc__", "__module__", "__qualname__", "__name__", "__dict__", "__weakref__", "__slotnames__", "__abstractmethods__",
-        "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__firstlineno__",
-        "__static_attributes__", "_abc_impl",
+        "__doc__", "__module__", "__qualname__", "__name__", "__dict__", "__weakref__", "__slotnames__",
+        "__abstractmethods__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__",
+        "__firstlineno__", "__static_attributes__", "_abc_impl",
     }
 )  # fmt: skip
 
 # What is patched from here is patched for the time of a trace, which may be one of another thread.
 _TRACERS = (
-    os.path.join(os.path.dirname(pygraph.__file__), "tracing", ""),
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), "tracing", ""),
     os.path.join(os.path.dirname(torch.__file__), "fx", "_symbolic_trace.py"),
     os.path.join(os.path.dirname(torch.__file__), "fx", "experimental", ""),
 )
@@ -185,12 +183,12 @@ class CodeGuards:
         return None
 
     @staticmethod
-    def _matters(cls: type, key: str, before: Any, now: Any, library: bool) -> bool:
+    def _matters(owner: type, key: str, before: Any, now: Any, library: bool) -> bool:
         if before is now or key in _SILENT or is_instrument(now):
             return False
         if before is _MISSING and (library or key.startswith("__")):
             # It hides what a base has, or is code that the interpreter looks for.
-            hides = any(key in vars(base) for base in cls.__mro__[1:])
+            hides = any(key in vars(base) for base in owner.__mro__[1:])
             return _is_code(now) and (hides or key.startswith("__"))
         if _is_code(before) or _is_code(now):
             return True

@@ -1,7 +1,7 @@
-"""What names mean in the code of torch and of other libraries that a function reaches: which functions they run.
+"""What names mean in the code of torch and of other libraries, as far as a function reaches it.
 
-A function says ``nn.Linear``, whose ``forward`` says ``F.linear``: each name is looked up at every call, and anybody may
-have put something else there. State is not looked for here, as what a library keeps for itself is no input of a trace.
+A function says ``nn.Linear``, whose ``forward`` says ``F.linear``: each name is looked up at every call, and anybody
+may have put something else there. State is not looked for here: what a library keeps for itself is no input of a trace.
 """
 
 # Modules hold values of any type.
@@ -17,11 +17,11 @@ import torch
 
 from pygraph.contents import IMMUTABLE
 
-# The modules whose functions are made of operations on tensors. What others do (overrides, compilers, checks of arguments)
-# decides nothing as long as it is the same function.
+# The modules whose functions are made of operations on tensors. Others (overrides, compilers, checks of arguments) need
+# only be the same functions.
 _FOLLOWED = (
-    "torch.nn", "torch.functional", "torch._tensor", "torch.optim", "torch.distributions", "torch.special", "torch.linalg",
-    "torch.fft", "torch.signal", "torch.autograd",
+    "torch.nn", "torch.functional", "torch._tensor", "torch.optim", "torch.distributions", "torch.special",
+    "torch.linalg", "torch.fft", "torch.signal", "torch.autograd",
 )  # fmt: skip
 
 # Where calls of modules begin, without a name in anybody's code.

@@ -6,6 +6,7 @@ nothing has to be compared. C++ reads them in `native/guards.h`; this is for cal
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
@@ -27,21 +28,20 @@ class Versions:
         has_dicts: Whether the versions of dicts can be read; if not, `hold` leaves dicts to others.
     """
 
-    def __init__(
-        self, dicts: Sequence[DictGuard], classes: Sequence[type], classes_hold: Callable[[], bool]
-    ) -> None:
+    def __init__(self, dicts: Sequence[DictGuard], classes: Sequence[type], classes_hold: Callable[[], bool]) -> None:
         self.has_dicts = _has_dict_versions()
         self._dicts = list(dicts) if self.has_dicts else []
         self._classes = list(classes)
         self._classes_hold = classes_hold
         found = [_version_of_dict(guard.container) for guard in self._dicts]
-        self._numbers: list[Any] = [*found, *(map(_version_of_class, classes) if _has_type_versions() else ())]
+        self._has_classes = _has_type_versions()
+        self._numbers: list[Any] = [*found, *(map(_version_of_class, classes) if self._has_classes else ())]
         self._seen = [_UNSEEN] * len(self._numbers)
 
     def hold(self) -> bool:
         """Whether all is as it was."""
         if [number.value for number in self._numbers] == self._seen:
-            return bool(self._numbers) or self._classes_hold()
+            return self._has_classes or self._classes_hold()
         return self._look()
 
     def _look(self) -> bool:
@@ -52,9 +52,9 @@ class Versions:
         for guard, version, seen in zip(self._dicts, now, self._seen, strict=False):
             if version != seen and not guard.holds():
                 return False
-        if now[count:] != self._seen[count:] or len(now) == count:
-            if not self._classes_hold():
-                return False
+        is_same = self._has_classes and now[count:] == self._seen[count:]
+        if not is_same and not self._classes_hold():
+            return False
         self._seen = now[:count] + [version or _UNSEEN for version in now[count:]]
         return True
 
@@ -82,10 +82,8 @@ def _version_of_class(cls: type) -> ctypes.c_uint:
 
 def _assign_version(cls: type) -> None:
     """Have a class have a version, which it gets at the first look-up after a change."""
-    try:
+    with contextlib.suppress(AttributeError):
         type.__getattribute__(cls, "__init__")
-    except AttributeError:
-        pass
 
 
 @functools.cache

@@ -285,10 +285,11 @@ def _environment_guards(
     sets: list[Any] = []
     dicts = {id(guard.container): guard for guard in environment.dict_guards()}
     # In Python, a call with tangents does not come as far as an environment.
-    more_items = (*more_items, (vars(forward_ad), "_current_level", -1))
+    forward_ad_variables: Any = vars(forward_ad)
+    more_items = (*more_items, (forward_ad_variables, "_current_level", -1))
     for container, key, expected in more_items:
         if isinstance(behind := underlying(container), dict):
-            guard = dicts.setdefault(id(behind), DictGuard(behind, is_namespace=behind is vars(forward_ad)))
+            guard = dicts.setdefault(id(behind), DictGuard(behind, is_namespace=container is forward_ad_variables))
             guard.entries.append((key, expected))
             guard.is_ordered = False
     for container, length in environment._lengths:

@@ -1,8 +1,8 @@
 """Iterators that were there before a call: refused as soon as a trace asks for an item, and not moved by it.
 
-For the time of a trace, a stand-in lies wherever such an iterator was found. It refuses what would move the iterator on.
-Whoever else finds it meanwhile, in another thread, finds the iterator behind it. Classes of torch and of the standard
-library that are written in Python are watched themselves: data loaders, and generators of Python's `random`.
+For the time of a trace, a stand-in lies wherever such an iterator was found. It refuses what would move the iterator
+on. Whoever else finds it meanwhile, in another thread, finds the iterator behind it. Classes of torch and of the
+standard library that are written in Python are watched themselves: data loaders, and generators of Python's `random`.
 """
 
 # What iterators give is of any type.
@@ -21,8 +21,8 @@ import types
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils.data import dataloader  # its _BaseDataLoaderIter: checked with torch 2.13
 
 from pygraph.environment import Environment
 from pygraph.errors import TraceError
@@ -35,9 +35,9 @@ REMEDY = "Pass the batch or the number as an argument."
 # What moves an iterator or a file on, or tells where it is, besides what the interpreter itself calls.
 _MOVING = frozenset(
     {
-        "send", "throw", "close", "asend", "athrow", "aclose", "read", "read1", "readall", "readinto", "readinto1", "readline",
-        "readlines", "seek", "tell", "peek", "truncate", "iternext", "reset", "next", "line_num", "gi_frame", "cr_frame",
-        "ag_frame",
+        "send", "throw", "close", "asend", "athrow", "aclose", "read", "read1", "readall", "readinto", "readinto1",
+        "readline", "readlines", "seek", "tell", "peek", "truncate", "iternext", "reset", "next", "line_num",
+        "gi_frame", "cr_frame", "ag_frame",
     }
 )  # fmt: skip
 
@@ -264,7 +264,7 @@ def _watched_classes(iterators: Iterators) -> Generator[None, None, None]:
     A data loader draws the seed of its workers from torch's generator, which would not be repeated either.
     """
     shared = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
-    loaders: Any = torch.utils.data.dataloader
+    loaders: Any = dataloader
     watched = [(loaders.DataLoader, "__iter__"), (loaders._BaseDataLoaderIter, "__next__")]
     watched += [(random.Random, name) for name in ("random", "getrandbits", "seed", "setstate", "getstate")]
     watched += [(random.SystemRandom, name) for name in ("random", "getrandbits")]

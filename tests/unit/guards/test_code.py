@@ -198,7 +198,9 @@ def _order_of_modules(device: torch.device) -> Case:
 
 
 def _class_of(value: Any, cls: Any, use: Callable[[Any, torch.Tensor], Any]) -> Case:
-    return Case(lambda x: use(value, x), *(functools.partial(setattr, value, "__class__", c) for c in (cls, type(value))))
+    return Case(
+        lambda x: use(value, x), *(functools.partial(setattr, value, "__class__", c) for c in (cls, type(value)))
+    )
 
 
 def _class_of_object(device: torch.device) -> Case:
@@ -224,7 +226,9 @@ def _bases(device: torch.device) -> Case:
         pass
 
     instance = C()
-    return Case(lambda x: instance.step(x), lambda: setattr(C, "__bases__", (B,)), lambda: setattr(C, "__bases__", (A,)))
+    return Case(
+        lambda x: instance.step(x), lambda: setattr(C, "__bases__", (B,)), lambda: setattr(C, "__bases__", (A,))
+    )
 
 
 def _nested(device: torch.device) -> Case:
@@ -338,6 +342,10 @@ def _multihead(device: torch.device) -> Case:
     )
 
 
+def _less(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return input - 1
+
+
 _add: Any = torch.Tensor.__add__
 _relu, _linear_of_torch, _call = nn.ReLU.forward, F.linear, nn.Module.__call__
 
@@ -351,7 +359,7 @@ CASES: dict[str, Callable[[torch.device], Case]] = {
     "F.linear": _module(_linear, lambda m: _attribute(
         F, "linear", lambda x, w, b=None: _linear_of_torch(x, w, b) + 1)),
     "F.relu": _module(_linear, lambda m: _attribute(F, "relu", lambda x, inplace=False: x - 1)),
-    "code of F.relu": _module(_linear, lambda m: _attribute_of(F.relu, "__code__", (lambda input, inplace=0: input - 1).__code__)),
+    "code of F.relu": _module(_linear, lambda m: _attribute_of(F.relu, "__code__", _less.__code__)),
     "torch.relu": _module(_linear, lambda m: _attribute(torch, "relu", lambda x: x - 1)),
     "attention": _multihead,
     "torch.tanh": _names(lambda x: torch.tanh(x), torch, "tanh", lambda x: x - 1),
@@ -366,7 +374,8 @@ CASES: dict[str, Callable[[torch.device], Case]] = {
     "code of a method": _calls("step.__code__", lambda value, x: value(x), (lambda self, x: x - 4).__code__),
     "getattr": _calls("middle.__getattr__", lambda value, x: x * value.made, lambda self, name: 5.0),
     "getattribute": _calls("__getattribute__", lambda value, x: x * value.k, lambda self, name: 5.0),
-    "attribute of a metaclass": _calls("meta.factor", lambda value, x: x * type(value).factor, property(lambda cls: 5.0)),
+    "attribute of a metaclass": _calls("meta.factor", lambda value, x: x * type(value).factor,
+                                       property(lambda cls: 5.0)),
     "call of a metaclass": _calls("meta.__call__", lambda value, x: x * type(value)().k,
                                   lambda cls: types.SimpleNamespace(k=5.0)),
     "property": _calls("scale", lambda value, x: x * value.scale, property(lambda self: 5.0)),
@@ -433,3 +442,63 @@ def test_a_change_of_code_is_noticed(case: Case, native: bool, device: torch.dev
         assert (now[0] == before[0]) == (change is case.back)
         assert _results(fast, x) == now
     assert fast.cache_info().captures >= 2
+
+
+def test_a_trace_elsewhere_changes_no_code(native: bool, device: torch.device) -> None:
+    module = nn.Sequential(*_linear()).to(device).requires_grad_(False)
+    x = torch.ones(2, 4, device=device)
+    fast = pygraph.jit(module)
+    for _ in range(3):
+        fast(x)
+    misses = fast.cache_info().misses
+    inside, done = threading.Event(), threading.Event()
+
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        done.wait(20)
+        return module(x) + 1
+
+    thread = threading.Thread(target=lambda: pygraph.jit(slow)(x))
+    thread.start()
+    inside.wait(20)
+    assert vars(nn.Module)["__call__"] is not _call  # make_fx has patched it
+    for _ in range(3):
+        assert _results(fast, x, 1) == _results(module, x, 1)
+    done.set()
+    thread.join()
+    fast(x)
+    assert fast.cache_info().misses == misses
+
+
+def test_what_has_changed_is_named() -> None:
+    module = nn.Sequential(*_linear())
+    instance = _derived()()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return instance(module(x)) + _helper(torch.tanh(x))
+
+    environment = Environment(fn)
+    assert environment.changed() is None
+    for owner, name, value, expected in (
+        (nn.ReLU, "forward", lambda self, x: x, "ReLU.forward"),
+        (F, "linear", len, "torch.nn.functional.linear"),
+        (torch, "tanh", len, "torch.tanh"),
+        (Base, "step", len, "Base.step"),
+    ):
+        with mock.patch.object(owner, name, value):
+            assert not environment.is_current()
+            assert environment.changed() == expected
+        assert environment.is_current()
+    change, back = _attribute_of(_helper, "__code__", _other.__code__)
+    change()
+    assert environment.changed() == "the code of _helper"
+    back()
+    instance.__class__ = type("Other", (type(instance),), {})
+    assert environment.changed() == "the class of instance"
+
+
+def test_a_cache_that_a_library_keeps_in_a_class_is_no_change() -> None:
+    environment = Environment(nn.Linear(2, 2))
+    with mock.patch.object(nn.Linear, "some_cache", {}, create=True):
+        assert environment.is_current()
+    assert environment.is_current()

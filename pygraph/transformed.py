@@ -170,6 +170,9 @@ class Transformed(Generic[P, R]):
         self.seconds = 0.0
         self._counts: _Counts = _Counts() if parent is None else parent._counts
         self._pools: dict[torch.device, Pool] = {} if parent is None else parent._pools
+        self._forgotten: collections.deque[Transformed[..., Any]] = (
+            collections.deque() if parent is None else parent._forgotten
+        )
         self._inlined: collections.Counter[Fallback] = collections.Counter()
         self._clear_first = False
         self._native = CallPath(self._lock)
@@ -344,10 +347,20 @@ class Transformed(Generic[P, R]):
             program = entry.program or entry.described
             yield from (static.value for static in program.statics) if program is not None else ()
 
-    def forget(self) -> None:
-        """Give back every graph of a derived function that no call will find again."""
-        with self._lock:
+    def forget(self, *, wait: bool = True) -> None:
+        """Give back every graph of a derived function that no call will find again.
+
+        Args:
+            wait: Whether for another thread's turn. A finalizer must not: it may run under a lock that the other thread
+                waits for, as Dynamo's. The next compilation of a function with the same memory gives them back then.
+        """
+        if not self._lock.acquire(blocking=wait):
+            self._forgotten.append(self)
+            return
+        try:
             self._clear()
+        finally:
+            self._lock.release()
 
     def forget_soon(self) -> None:
         """Give back every graph now, or before the next call if one is going on, here or in another thread."""
@@ -472,6 +485,8 @@ class Transformed(Generic[P, R]):
 
     def _compile(self, key: Key, leaves: list[Any], structure: Hashable, args: Any, kwargs: Any) -> Entry:
         self._settle()
+        while self._forgotten:
+            self._forgotten.popleft()._clear()
         self._counts.misses += 1
         base = key[0]
         entries = self._entries.of(key)

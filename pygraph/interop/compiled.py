@@ -188,7 +188,7 @@ class Replaying:
         if sys.is_finalizing():
             return
         for engine in self.__dict__.get("_engines", {}).values():
-            engine.function.forget()
+            engine.function.forget(wait=False)
 
 
 class _Engine:

@@ -58,7 +58,8 @@ class Refusals(TorchFunctionMode):
         self.problem: str | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        interruptions.check(sys._getframe(1))  # the first mode that sees what the user's code calls
+        if not torch.compiler.is_dynamo_compiling():  # which compiles branches, and this with them
+            interruptions.check(sys._getframe(1))  # no mode sees sooner what the user's code calls
         kwargs = kwargs or {}
         if func == _Tensor.data.__set__:
             # On a fake it would be lost; on a real tensor, it would leave a fake's memory there.

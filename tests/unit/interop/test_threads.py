@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -167,3 +168,36 @@ def test_first_calls_beside_a_tracer_of_torch(device: torch.device, other: Calla
             done.set()
 
     run_threads(beside, ours)
+
+
+def test_what_dies_under_dynamos_lock_waits_for_nobody(device: torch.device) -> None:
+    """Dynamo drops compiled code under its lock; a thread that replays may wait for that lock, and has the graphs'."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    from pygraph.interop import dynamo
+
+    x = torch.ones(3, device=device)
+    compiled = torch.compile(lambda x: torch.relu(x) + 1, backend="pygraph")
+    compiled(x)
+    root = dynamo._root()
+    at_work, let_go = threading.Event(), threading.Event()
+
+    def replays() -> None:
+        with root.turn():
+            at_work.set()
+            let_go.wait(60)
+            with compile_lock:
+                pass
+
+    def drops() -> None:
+        at_work.wait(60)
+        with compile_lock:
+            let_go.set()
+            torch._dynamo.reset()
+            gc.collect()
+
+    assert any(function.cache_info().size for one in dynamo._LIVE for function in one.functions())
+    run_threads(replays, drops, timeout=60)
+    again = torch.compile(lambda x: torch.relu(x) + 2, backend="pygraph")
+    assert torch.equal(again(x), torch.relu(x) + 2)
+    assert not root._forgotten

@@ -184,8 +184,8 @@ class Replaying:
         """The transformed functions behind it, one for each set of static inputs."""
         return [engine.function for engine in list(self._engines.values())]
 
-    def __del__(self) -> None:
-        if sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # bound above, as at the end of a process a module's names are gone
             return
         for engine in self.__dict__.get("_engines", {}).values():
             engine.function.forget(wait=False)

@@ -354,10 +354,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     captured = {id(tensor): index for index, tensor in enumerate(executable._captured)}
     return {
         "inputs": tuple(tensors[body.inputs[position]] for position in graph.slots),
-        "memory": tuple(
-            (torch.empty(0, dtype=m.spec.dtype, device=m.spec.device), m.spec.shape, m.spec.stride)
-            for m in graph.memory
-        ),
+        "memory": tuple((_empty(m.spec.dtype, m.spec.device), m.spec.shape, m.spec.stride) for m in graph.memory),
         "slots": slots,
         "numbers": tuple(
             (numbers[node], *cells) for node, cells in zip(body.numbers, values, strict=True)
@@ -374,6 +371,12 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         **_returned(executable.program.out_tree),
         "owners": (graph, executable),  # kept while addresses of theirs are used
     }  # fmt: skip
+
+
+@functools.cache
+def _empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What results are like but for shape and strides: one tensor for all plans, which keep it."""
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 def _stream(executable: Executable) -> dict[str, Any] | None:

@@ -612,8 +612,9 @@ class RegionGraph:
         self._static_outputs = []
         self._kept = None
 
-    def __del__(self) -> None:
-        if "graph" in self.__dict__ and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Bound above, as at the end of a process a module's names are gone.
+        if "graph" in self.__dict__ and not is_finalizing():
             self.release()
 
 

@@ -99,8 +99,9 @@ class CudaPool(_Ordered, Pool):
         self._keepers: list[tuple[Any, torch.cuda.CUDAGraph]] = []
         self.renew()
 
-    def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Bound above, as at the end of a process a module's names are gone; CUDA may be gone as well then.
+        if not is_finalizing():
             for _, keeper in self._keepers:
                 cuda_captures.when_possible(functools.partial(_destroy, keeper))
 

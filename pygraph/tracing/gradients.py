@@ -57,8 +57,11 @@ def leaves_behind(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves to which a backward of the tensors would add gradients; a leaf leads to itself."""
     tensors = [tensor for tensor in tensors if tensor.requires_grad]
     found = [tensor for tensor in tensors if tensor.grad_fn is None]
-    found += [node.variable for node in _history(tensors) if hasattr(node, "variable")]
+    found += [node.variable for node in _history(tensors) if node.name() == _LEAF]
     return list({id(tensor): tensor for tensor in found}.values())
+
+
+_LEAF = "torch::autograd::AccumulateGrad"  # checked with torch 2.13
 
 
 def _history(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:

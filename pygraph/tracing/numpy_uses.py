@@ -4,7 +4,7 @@ Without this, NumPy takes a symbol for an object, of which it makes arrays of ob
 where its own count. The number is baked in.
 """
 
-# Arguments are of any type. Symbols' protocols are private; checked with torch 2.11 and 2.13.
+# Arguments are of any type. Symbols have none of these protocols themselves; checked with torch 2.13.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 

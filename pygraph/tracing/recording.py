@@ -21,7 +21,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_symbols
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
+from torch.utils._python_dispatch import _disable_current_modes  # as in `pygraph.tracing.modes`
 
 from pygraph.environment import Environment
 from pygraph.errors import (

@@ -176,8 +176,6 @@ def test_results_have_the_gradients_that_they_have_in_eager(
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_so_it_is_under_every_grad_mode(name: str, mode: Callable[[], Any], device: torch.device) -> None:
     fn = FUNCTIONS[name]
-    if name in ("gradient_inside", "penalty") and mode is not torch.enable_grad:
-        return
     fast = pygraph.jit(fn)
 
     def seen(called: Callable[..., Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -128,3 +129,18 @@ def test_a_thousand_captures_leave_nothing(device: torch.device) -> None:
     assert compiled.explain().to_dict()["kernels_in_graphs"] == 1
     del compiled, lowered
     assert live_bytes(device) <= before
+
+
+def test_kinds_of_calls_hold_no_tensors_of_their_own(device: torch.device) -> None:
+    def alive() -> int:
+        gc.collect()
+        return sum(type(one) is torch.Tensor for one in gc.get_objects())
+
+    fast = pygraph.jit(lambda x: x * 2 + 1, max_graphs=16)
+    fast(torch.ones(1, device=device))
+    before = alive()
+    for size in range(1, 41):
+        for _ in range(3):
+            fast(torch.ones(size, device=device))
+    assert fast.cache_info().size == 16
+    assert alive() - before < 4

@@ -15,13 +15,14 @@ is in its youngest generation: the place to empty is where something older refer
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -46,16 +47,13 @@ _FAR = 24
 # first object that may be part of a cycle is put into it, so that an old dict may seem young.
 _ONE_OLD_GENERATION = sys.version_info >= (3, 14)
 
-# The oldest generation of what a trace has made.
-_YOUNG = 0 if _ONE_OLD_GENERATION else 1
-
 
 class _Trace(threading.local):
     """What the traces under way in a thread have made; None outside."""
 
     modes: list[weakref.ref[Any]] | None = None
     lines: list[tuple[weakref.ref[Any], str]]
-    collections: int
+    ages: _Ages
 
 
 _trace = _Trace()
@@ -95,16 +93,16 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
     _trace.modes, _trace.lines = [], []
     try:
         with no_collection():
-            collect(_YOUNG)  # what there is now is old
-            _trace.collections = _collections()
-            try:
-                result = run()
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    traceback.clear_frames(error.__traceback__)
-                _remove_what_is_left(failed=True)
-                raise
-            left = _remove_what_is_left(failed=False)
+            _trace.ages = _Ages()
+            with _trace.ages.told_apart():
+                try:
+                    result = run()
+                except BaseException as error:
+                    if not isinstance(error, Exception):
+                        traceback.clear_frames(error.__traceback__)
+                    _remove_what_is_left(failed=True)
+                    raise
+                left = _remove_what_is_left(failed=False)
     finally:
         _trace.modes, _trace.lines = None, []
     if left is None:
@@ -124,17 +122,18 @@ def _remove_what_is_left(*, failed: bool) -> tuple[list[str], str | None] | None
     made = _trace.modes or []
     if _are_gone(made):
         return None
-    are_known = _collections() == _trace.collections
-    young = _ids(0) if _ONE_OLD_GENERATION else None
-    collect(_YOUNG)  # which would come next anyway: the trace has made many cycles
+    young = _trace.ages.collect_young()
     if _are_gone(made):
         return None
-    if not are_known:  # as Dynamo collects garbage, which makes all that is left old
-        collect()
-        young = frozenset[int]()
-        if _are_gone(made):
-            return None
-    search = _Search(made, _ids(0) | _ids(1) if young is None else young)
+    search = _Search(made, young())
+    with _trace.ages.all_seen():
+        return _take_out_all(search, made, failed=failed)
+
+
+def _take_out_all(
+    search: _Search, made: Sequence[weakref.ref[Any]], *, failed: bool
+) -> tuple[list[str], str | None] | None:
+    """The same, when it is known that there is something that is no young garbage."""
     names: dict[str, None] = {}
     line: str | None = None
     stays = False
@@ -151,10 +150,11 @@ def _remove_what_is_left(*, failed: bool) -> tuple[list[str], str | None] | None
         is_done = not found
         held = found = None
         search.forget()
-        collect(_YOUNG)
+        if not _are_gone(made):
+            collect()
         if is_done or _are_gone(made):
             break
-    if not (names or stays or failed) and not _are_gone(made) and collect() and search.finds_any():
+    if not (names or stays or failed) and not _are_gone(made) and search.finds_any():
         names["something that does not tell Python what it holds"] = None
     return (list(names), line) if names else None
 
@@ -163,13 +163,59 @@ def _are_gone(made: Iterable[weakref.ref[Any]]) -> bool:
     return all(reference() is None for reference in made)
 
 
-def _collections() -> int:
-    """How often the collector has made old what is young."""
-    return sum(generation["collections"] for generation in gc.get_stats()[_YOUNG:])
+class _Ages:
+    """Tells what a trace has made from what was there before.
+
+    The collector is asked to leave alone what there is, so that everything that it knows afterwards is young. Where the
+    user has done so before, for other objects, that could not be undone for ours alone; there, what there is is made old
+    by a collection, and a collection in the middle of a trace, as by Dynamo, makes all old.
+    """
+
+    def __init__(self) -> None:
+        self._are_users = gc.get_freeze_count() > 0
+        if self._are_users:
+            collect(0 if _ONE_OLD_GENERATION else 1)
+        self._collections = self._count()
+
+    @contextlib.contextmanager
+    def told_apart(self) -> Generator[None, None, None]:
+        """Keep them apart while what is inside runs."""
+        if not self._are_users:
+            gc.freeze()
+        try:
+            yield
+        finally:
+            if not self._are_users:
+                gc.unfreeze()
+
+    def collect_young(self) -> Callable[[], frozenset[int]]:
+        """Collect garbage that is young, which would come next anyway; what tells the ids of other young objects."""
+        if not self._are_users:
+            collect()
+            return lambda: _ids(gc.get_objects())
+        if self._count() != self._collections:
+            collect()
+            return frozenset[int]
+        ids = _ids(gc.get_objects(0)) if _ONE_OLD_GENERATION else frozenset[int]()
+        collect(0)
+        return lambda: ids or _ids(gc.get_objects(1))
+
+    @contextlib.contextmanager
+    def all_seen(self) -> Generator[None, None, None]:
+        """Have the collector look at all objects while what is inside runs."""
+        gc.unfreeze()
+        try:
+            yield
+        finally:
+            gc.freeze()
+
+    @staticmethod
+    def _count() -> int:
+        return sum(generation["collections"] for generation in gc.get_stats())
 
 
-def _ids(generation: int) -> frozenset[int]:
-    return frozenset(map(id, gc.get_objects(generation)))
+def _ids(values: Iterable[Any]) -> frozenset[int]:
+    return frozenset(map(id, values))
 
 
 class _Search:

@@ -262,10 +262,12 @@ def record(
 def _changed_variable(context: contextvars.Context) -> str | None:
     """A context variable that has another value in a context than in the current one.
 
-    A library that is used for the first time may set one of its own, as the decimal module does.
+    A library that is used for the first time may set one of its own, as the decimal module does; torch has its settings.
     """
     now = contextvars.copy_context()
     for variable, value in context.items():
+        if variable.name.startswith("torch."):
+            continue
         is_librarys = variable not in now and type(value).__module__ in sys.stdlib_module_names - {"builtins"}
         if now.get(variable) is not value and not is_librarys:
             return f"the context variable {variable.name}"

@@ -28,6 +28,7 @@ from pygraph.environment import Environment
 from pygraph.errors import TraceError
 from pygraph.guards.iterators import is_drawing, is_opaque
 from pygraph.places import Item, Variable
+from pygraph.tracing.live_numbers import is_user_frame
 from pygraph.tracing.modes import user_frame
 
 REMEDY = "Pass the batch or the number as an argument."
@@ -53,12 +54,14 @@ class Iterators:
     Attributes:
         problem: What was asked first; None if nothing was.
         source: The user's line that asked.
+        made: Generators that the function has made itself.
     """
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._thread: int | None = None
         self._stand_ins: dict[int, StandIn] = {}
+        self.made: list[object] = []
         self.problem: str | None = None
         self.source: str | None = None
 
@@ -70,7 +73,7 @@ class Iterators:
         try:
             with _watched_classes(self):
                 for get, put, value in _places_of(self._environment):
-                    instead = self._instead(value)
+                    instead = self.instead(value)
                     if instead is not value and get() is value:
                         put(instead)
                         swapped.append((get, put, instead, value))
@@ -93,12 +96,12 @@ class Iterators:
             self.source = user_frame(sys._getframe(1))
         raise TraceError(self.problem)
 
-    def _instead(self, value: Any) -> Any:
+    def instead(self, value: Any) -> Any:
         """What lies in the place of a value meanwhile: itself, where there is no iterator in it."""
         if is_opaque(value):
             return self._stand_ins.setdefault(id(value), StandIn(value, self))
         if isinstance(value, tuple):
-            items = [self._instead(item) for item in value]
+            items = [self.instead(item) for item in value]
             if any(item is not before for item, before in zip(items, value, strict=True)):
                 return tuple.__new__(type(value), items)
         return value
@@ -287,11 +290,16 @@ def _is_algebra(frame: Any) -> bool:
 
 def _watch(iterators: Iterators, cls: type, name: str, shared: object) -> Callable[[], None]:
     original: Any = getattr(cls, name)
+    made = iterators.made
     own = name in vars(cls)
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self is not shared and iterators.is_asking() and not _is_algebra(sys._getframe(1)):
+        frame = sys._getframe(1)
+        if frame.f_code is random.Random.__init__.__code__ and args and args[0] is not None:
+            made.append(self)  # by the function, with a seed: it draws the same at every call
+        ours = self is shared or any(self is one for one in made)
+        if not ours and iterators.is_asking() and is_user_frame(frame) and not _is_algebra(frame):
             iterators.refuse(_described(self))
         return original(self, *args, **kwargs)
 

@@ -122,7 +122,8 @@ def record(
     values: list[Any] = []
     symbols: dict[Any, int] = {}
     asked = set() if asked is None else asked
-    traced_leaves = list(leaves)
+    iterators = Iterators(environment)
+    traced_leaves = [iterators.instead(leaf) for leaf in leaves]
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             if index in static:
@@ -178,7 +179,6 @@ def record(
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     inference = torch.is_inference_mode_enabled()
     generators = Generators()
-    iterators = Iterators(environment)
     meta = UsesOfMeta()
     sources = Sources(generators.drawing, fakes.values(), meta)
     refusals = Refusals(fakes.values())

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.errors import FallbackError
+from pygraph.errors import FallbackError, TraceError
 
 HERE: Any = sys.modules[__name__]
 SHARED: Any = None
@@ -290,3 +290,28 @@ def test_another_thread_takes_from_the_iterator_during_a_trace(device: torch.dev
     thread.join()
     assert taken == [1.0, 2.0, 3.0]
     assert next(trainer.batches) == 4.0
+
+
+def test_an_iterator_as_argument_inside_a_gradient(device: torch.device) -> None:
+    fast = pygraph.jit(lambda x, it: (x * next(it)).sum())
+    it, x = _numbers(), torch.ones(1, device=device)
+    assert [torch.func.grad(fast)(x, it).item() for _ in range(3)] == [1.0, 2.0, 3.0]
+    leaf = x.clone().requires_grad_()
+    fast(leaf, it).backward()
+    assert leaf.grad is not None
+    assert leaf.grad.item() == 4.0
+
+
+def test_a_program_is_not_made_of_an_iterator_that_is_an_argument(device: torch.device) -> None:
+    it, x = _numbers(), torch.ones(1, device=device)
+    with pytest.raises(TraceError, match="a generator that was there before the call"):
+        pygraph.trace(lambda x, it: x * next(it))(x, it)
+    assert next(it) == 1.0
+
+
+def test_a_generator_that_the_function_makes_with_a_seed_is_part_of_the_graph(device: torch.device) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * random.Random(3).random()
+
+    fast, x = pygraph.jit(fn, strict=True), torch.ones(1, dtype=torch.float64, device=device)
+    assert [fast(x).item() for _ in range(3)] == [random.Random(3).random()] * 3

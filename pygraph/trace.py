@@ -35,6 +35,7 @@ from pygraph.program import (
     Program,
 )
 from pygraph.runtime.collection import no_collection
+from pygraph.tracing import interruptions
 from pygraph.tracing.functionalize import functionalize
 from pygraph.tracing.interruptions import uninterrupted
 from pygraph.tracing.leaks import leaving_nothing
@@ -209,7 +210,7 @@ def trace_call(
 def _trace_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
 ) -> Traced:
-    with _LOCK, no_collection(), _dispatch_kept():
+    with _turn(), no_collection(), _dispatch_kept():
         recording, static = _record_call(fn, args, kwargs, static, name)
         passing = _passing(fn)
         passed = {id(tensor) for tensor in passing.differentiated} if passing is not None else set[int]()
@@ -222,6 +223,17 @@ def _trace_call(
             now.release(fn.rebound())
             fn.check(program)
         return Traced(program, static, now)
+
+
+@contextlib.contextmanager
+def _turn() -> Generator[None, None, None]:
+    """Wait for the traces of other threads, so that handlers of signals do not wait with this one."""
+    while not _LOCK.acquire(timeout=0.1):
+        interruptions.check()
+    try:
+        yield
+    finally:
+        _LOCK.release()
 
 
 def reached_besides(
@@ -265,7 +277,7 @@ def record_call(
 def _record_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
 ) -> tuple[Recording, frozenset[int]]:
-    with _LOCK, no_collection(), _saved_tensors_unseen(), _dispatch_kept():
+    with _turn(), no_collection(), _saved_tensors_unseen(), _dispatch_kept():
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs})
             asked: set[int] = set()

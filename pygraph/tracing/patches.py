@@ -4,7 +4,7 @@ Other threads find what was there before. What is put here is taken away when th
 has put something of his own in its place meanwhile; so nothing of it may do harm if it stays.
 """
 
-# Checked with torch 2.13; the same names were checked with torch 2.11 when `make_fx` was used.
+# Checked with torch 2.13.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ it is needed to write down operations: here the function is simply called. What 
 answered per thread, by `tracing_here` and `session_here`.
 """
 
-# torch has no public names for any of this. Checked with torch 2.13; what 2.11 is known to have is used alone, and
-# tests/unit/tracing/test_proxy_trace.py says at once what a version has not.
+# torch has no public names for any of this. Checked with torch 2.13; tests/unit/tracing/test_proxy_trace.py says what
+# another version has not.
 # pyright: reportPrivateUsage=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Session(proxy_tensor._MakefxTracer):
         return sub
 
     def trace_subgraph(self, f: Callable[..., Any], *args: object) -> fx.GraphModule:
-        """Trace a branch; torch 2.11 makes a tracer of its own class here."""
+        """Trace a branch, by a tracer of this class."""
         sub = self._make_sub_tracer()
         with sub._init_modes_from_parent(self):
             return sub._trace_inner(f, *args)

@@ -139,6 +139,30 @@ def test_a_time_limit_ends_a_trace_that_waits(device: torch.device, waits: Calla
     assert time.perf_counter() - begin < 30
 
 
+def test_a_handler_does_not_wait_for_the_trace_of_another_thread(device: torch.device) -> None:
+    at_work, let_go = threading.Event(), threading.Event()
+    x = torch.ones(3, device=device)
+
+    def slow(x: Tensor) -> Tensor:
+        at_work.set()
+        assert let_go.wait(60)
+        return x + 1
+
+    def stop(number: int, frame: object) -> None:
+        let_go.set()
+        raise StopError
+
+    thread = threading.Thread(target=lambda: pygraph.trace(slow)(x), daemon=True)
+    thread.start()
+    assert at_work.wait(60)
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    with pytest.raises(StopError):
+        pygraph.trace(lambda x: x * 2)(x)
+    thread.join(60)
+    assert str(pygraph.trace(lambda x: x * 2)(x)).count("aten.mul") == 1
+
+
 def test_a_handler_that_returns_has_the_trace_begin_anew(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruptions, "PATIENCE", 0.0)
     seen: list[bool] = []

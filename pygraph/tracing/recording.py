@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -193,7 +192,7 @@ def record(
             describe(call, f"{type(failure).__name__}: {first_line(failure)}", source=user_line(failure))
         ) from failure
     assert module is not None
-    elsewhere = elsewhere or settings.changed or _changed_variable(context)
+    elsewhere = elsewhere or settings.changed or _changed_variable(context, environment)
     changed = changed or elsewhere
     refused = sources.problem or refusals.problem
     if refused is not None:  # the function has caught the error
@@ -239,17 +238,14 @@ def record(
     )  # fmt: skip
 
 
-def _changed_variable(context: contextvars.Context) -> str | None:
-    """A context variable that has another value in a context than in the current one.
+def _changed_variable(context: contextvars.Context, environment: Environment) -> str | None:
+    """A context variable of the function that has another value in a context than in the current one.
 
-    A library that is used for the first time may set one of its own, as the decimal module does; torch has its settings.
+    Torch has variables of its own, for settings of Dynamo.
     """
     now = contextvars.copy_context()
     for variable, value in context.items():
-        if variable.name.startswith("torch."):
-            continue
-        is_librarys = variable not in now and type(value).__module__ in sys.stdlib_module_names - {"builtins"}
-        if now.get(variable) is not value and not is_librarys:
+        if environment.reaches(variable) and (variable not in now or now[variable] is not value):
             return f"the context variable {variable.name}"
     return None
 

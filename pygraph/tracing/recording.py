@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -192,7 +193,7 @@ def record(
             describe(call, f"{type(failure).__name__}: {first_line(failure)}", source=user_line(failure))
         ) from failure
     assert module is not None
-    elsewhere = elsewhere or settings.changed or _changed_variable(context, environment)
+    elsewhere = elsewhere or settings.changed or _changed_variable(context)
     changed = changed or elsewhere
     refused = sources.problem or refusals.problem
     if refused is not None:  # the function has caught the error
@@ -238,16 +239,25 @@ def record(
     )  # fmt: skip
 
 
-def _changed_variable(context: contextvars.Context, environment: Environment) -> str | None:
-    """A context variable of the function that has another value in a context than in the current one.
-
-    Torch has variables of its own, for settings of Dynamo.
-    """
+def _changed_variable(context: contextvars.Context) -> str | None:
+    """A context variable that has another value in a context than in the current one; torch has some of its own."""
     now = contextvars.copy_context()
     for variable, value in context.items():
-        if environment.reaches(variable) and (variable not in now or now[variable] is not value):
+        if (variable not in now or now[variable] is not value) and not _is_torchs(variable):
             return f"the context variable {variable.name}"
     return None
+
+
+def _is_torchs(variable: contextvars.ContextVar[Any]) -> bool:
+    if variable.name.startswith(("torch.", "decimal_context")):
+        return True
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "torch"]
+    if any(value is variable for module in modules for value in list(vars(module).values())):
+        return True
+    # Every setting in torch's modules of settings has one. Private; checked with torch 2.13.
+    tables = [table for module in modules if isinstance(table := vars(module).get("_config"), dict)]
+    settings = [entry for table in tables for entry in list(table.values())]
+    return any(getattr(entry, "user_override", None) is variable for entry in settings)
 
 
 def _unreached_gradient(used: Iterable[torch.Tensor]) -> str | None:

@@ -24,7 +24,9 @@ from pygraph.tracing import memos
 # Names are looked for this many steps away from a place, and whose it is so many.
 _FAR, _FARTHER = 4, 8
 
-_LIBRARIES = ("torch", "pygraph", "numpy", "triton")
+LIBRARIES = frozenset({"torch", "pygraph", "numpy", "triton"})
+"""Packages from whose places nothing is taken: they depend on it, and forget it in time."""
+
 _INTERNAL = ("torch._", "torch.fx.")
 
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
@@ -40,14 +42,17 @@ class Held(NamedTuple):
 # -- whose it is, and what it is called -----------------------------------------------------------------------------
 
 
-def is_packages(held: Held) -> bool:
-    """Whether an installed package has the object for its own ends, as Dynamo what it has compiled."""
+def packages_of(held: Held) -> frozenset[str]:
+    """The installed packages that have the object for their own ends, as torch has what Dynamo has compiled; empty if
+    it is the user's.
+    """
     layer: list[Any] = [held.holder]
     seen = {id(held), id(layer), id(held.holder)}
     for _ in range(_FARTHER):
         modules = {module for value in layer if (module := _module_of(value)) is not None}
         if modules:
-            return all(map(_belongs_to_package, modules))
+            are_packages = all(map(_belongs_to_package, modules))
+            return frozenset(module.partition(".")[0] for module in modules if are_packages)
         above: list[Any] = []
         seen.add(id(above))
         for referrer in gc.get_referrers(*layer):
@@ -55,7 +60,7 @@ def is_packages(held: Held) -> bool:
                 seen.add(id(referrer))
                 above.append(referrer)
         layer = above
-    return False
+    return frozenset()
 
 
 def is_result(held: Held) -> bool:
@@ -80,12 +85,12 @@ def _module_of(value: Any) -> str | None:
         module = sys.modules.get(name)
         return name if module is not None and vars(module) is value else None
     module = type(value).__module__
-    is_plain = module.partition(".")[0] in (*sys.stdlib_module_names, *_LIBRARIES)
+    is_plain = module.partition(".")[0] in (*sys.stdlib_module_names, *LIBRARIES)
     return None if is_plain and not module.startswith(_INTERNAL) else module
 
 
 def _belongs_to_package(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in _LIBRARIES or _is_installed(module)
+    return (module or "").partition(".")[0] in LIBRARIES or _is_installed(module)
 
 
 def name_of(held: Held) -> str:

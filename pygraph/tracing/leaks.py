@@ -33,7 +33,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 
 from pygraph.errors import StateChangeError, describe
 from pygraph.runtime.collection import collect, no_collection
-from pygraph.tracing.holders import Held, is_packages, is_result, name_of, take_out
+from pygraph.tracing.holders import LIBRARIES, Held, is_result, name_of, packages_of, take_out
 
 R = TypeVar("R")
 
@@ -140,7 +140,10 @@ def _take_out_all(
     for _ in range(_ROUNDS):
         found = search.look()
         line = line or search.line(_trace.lines)
-        places = [None if is_packages(held) else name_of(held) for held in found]
+        packages = [packages_of(held) for held in found]
+        stays = stays or any(names & LIBRARIES for names in packages)
+        found = [held for held, names in zip(found, packages, strict=True) if not names & LIBRARIES]
+        places = [None if packages_of(held) else name_of(held) for held in found]
         for place, held in zip(places, found, strict=True):
             if any(item is held.item for item in gc.get_referents(held.holder)):  # not yet taken out from there
                 is_out = take_out(held)
@@ -167,8 +170,8 @@ class _Ages:
     """Tells what a trace has made from what was there before.
 
     The collector is asked to leave alone what there is, so that everything that it knows afterwards is young. Where the
-    user has done so before, for other objects, that could not be undone for ours alone; there, what there is is made old
-    by a collection, and a collection in the middle of a trace, as by Dynamo, makes all old.
+    user has done so before, for other objects, that could not be undone for ours alone; there, a collection makes old
+    what there is, and another one in the middle of a trace, as by Dynamo, makes all old.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 The cache of a function is a dict. In one without a bound, results are its values; in one with a bound, links of a ring
 are, which also says which entry goes first. A link holds its result as long as it is part of the ring. The layout of
-the ring is private to CPython (checked with 3.11, 3.12 and 3.13); what is read there is compared with what the collector
-knows before anything is written.
+the ring is private to CPython (checked with 3.11, 3.12 and 3.13); what is read there is compared with what the
+collector knows before anything is written.
 """
 
 # What is cached is of any type.

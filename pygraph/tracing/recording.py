@@ -260,18 +260,24 @@ def record(
 
 
 def _changed_variable(context: contextvars.Context) -> str | None:
-    """A context variable that has another value in a context than in the current one.
-
-    A library that is used for the first time may set one of its own, as the decimal module does; torch has its settings.
-    """
+    """A context variable that has another value in a context than in the current one; torch has some of its own."""
     now = contextvars.copy_context()
     for variable, value in context.items():
-        if variable.name.startswith("torch."):
-            continue
-        is_librarys = variable not in now and type(value).__module__ in sys.stdlib_module_names - {"builtins"}
-        if now.get(variable) is not value and not is_librarys:
+        if (variable not in now or now[variable] is not value) and not _is_torchs(variable):
             return f"the context variable {variable.name}"
     return None
+
+
+def _is_torchs(variable: contextvars.ContextVar[Any]) -> bool:
+    if variable.name.startswith(("torch.", "decimal_context")):
+        return True
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "torch"]
+    if any(value is variable for module in modules for value in list(vars(module).values())):
+        return True
+    # Every setting in torch's modules of settings has one. Private; checked with torch 2.13.
+    tables = [table for module in modules if isinstance(table := vars(module).get("_config"), dict)]
+    settings = [entry for table in tables for entry in list(table.values())]
+    return any(getattr(entry, "user_override", None) is variable for entry in settings)
 
 
 def _unreached_gradient(used: Iterable[torch.Tensor]) -> str | None:

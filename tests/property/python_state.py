@@ -218,7 +218,9 @@ CODE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "class A{n}: pass\na{n} = A{n}()", "y = y * 2 if hasattr(a{n}, 'extra') else y + 1",
         ("a{n}.extra = 1", "del a{n}.extra", "A{n}.extra = 1"),
     ),
-    "a global that was not there": ("", "y = y * 2 if 'late{n}' in globals() else y + 1", ("late{n} = 1",)),
+    "a global that was not there": (
+        "", "try: y = y * late{n}\nexcept NameError: y = y + 1", ("late{n} = 3.0", "late{n} = 2.0", "del late{n}")
+    ),
     "a builtin": ("", "y = y * len((1, 2, 3))", ("len = lambda value: 5", "del len")),
     "an imported function": (
         "lib{n} = types.ModuleType('lib{n}')\nlib{n}.f = torch.sin", "y = lib{n}.f(y)", ("lib{n}.f = torch.cos",)
@@ -383,7 +385,7 @@ def world_of_code(name: str) -> World:
     events: list[tuple[Any, ...]] = [CALL, CALL]
     for index, text in enumerate(changes):
         events += [("thread" if index % 2 else "run", text.format(n=0)), CALL, CALL]
-    return world([setup.format(n=0)], [use.format(n=0)], (), events)
+    return world([setup.format(n=0)], use.format(n=0).split("\n"), (), events)
 
 
 def world_of_special(name: str) -> World:
@@ -420,7 +422,7 @@ def worlds(draw: st.DrawFn) -> World:
         elif what == "code":
             setup, use, replaced = CODE[draw(st.sampled_from(sorted(CODE)))]
             setups.append(setup.format(n=n))
-            body.append(use.format(n=n))
+            body += use.format(n=n).split("\n")
             changes += [text.format(n=n) for text in replaced]
         else:
             setup, use = SPECIAL[draw(st.sampled_from(sorted(SPECIAL)))]

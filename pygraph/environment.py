@@ -790,6 +790,8 @@ class Environment:
         self._library.add_class(cls)
         if issubclass(cls, enum.Enum):
             return  # its members are constants
+        if not is_library(type(cls).__module__):
+            self._visit(name, type(cls), depth)
         for base in cls.__mro__:
             if (base is not cls and id(base) in self._seen) or is_library(base.__module__):
                 continue

@@ -17,6 +17,7 @@ from torch.nn.modules import module as module_of_modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pygraph.runtime.turns import here
+from pygraph.tracing.patches import without_ended
 
 # What is read must be the same object, or equal, after a test. Private names were checked with torch 2.11 and 2.13.
 _READ: dict[str, Callable[[], Any]] = {
@@ -55,7 +56,8 @@ _READ: dict[str, Callable[[], Any]] = {
 
 def state() -> dict[str, Any]:
     """All of it, as it is now in this thread."""
-    return {name: read() for name, read in _READ.items()}
+    # A tracer of torch's in another thread may put a replacement of ours back, which then does nothing any more.
+    return {name: without_ended(read()) for name, read in _READ.items()}
 
 
 def changed(before: dict[str, Any]) -> list[str]:

@@ -49,7 +49,7 @@ class Decoder:
         return [*found, *(layer.keys.clone() for layer in self.cache.layers)]
 
 
-WRAPS = {"jit": pygraph.jit, "torch.compile": lambda fn: torch.compile(fn, backend="pygraph")}
+WRAPS = {"jit": pygraph.jit, "torch.compile": lambda fn: torch.compile(fn, backend=pygraph.backend)}
 
 
 @pytest.mark.filterwarnings("ignore")

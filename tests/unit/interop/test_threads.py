@@ -79,7 +79,7 @@ def test_calls_of_one_compiled_module_after_a_warm_one(device: torch.device) -> 
     x = torch.randn(2, 4, device=device)
     for _ in range(2):
         torch._dynamo.reset()
-        compiled = torch.compile(net, backend="pygraph")
+        compiled = torch.compile(net, backend=pygraph.backend)
         compiled(x)
         in_turn(4, lambda index, compiled=compiled: check(compiled, net, x))
     check(compiled, net, x)
@@ -88,7 +88,7 @@ def test_calls_of_one_compiled_module_after_a_warm_one(device: torch.device) -> 
 @pytest.mark.parametrize("how", ["jit", "compile"])
 def test_first_calls_of_one_module(device: torch.device, how: str) -> None:
     net = Net().to(device)
-    run: Any = pygraph.jit(net) if how == "jit" else torch.compile(net, backend="pygraph")
+    run: Any = pygraph.jit(net) if how == "jit" else torch.compile(net, backend=pygraph.backend)
 
     def work(index: int) -> None:
         for size in (2, 3):
@@ -101,7 +101,7 @@ def test_first_calls_of_one_module(device: torch.device, how: str) -> None:
 def test_first_calls_of_many_functions(device: torch.device, how: str) -> None:
     def work(index: int) -> None:
         net = Net().to(device)
-        run: Any = pygraph.jit(net) if how == "jit" else torch.compile(net, backend="pygraph")
+        run: Any = pygraph.jit(net) if how == "jit" else torch.compile(net, backend=pygraph.backend)
         check(run, net, torch.full((2, 4), index / 8, device=device))
         check(run, net, torch.full((2, 4), index / 4, device=device))
 
@@ -118,7 +118,7 @@ def test_graph_breaks_and_recompilations(device: torch.device) -> None:
         torch._dynamo.graph_break()
         return y.sin() + net.first.bias[:4]
 
-    compiled = torch.compile(fn, backend="pygraph")
+    compiled = torch.compile(fn, backend=pygraph.backend)
 
     def work(index: int) -> None:
         for k in (1, 2, 3):
@@ -177,7 +177,7 @@ def test_what_dies_under_dynamos_lock_waits_for_nobody(device: torch.device) -> 
     from pygraph.interop import dynamo
 
     x = torch.ones(3, device=device)
-    compiled = torch.compile(lambda x: torch.relu(x) + 1, backend="pygraph")
+    compiled = torch.compile(lambda x: torch.relu(x) + 1, backend=pygraph.backend)
     compiled(x)
     root = dynamo._root()
     at_work, let_go = threading.Event(), threading.Event()
@@ -198,6 +198,6 @@ def test_what_dies_under_dynamos_lock_waits_for_nobody(device: torch.device) -> 
 
     assert any(function.cache_info().size for one in dynamo._LIVE for function in one.functions())
     run_threads(replays, drops, timeout=60)
-    again = torch.compile(lambda x: torch.relu(x) + 2, backend="pygraph")
+    again = torch.compile(lambda x: torch.relu(x) + 2, backend=pygraph.backend)
     assert torch.equal(again(x), torch.relu(x) + 2)
     assert not root._forgotten

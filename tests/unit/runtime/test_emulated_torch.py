@@ -27,13 +27,19 @@ Function = Callable[..., Any]
 WAYS: dict[str, Callable[[Function], Function]] = {
     "eager": lambda fn: fn,
     "jit": pygraph.jit,
-    "compile": lambda fn: torch.compile(fn, backend="pygraph"),
+    "compile": lambda fn: torch.compile(fn, backend=pygraph.backend),
 }
 
 
 @pytest.fixture(autouse=True)
 def own_compilations() -> None:
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are compared with the CPU's, so cuDNN's must not be those of a shorter dtype."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 def values(*shape: int, seed: int = 1) -> torch.Tensor:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from pygraph.effects import is_random, root
 from pygraph.environment import Environment
 from pygraph.errors import TraceError, describe
+from pygraph.interop.beside import Parts, apart
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.wrapper import KernelGraph
 from pygraph.program import (
@@ -69,9 +70,11 @@ class Bound(SelfTracing):
         passed: Positions of those inputs.
         passes: The transforms that are applied to its Program.
         returned: What the graph returns: a position among what this function returns, or what to do with all inputs.
+        beside: What makes further results of all inputs; its results are counted from the end.
     """
 
     passes: tuple[str, ...]
+    beside: Callable[..., Sequence[Any]] | None = None
     returned: tuple[int | Callable[[Sequence[Any]], Any], ...] | None = None
 
     def __init__(self, inputs: Sequence[Any], static: Sequence[int]) -> None:
@@ -84,12 +87,13 @@ class Bound(SelfTracing):
         given = iter(args)
         return [self._static[index] if index in self._static else next(given) for index in range(self._count)]
 
-    def _plan_results(self, graph: fx.Graph, passed: Sequence[int]) -> None:
+    def _plan_results(self, graph: fx.Graph, passed: Sequence[int], beside: Sequence[int] = ()) -> None:
         """Tell results that are inputs from those that depend on a call: new tensors, views of inputs, sizes.
 
         Args:
             graph: The graph.
             passed: Which of all inputs its first placeholders are.
+            beside: Positions of the results that are made beside the graph.
         """
         position = dict(zip(graph.find_nodes(op="placeholder"), passed, strict=False))
         returned: list[int | Callable[[Sequence[Any]], Any]] = []
@@ -97,10 +101,12 @@ class Bound(SelfTracing):
         for index, value in enumerate(output_values(graph)):
             if isinstance(value, fx.Node) and value in position:
                 returned.append(operator.itemgetter(position[value]))
+            elif index in beside:
+                returned.append(beside.index(index) - len(beside))
             else:
                 returned.append(len(self._own))
                 self._own.append(index)
-        if returned != list(range(len(self._own))):
+        if returned != list(range(len(self._own))) or self.beside is not None:
             self.returned = tuple(returned)
 
     def __call__(self, *args: Any) -> Any:
@@ -226,6 +232,8 @@ class _Engine:
         if returned is None:
             inputs.clear()
             return results
+        if self._bound.beside is not None:
+            results = [*results, *self._bound.beside(*inputs)]
         found = [results[entry] if isinstance(entry, int) else entry(inputs) for entry in returned]
         inputs.clear()
         return found
@@ -426,7 +434,8 @@ class TracedSource:
 
     def bind(self, inputs: Sequence[Any], static: Sequence[int]) -> Bound:
         """The function, with the inputs at the positions ``static`` as they are now."""
-        return _TracedBound(self._module, self._passes, self._ordinary, inputs, static)
+        parts = apart(self._module, inputs)
+        return _TracedBound(self._module, self._passes, self._ordinary, inputs, static, parts)
 
 
 class _TracedBound(Bound):
@@ -437,12 +446,21 @@ class _TracedBound(Bound):
         ordinary: Callable[[list[Any]], Sequence[Any]],
         inputs: Sequence[Any],
         static: Sequence[int],
+        parts: Parts | None,
     ) -> None:
-        super().__init__(inputs, static)
+        unused = () if parts is None else parts.unused
+        read = [None if index in unused else value for index, value in enumerate(inputs)]
+        super().__init__(read, [*static, *unused])
+        results: Sequence[int] = ()
+        if parts is not None:
+            self.beside, results = parts.made, parts.results
+            if parts.module is not module:
+                module = parts.module
+                ordinary = lambda all: module(*all)  # noqa: E731
         self._module = module
         self.passes = passes
         self._ordinary = ordinary
-        self._plan_results(module.graph, range(len(inputs)))
+        self._plan_results(module.graph, range(len(inputs)), results)
 
     def __call__(self, *args: Any) -> Any:
         results = self._ordinary(self._all(args))

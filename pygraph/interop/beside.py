@@ -70,7 +70,7 @@ def apart(module: fx.GraphModule, inputs: Sequence[Any]) -> Parts | None:
     unused = tuple(
         index
         for index, (old, new) in enumerate(zip(placeholders, rest.graph.find_nodes(op="placeholder"), strict=True))
-        if _is_meta(old) and not new.users
+        if _is_meta(old) and all(user.op == "output" for user in new.users)  # what is returned as it is, is not read
     )
     if not results and not updates and not unused:
         return None
@@ -114,7 +114,9 @@ def _known(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
             if _is_new_on_meta(node, symbols):
                 known.add(node)
                 stand_ins.add(node)
-        elif _is_meta(node) or _is_number(node) or _acts_on_meta(node) or (is_view(node) and root(node) not in replaced):
+        elif (
+            _is_meta(node) or _is_number(node) or _acts_on_meta(node) or (is_view(node) and root(node) not in replaced)
+        ):
             known.add(node)
     return known, stand_ins
 

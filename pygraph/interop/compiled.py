@@ -22,7 +22,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from pygraph.effects import is_random, root
+from pygraph.effects import has_effect, is_random, root
 from pygraph.environment import Environment
 from pygraph.errors import TraceError, describe
 from pygraph.interop.beside import Parts, apart
@@ -71,10 +71,12 @@ class Bound(SelfTracing):
         passes: The transforms that are applied to its Program.
         returned: What the graph returns: a position among what this function returns, or what to do with all inputs.
         beside: What makes further results of all inputs; its results are counted from the end.
+        constant: What this function returns, if that is known and nothing else is done.
     """
 
     passes: tuple[str, ...]
     beside: Callable[..., Sequence[Any]] | None = None
+    constant: tuple[Any, ...] | None = None
     returned: tuple[int | Callable[[Sequence[Any]], Any], ...] | None = None
 
     def __init__(self, inputs: Sequence[Any], static: Sequence[int]) -> None:
@@ -220,14 +222,15 @@ class _Engine:
             numbers, (), options.max_graphs, options.strict, options.timer, options.mechanism, options.reuse_outputs
         )
         self.function: Transformed[..., Any] = Transformed(bound, bound.passes, own, root)
-        self._bound = bound
+        self._bound, self._constant = bound, bound.constant
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether its static inputs are these."""
         return all(map(operator.is_, self._pick_static(inputs), self._static))
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
-        results = self.function(*self._pick_passed(inputs))
+        constant = self._constant
+        results = self.function(*self._pick_passed(inputs)) if constant is None else list(constant)
         returned = self._bound.returned
         if returned is None:
             inputs.clear()
@@ -461,6 +464,10 @@ class _TracedBound(Bound):
         self.passes = passes
         self._ordinary = ordinary
         self._plan_results(module.graph, range(len(inputs)), results)
+        own = [output_values(module.graph)[index] for index in self._own]
+        operations = (node for node in module.graph.nodes if node.op not in ("placeholder", "output"))
+        if not any(isinstance(value, fx.Node) for value in own) and not any(map(has_effect, operations)):
+            self.constant = tuple(own)
 
     def __call__(self, *args: Any) -> Any:
         results = self._ordinary(self._all(args))

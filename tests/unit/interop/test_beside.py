@@ -107,7 +107,9 @@ def check(
         for (mine, values), (other, expected) in zip(ours[0], theirs[0], strict=True):
             if isinstance(mine, tuple) and options.get("dynamic"):  # AOTAutograd has as_strided where sizes are symbols
                 mine, other = (one[:8] + one[9:] for one in (mine, other))
-            elif isinstance(mine, tuple) and mine[8] == "CompiledFunctionBackward":  # whatever eager's last operation is
+            elif (
+                isinstance(mine, tuple) and mine[8] == "CompiledFunctionBackward"
+            ):  # whatever eager's last operation is
                 assert other[8] != "NoneType"
                 mine, other = (one[:8] + one[9:] for one in (mine, other))
             assert mine == other
@@ -216,7 +218,7 @@ META_INPUTS: dict[str, Callable[..., Any]] = {
     "unused": lambda m, x, a: (x @ m.w,),
     "updated": lambda m, x, a: (x @ m.w, a.add_(1)),
     "only its size": lambda m, x, a: (x @ m.w * a.shape[0], a.sum()),
-    "with a parameter": lambda m, x, a: (x @ m.w, a + m.w.to(META)),
+    "with a parameter": lambda m, x, a: (x @ m.w, a + m.w.detach().to(META)),
     "moved": lambda m, x, a: (x @ m.w, a.to(torch.float64)),
 }
 
@@ -229,20 +231,35 @@ def test_meta_arguments(name: str, dynamic: bool, grad: bool, device: torch.devi
         return torch.randn(2 + i % 3 if dynamic else 5, 4).to(device), torch.empty(3, 4, device=META).t()
 
     body = META_INPUTS[name]
-    check(device, lambda m, x, a: body(m, x, a if "parameter" not in name else a[:4, :3]), make, grad=grad, dynamic=dynamic)
+    check(
+        device,
+        lambda m, x, a: body(m, x, a if "parameter" not in name else a[:4, :3]),
+        make,
+        grad=grad,
+        dynamic=dynamic,
+    )
 
 
-def test_an_update_of_a_meta_argument_is_counted(device: torch.device) -> None:
-    def body(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+@pytest.mark.parametrize("returned", [False, True])
+def test_an_update_of_a_meta_argument_counts(returned: bool, device: torch.device) -> None:
+    """It has the version that AOTAutograd gives it."""
+
+    def body(x: torch.Tensor, a: torch.Tensor) -> Any:
         a.add_(1)
-        return x * 2
+        return x * 2, a if returned else None
 
-    for backend in ("eager", pygraph.backend):
+    versions: list[list[int]] = []
+    for backend in ("aot_eager", pygraph.backend):
         fast = torch.compile(body, backend=backend)
+        versions.append([])
         for _ in range(3):
             a = torch.empty(3, device=META)
-            fast(torch.ones(2, device=device), a)
-            assert a._version == 1
+            result = fast(torch.ones(2, device=device), a)[1]
+            assert result is (a if returned else None)
+            versions[-1].append(a._version)
+    assert versions[0] == versions[1]
+    assert min(versions[0]) > 0
+    assert not pygraph.explain().to_dict()["fallbacks"]
 
 
 def test_meta_parameters(device: torch.device) -> None:
@@ -255,3 +272,66 @@ def test_meta_parameters(device: torch.device) -> None:
         z.sum().backward()
         assert off.weight.grad is not None and off.weight.grad.is_meta
     assert not pygraph.explain().to_dict()["fallbacks"]
+
+
+@MODES
+def test_nothing_but_views_is_no_fallback(grad: bool, device: torch.device) -> None:
+    """And what the graph does besides, is done."""
+    model = Model(lambda m, x: (m.w, m.w[1:], torch.empty(2, device=META))).to(device)
+    fast = torch.compile(model, backend=pygraph.backend, options={"strict": True})
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            w, part, other = fast(torch.ones(2, device=device))
+            assert w is model.w and part._base is model.w and other.is_meta
+    updating = Model(lambda m, x: (m.b.add_(x), m.w[1:], torch.rand(2, device=x.device))[1:2]).to(device)
+    reference = Model(updating.body).to(device)
+    reference.load_state_dict(updating.state_dict())
+    fast = torch.compile(updating, backend=pygraph.backend, options={"strict": True})
+    for _ in range(3):
+        with torch.set_grad_enabled(grad):
+            x = torch.ones(3, device=device)
+            assert fast(x)[0]._base is updating.w
+            reference(x)
+        torch.testing.assert_close(updating.b, reference.b)
+
+
+def test_an_unbacked_size_on_meta_is_right(device: torch.device) -> None:
+    """It needs a value of the device's: what is on meta is no part beside the graph then."""
+
+    def body(x: torch.Tensor) -> Any:
+        size = x.sum().int().item()
+        torch._check(size >= 0)
+        return x * 2, torch.empty(size, device=META) + 1
+
+    fast = torch.compile(body, backend=pygraph.backend)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for n in (3, 4, 3, 5):
+            x = torch.ones(n, device=device)
+            y, z = fast(x)
+            torch.testing.assert_close(y, x * 2)
+            assert z.is_meta and z.shape == (n,)
+
+
+def test_instances_of_a_module_have_views_of_their_own(device: torch.device) -> None:
+    models = [Model(lambda m, x: (x @ m.w, m.w[1:])).to(device) for _ in range(10)]
+    fast = [torch.compile(model, backend=pygraph.backend) for model in models]
+    x = torch.ones(2, 4, device=device)
+    for _ in range(3):
+        for model, run in zip(models, fast, strict=True):
+            y, part = run(x)
+            torch.testing.assert_close(y, x @ model.w)
+            assert part._base is model.w
+
+
+def test_other_memory_of_a_parameter(device: torch.device) -> None:
+    model = Model(lambda m, x: (x @ m.w, m.w[1:])).to(device)
+    fast = torch.compile(model, backend=pygraph.backend)
+    x = torch.ones(2, 4, device=device)
+    with torch.no_grad():
+        for _ in range(3):
+            model.w.data = torch.randn(4, 3).to(device)
+            for _ in range(2):
+                y, part = fast(x)
+                torch.testing.assert_close(y, x @ model.w)
+                assert part.data_ptr() == model.w[1:].data_ptr()
+                part.mul_(2)

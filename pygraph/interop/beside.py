@@ -4,6 +4,8 @@ Both are made by their own few operations after each replay, on the inputs of th
 is of the very tensor that was passed, and a tensor on meta, which has no memory, is a new one of this call's sizes.
 """
 
+# AOTAutograd's graphs and torch's symbols are private. Checked with torch 2.13.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import dataclasses
@@ -12,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._sympy.interp import sympy_interp  # private; checked with torch 2.13
+from torch.fx.proxy import GraphAppendingTracer
+from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pygraph.effects import is_operation, is_view, is_written, root, written_arguments
-from pygraph.program import graph_module, output_values
+from pygraph.program import output_values
 
 aten = torch.ops.aten
 
@@ -29,7 +32,7 @@ class Parts:
         module: The graph; in its results, those that are made beside it are None.
         made: Makes these results, in order, from all inputs of the graph.
         results: Their positions among all results.
-        unused: Positions of the inputs on meta, of which the graph reads nothing any more.
+        unused: Positions of the inputs on meta, in the place of which it has new tensors, if it needs any.
     """
 
     module: fx.GraphModule
@@ -58,7 +61,7 @@ def apart(module: fx.GraphModule, inputs: Sequence[Any]) -> Parts | None:
     on_meta = any(map(_is_meta, module.graph.nodes))
     if not on_meta and not any(isinstance(one, fx.Node) and is_view(one) for one in values):
         return None
-    known, stand_ins = _known(module.graph)
+    known, new = _known(module.graph)
     results = tuple(
         index
         for index, value in enumerate(values)
@@ -70,18 +73,18 @@ def apart(module: fx.GraphModule, inputs: Sequence[Any]) -> Parts | None:
     unused = tuple(
         index
         for index, (old, new) in enumerate(zip(placeholders, rest.graph.find_nodes(op="placeholder"), strict=True))
-        if _is_meta(old) and all(user.op == "output" for user in new.users)  # what is returned as it is, is not read
+        if _is_meta(old) and not any(map(_reads, new.users))
     )
     if not results and not updates and not unused:
         return None
-    made = _only(module, [values[index] for index in results], updates, stand_ins)
+    made = _only(module, [values[index] for index in results], updates, new)
     return Parts(rest, made, results, unused)
 
 
 def _is_meta(node: fx.Node) -> bool:
     """Whether all that a node is are tensors on meta."""
     value = node.meta.get("val")
-    items: Sequence[Any] = value if isinstance(value, (list, tuple)) else (value,)
+    items: Any = value if isinstance(value, (list, tuple)) else (value,)
     tensors = [item for item in items if isinstance(item, torch.Tensor)]
     return bool(tensors) and all(tensor.is_meta for tensor in tensors)
 
@@ -99,26 +102,25 @@ def _acts_on_meta(node: fx.Node) -> bool:
 def _known(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
     """Nodes that can be run without the rest: on meta, views, and the numbers that these need.
 
-    The second set holds those among them that are made of what is not known, in whose place a new tensor stands.
+    The second set holds those among them in whose place a new tensor is made, whatever they are made of.
     """
     symbols = _symbols(graph)
     replaced = {root(node.args[0]) for node in graph.nodes if _gives_other_memory(node)}  # pyright: ignore
     known: set[fx.Node] = set()
-    stand_ins: set[fx.Node] = set()
+    new: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
             known.add(node)
         elif node.op != "call_function":
             continue
-        elif not all(one in known for one in node.all_input_nodes):
-            if _is_new_on_meta(node, symbols):
-                known.add(node)
-                stand_ins.add(node)
-        elif (
-            _is_meta(node) or _is_number(node) or _acts_on_meta(node) or (is_view(node) and root(node) not in replaced)
-        ):
+        elif _is_new_on_meta(node, symbols):
             known.add(node)
-    return known, stand_ins
+            new.add(node)
+        elif all(one in known for one in node.all_input_nodes):
+            alike = is_view(node) and root(node) not in replaced
+            if alike or _is_meta(node) or _is_number(node) or _acts_on_meta(node):
+                known.add(node)
+    return known, new
 
 
 def _symbols(graph: fx.Graph) -> dict[Any, fx.Node]:
@@ -129,15 +131,23 @@ def _symbols(graph: fx.Graph) -> dict[Any, fx.Node]:
 
 def _is_new_on_meta(node: fx.Node, symbols: Mapping[Any, fx.Node]) -> bool:
     """Whether a node is a new tensor on meta, the layout of which can be told from the graph's sizes."""
-    value = node.meta.get("val")
-    if not _is_meta(node) or not isinstance(value, torch.Tensor) or is_view(node) or is_written(node):
+    new = _is_meta(node) and not is_view(node) and not is_written(node)
+    return new and _has_layout_of(node, symbols) and node.meta["val"].storage_offset() == 0
+
+
+def _reads(user: fx.Node) -> bool:
+    """Whether a node does more with a value than return it."""
+    return user.op != "output"
+
+
+def _has_layout_of(node: fx.Node, symbols: Mapping[Any, fx.Node]) -> bool:
+    """Whether sizes say how the elements of a tensor lie in memory."""
+    value: Any = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
-    if value.storage_offset() != 0:
-        return False
-    return all(
-        isinstance(number, int) or number.node.expr.free_symbols <= symbols.keys()
-        for number in (*value.shape, *value.stride())
-    )
+    layout: Any = (*value.shape, *value.stride())
+    plain = not value.is_conj() and not value.is_neg()
+    return plain and all(isinstance(n, int) or n.node.expr.free_symbols <= symbols.keys() for n in layout)
 
 
 def _gives_other_memory(node: fx.Node) -> bool:
@@ -164,11 +174,20 @@ def _without(module: fx.GraphModule, results: tuple[int, ...], nodes: set[fx.Nod
     for old in reversed(module.graph.nodes):
         if old in nodes and old.op != "placeholder" and not mapping[old].users:
             graph.erase_node(mapping[old])
+    symbols = _symbols(graph)
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in graph.find_nodes(op="placeholder"):
+        if _is_meta(node) and _has_layout_of(node, symbols):
+            with graph.inserting_before(first):
+                new = _new_on_meta(graph, node.meta["val"], {one: one for one in symbols.values()}, symbols)
+            node.replace_all_uses_with(new, delete_user_cb=_reads)
+            if not new.users:
+                graph.erase_node(new)
     return fx.GraphModule(module, graph)
 
 
 def _only(
-    module: fx.GraphModule, values: list[fx.Node], updates: list[fx.Node], stand_ins: set[fx.Node]
+    module: fx.GraphModule, values: list[fx.Node], updates: list[fx.Node], new: set[fx.Node]
 ) -> Callable[..., Sequence[Any]]:
     """A function of all inputs that makes these values alone, and the updates."""
     needed: set[fx.Node] = set()
@@ -177,23 +196,23 @@ def _only(
         node = waiting.pop()
         if node not in needed:
             needed.add(node)
-            waiting += () if node in stand_ins else node.all_input_nodes
+            waiting += () if node in new else node.all_input_nodes
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
-        if node in needed and node in stand_ins:
+        if node in needed and node in new:
             mapping[node] = _new_on_meta(graph, node.meta["val"], mapping, _symbols(module.graph))
         elif node.op == "placeholder" or node in needed:
             mapping[node] = graph.node_copy(node, mapping.__getitem__)
     graph.output([mapping[value] for value in values])
-    return graph_module(module, graph).forward
+    return fx.GraphModule(module, graph).forward
 
 
 def _new_on_meta(
     graph: fx.Graph, like: torch.Tensor, mapping: Mapping[fx.Node, fx.Node], symbols: Mapping[Any, fx.Node]
 ) -> fx.Node:
     """A node that makes a tensor on meta."""
-    tracer = fx.proxy.GraphAppendingTracer(graph)
+    tracer = GraphAppendingTracer(graph)
     sizes = {symbol: fx.Proxy(mapping[node], tracer) for symbol, node in symbols.items()}
 
     def number(value: Any) -> Any:

@@ -72,8 +72,8 @@ def apart(module: fx.GraphModule, inputs: Sequence[Any]) -> Parts | None:
     rest = _without(module, results, {node for node in known if _is_meta(node)} | set(updates)) if on_meta else module
     unused = tuple(
         index
-        for index, (old, new) in enumerate(zip(placeholders, rest.graph.find_nodes(op="placeholder"), strict=True))
-        if _is_meta(old) and not any(map(_reads, new.users))
+        for index, (old, now) in enumerate(zip(placeholders, rest.graph.find_nodes(op="placeholder"), strict=True))
+        if _is_meta(old) and not any(map(_reads, now.users))
     )
     if not results and not updates and not unused:
         return None

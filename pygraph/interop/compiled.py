@@ -465,8 +465,8 @@ class _TracedBound(Bound):
         self._ordinary = ordinary
         self._plan_results(module.graph, range(len(inputs)), results)
         own = [output_values(module.graph)[index] for index in self._own]
-        operations = (node for node in module.graph.nodes if node.op not in ("placeholder", "output"))
-        if not any(isinstance(value, fx.Node) for value in own) and not any(map(has_effect, operations)):
+        nodes = (node for node in module.graph.nodes if node.op not in ("placeholder", "output"))
+        if not any(isinstance(value, fx.Node) for value in own) and not any(map(_may_act, nodes)):
             self.constant = tuple(own)
 
     def __call__(self, *args: Any) -> Any:
@@ -480,6 +480,11 @@ class _TracedBound(Bound):
 
         traced = trace_call(graph, args, kwargs, static=static, name=name)
         return Traced(traced.program, traced.static_leaves, Environment(None))
+
+
+def _may_act(node: fx.Node) -> bool:
+    """Whether a node may do something besides computing its value."""
+    return has_effect(node) or isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 class _WithSources(fx.Interpreter):

@@ -22,9 +22,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from pygraph.effects import is_random, root
+from pygraph.effects import has_effect, is_random, root
 from pygraph.environment import Environment
 from pygraph.errors import TraceError, describe
+from pygraph.interop.beside import Parts, apart
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.wrapper import KernelGraph
 from pygraph.program import (
@@ -69,9 +70,13 @@ class Bound(SelfTracing):
         passed: Positions of those inputs.
         passes: The transforms that are applied to its Program.
         returned: What the graph returns: a position among what this function returns, or what to do with all inputs.
+        beside: What makes further results of all inputs; its results are counted from the end.
+        constant: What this function returns, if that is known and nothing else is done.
     """
 
     passes: tuple[str, ...]
+    beside: Callable[..., Sequence[Any]] | None = None
+    constant: tuple[Any, ...] | None = None
     returned: tuple[int | Callable[[Sequence[Any]], Any], ...] | None = None
 
     def __init__(self, inputs: Sequence[Any], static: Sequence[int]) -> None:
@@ -84,12 +89,13 @@ class Bound(SelfTracing):
         given = iter(args)
         return [self._static[index] if index in self._static else next(given) for index in range(self._count)]
 
-    def _plan_results(self, graph: fx.Graph, passed: Sequence[int]) -> None:
+    def _plan_results(self, graph: fx.Graph, passed: Sequence[int], beside: Sequence[int] = ()) -> None:
         """Tell results that are inputs from those that depend on a call: new tensors, views of inputs, sizes.
 
         Args:
             graph: The graph.
             passed: Which of all inputs its first placeholders are.
+            beside: Positions of the results that are made beside the graph.
         """
         position = dict(zip(graph.find_nodes(op="placeholder"), passed, strict=False))
         returned: list[int | Callable[[Sequence[Any]], Any]] = []
@@ -97,10 +103,12 @@ class Bound(SelfTracing):
         for index, value in enumerate(output_values(graph)):
             if isinstance(value, fx.Node) and value in position:
                 returned.append(operator.itemgetter(position[value]))
+            elif index in beside:
+                returned.append(beside.index(index) - len(beside))
             else:
                 returned.append(len(self._own))
                 self._own.append(index)
-        if returned != list(range(len(self._own))):
+        if returned != list(range(len(self._own))) or self.beside is not None:
             self.returned = tuple(returned)
 
     def __call__(self, *args: Any) -> Any:
@@ -214,18 +222,21 @@ class _Engine:
             numbers, (), options.max_graphs, options.strict, options.timer, options.mechanism, options.reuse_outputs
         )
         self.function: Transformed[..., Any] = Transformed(bound, bound.passes, own, root)
-        self._bound = bound
+        self._bound, self._constant = bound, bound.constant
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether its static inputs are these."""
         return all(map(operator.is_, self._pick_static(inputs), self._static))
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
-        results = self.function(*self._pick_passed(inputs))
+        constant = self._constant
+        results = self.function(*self._pick_passed(inputs)) if constant is None else list(constant)
         returned = self._bound.returned
         if returned is None:
             inputs.clear()
             return results
+        if self._bound.beside is not None:
+            results = [*results, *self._bound.beside(*inputs)]
         found = [results[entry] if isinstance(entry, int) else entry(inputs) for entry in returned]
         inputs.clear()
         return found
@@ -426,7 +437,8 @@ class TracedSource:
 
     def bind(self, inputs: Sequence[Any], static: Sequence[int]) -> Bound:
         """The function, with the inputs at the positions ``static`` as they are now."""
-        return _TracedBound(self._module, self._passes, self._ordinary, inputs, static)
+        parts = apart(self._module, inputs)
+        return _TracedBound(self._module, self._passes, self._ordinary, inputs, static, parts)
 
 
 class _TracedBound(Bound):
@@ -437,12 +449,25 @@ class _TracedBound(Bound):
         ordinary: Callable[[list[Any]], Sequence[Any]],
         inputs: Sequence[Any],
         static: Sequence[int],
+        parts: Parts | None,
     ) -> None:
-        super().__init__(inputs, static)
+        unused = () if parts is None else parts.unused
+        read = [None if index in unused else value for index, value in enumerate(inputs)]
+        super().__init__(read, [*static, *unused])
+        results: Sequence[int] = ()
+        if parts is not None:
+            self.beside, results = parts.made, parts.results
+            if parts.module is not module:
+                module = parts.module
+                ordinary = lambda all: module(*all)  # noqa: E731
         self._module = module
         self.passes = passes
         self._ordinary = ordinary
-        self._plan_results(module.graph, range(len(inputs)))
+        self._plan_results(module.graph, range(len(inputs)), results)
+        own = [output_values(module.graph)[index] for index in self._own]
+        nodes = (node for node in module.graph.nodes if node.op not in ("placeholder", "output"))
+        if not any(isinstance(value, fx.Node) for value in own) and not any(map(_may_act, nodes)):
+            self.constant = tuple(own)
 
     def __call__(self, *args: Any) -> Any:
         results = self._ordinary(self._all(args))
@@ -455,6 +480,11 @@ class _TracedBound(Bound):
 
         traced = trace_call(graph, args, kwargs, static=static, name=name)
         return Traced(traced.program, traced.static_leaves, Environment(None))
+
+
+def _may_act(node: fx.Node) -> bool:
+    """Whether a node may do something besides computing its value."""
+    return has_effect(node) or isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 class _WithSources(fx.Interpreter):

@@ -521,7 +521,7 @@ class Environment:
             self._memo(name, value, depth)
         elif isinstance(value, (threading.local, contextvars.ContextVar)):
             self._of_thread(name, value, depth)
-        elif isinstance(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
+        elif issubclass(type(value), (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):  # asks no object
             self._container(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
         else:
             if isinstance(value, (dict, list)):
@@ -842,7 +842,7 @@ class Environment:
 
     @staticmethod
     def _is_user_object(value: Any) -> bool:
-        if isinstance(value, _STATEFUL):
+        if issubclass(type(value), _STATEFUL):  # asks no object
             return True
         return not is_library(type(value).__module__)
 

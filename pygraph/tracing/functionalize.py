@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
@@ -297,7 +298,14 @@ def _drop_values(module: fx.GraphModule) -> None:
             # An erased node still has a name there. Private; checked with torch 2.13.
             for node in (*part.graph.nodes, *part.graph._graph_namespace._obj_to_name):
                 if isinstance(node, fx.Node):
-                    node.meta.pop("val", None)
+                    # "val", and for custom operations "eager_input_vals"; other versions may have others.
+                    node.meta = {key: value for key, value in node.meta.items() if not _holds_fakes(value)}
+
+
+def _holds_fakes(value: Any) -> bool:
+    if isinstance(value, (str, int, type(None))):
+        return False
+    return any(isinstance(leaf, (FakeTensor, torch.SymInt, torch.SymFloat)) for leaf in pytree.tree_leaves(value))
 
 
 def _fold_zeros(node: fx.Node, zeros: set[fx.Node]) -> None:

@@ -249,7 +249,7 @@ def test_a_key_that_forgets_breaks_the_law(
 
     check()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Transformed, "_key", lambda self, *args: (("always the same",), ()))
+        patch.setattr(Transformed, "_key", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
         with pytest.raises((AssertionError, RuntimeError)):
             check()
 
@@ -265,7 +265,7 @@ def test_a_key_that_forgets_a_static_value_breaks_the_law(device: torch.device) 
 
     check()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Transformed, "_key", lambda self, *args: (("always the same",), ()))
+        patch.setattr(Transformed, "_key", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
         with pytest.raises(AssertionError):
             check()
 
@@ -284,7 +284,7 @@ def test_a_key_that_forgets_overlap_breaks_the_law(device: torch.device) -> None
 
     check()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Transformed, "_key", lambda self, *args: (("always the same",), ()))
+        patch.setattr(Transformed, "_key", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
         with pytest.raises(AssertionError):
             check()
 

@@ -94,7 +94,7 @@ def test_a_memo_that_grows_at_every_call_is_given_up(
     found: list[Tensor] = []
     append = found.append
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def remembered(step: int) -> Tensor:
         return torch.full((3,), float(step), device=device)
 

@@ -15,6 +15,7 @@ from pygraph import retries
 from pygraph.retries import MAX_RETRACES
 from tests.fakes import assert_no_fake_left
 from tests.unit.test_retries import Clock
+from tests.unit.tracing.test_leaks import Node, chain, last
 
 Tensor = torch.Tensor
 Remembering = Callable[[torch.device], Callable[[int], Tensor]]
@@ -123,6 +124,21 @@ def test_a_memo_that_grows_at_every_call_is_given_up(
         assert fast(x).tolist() == [float(step)] * 3
     assert traced == before
     assert fast.explain().to_dict()["fallbacks"]
+
+
+def test_what_is_too_much_to_be_looked_at_is_reported(device: torch.device) -> None:
+    first = chain(7)
+    last(first).last = [[Node() for _ in range(1500)] for _ in range(16)]
+
+    @functools.cache
+    def table(n: int) -> Tensor:
+        return torch.arange(n, device=device) * 1.0
+
+    fast = pygraph.jit(lambda x: x + table(3) * (first.count + 1))
+    for _ in range(3):
+        assert fast(torch.zeros(3, device=device)).tolist() == [0.0, 1.0, 2.0]
+    assert "is too much to be looked at" in " ".join(str(fast.explain()).split())
+    assert_no_fake_left()
 
 
 # ---- collections while a function is traced ----------------------------------------------------------------------

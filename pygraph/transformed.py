@@ -562,6 +562,7 @@ class Transformed(Generic[P, R]):
             self._needed[base] = self._needed.get(base, frozenset()) | found
             key = self._key(leaves, structure, args, kwargs)
             self._make_room(key)
+        program = _with_unseen(program, traced.environment)
         try:
             executable = self.make_executable(program, leaves)
         except torch.OutOfMemoryError:  # recording and proving needs copies of arguments and results
@@ -570,11 +571,6 @@ class Transformed(Generic[P, R]):
                 raise self._strict_error([note]) from None
             return self._keep(key, Entry(None, None, None, [note]))
         fallbacks = self.reasons(program) if executable is None else executable.fallbacks
-        if traced.environment.unseen is not None:
-            note = (
-                f"what lies in {traced.environment.unseen} is too much to be looked at; changes there would be missed"
-            )
-            fallbacks = [*fallbacks, Fallback("state", note)]
         if self.options.strict and fallbacks and "graphify" in self.passes:
             if executable is not None:
                 executable.release()
@@ -841,6 +837,15 @@ def left_behind(error: TraceError, is_known: bool) -> Passed | None:
 
 def _are_same(places: Sequence[Place], others: Sequence[Place]) -> bool:
     return len(places) == len(others) and all(a.is_same(b) for a, b in zip(places, others, strict=True))
+
+
+def _with_unseen(program: Program, environment: Environment) -> Program:
+    """The Program, with a note of what the function reaches and is not guarded."""
+    if environment.unseen is None:
+        return program
+    reason = f"what lies in {environment.unseen} is too much to be looked at; changes there would be missed"
+    note = Fallback("state", reason)
+    return program if note in program.fallbacks else program.replace(fallbacks=(*program.fallbacks, note))
 
 
 def _lookup(module: str, path: str) -> Any:

@@ -84,6 +84,47 @@ def test_a_key_of_a_number_that_decides(device: torch.device, remembering: Remem
     assert_no_fake_left()
 
 
+@ALL
+def test_a_key_of_a_number_under_autograd(device: torch.device, remembering: Remembering) -> None:
+    positions = remembering(device)
+    fast = pygraph.jit(lambda x, n: x * positions(n)[-1])
+    counts: list[int] = []
+    for n in (2, 3, 4) * 3:
+        x = torch.ones(3, device=device, requires_grad=True)
+        fast(x, n).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [n - 1.0] * 3
+        counts.append(sum(note["count"] for note in fast.explain().to_dict()["fallbacks"]))
+    assert counts[-1] <= counts[2] <= 3  # calls that fill it
+    assert_no_fake_left()
+
+
+def test_a_memo_that_grows_under_autograd_is_given_up(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "clock", Clock())
+    kept: list[Tensor] = []
+    append = kept.append
+    traced = 0
+
+    def fn(x: Tensor) -> Tensor:
+        nonlocal traced
+        traced += type(x) is not Tensor
+        append(x.detach() * 2)
+        return x * 2
+
+    fast = pygraph.jit(fn)
+    for count in range(1, 60):
+        x = torch.ones(3, device=device, requires_grad=True)
+        fast(x).sum().backward()
+        assert len(kept) == count
+    assert traced < 2 * MAX_RETRACES
+    before = traced
+    for _ in range(20):
+        fast(torch.ones(3, device=device, requires_grad=True))
+    assert traced == before
+    kept.clear()
+    assert_no_fake_left()
+
+
 @pytest.mark.parametrize("place", ["lru_cache", "dict", "list"])
 def test_a_memo_that_grows_at_every_call_is_given_up(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, place: str

@@ -17,6 +17,7 @@ from pygraph.effects import writes_memory
 from pygraph.environment import Environment
 from pygraph.keys import Key
 from pygraph.lowering.aten import written_inputs
+from pygraph.places import Place
 from pygraph.program import Captured, Fallback, Program
 from pygraph.ranges import Ranges
 from pygraph.retries import Traces
@@ -36,11 +37,12 @@ class Entry:
 
     ``described`` is a Program to report when it is not the one that runs, ``recordable`` the one that the executable
     was recorded from. With ``once``, this call alone runs like that, and the next one is traced again, as a step if
-    this one ``sets_gradients``: an optimizer's first step changes more than later ones do. What cannot be traced is
-    ``refused_in`` the modes that its modules are in. Calls that are ``differentiated`` by autograd run as compiled
-    functions of their own, see `pygraph.composition`; those that set gradients or attributes by ``steps``. Calls run
-    like that ``until`` there may be another trace. What is not ``is_kept`` is for this call alone. ``traces`` are those
-    of calls of its form; its own has taken so many ``seconds``.
+    this one ``sets_gradients``: an optimizer's first step changes more than later ones do; it has ``filled`` places
+    where nothing was. What cannot be traced is ``refused_in`` the modes that its modules are in. Calls that are
+    ``differentiated`` by autograd run as compiled functions of their own, see `pygraph.composition`; those that set
+    gradients or attributes by ``steps``. Calls run like that ``until`` there may be another trace. What is not
+    ``is_kept`` is for this call alone. ``traces`` are those of calls of its form; its own has taken so many
+    ``seconds``.
     """
 
     traced: Traced | None
@@ -52,6 +54,7 @@ class Entry:
     plans: int = 0
     stamp: int = 0
     once: bool = False
+    filled: tuple[Place, ...] = ()
     sets_gradients: bool = False
     differentiated: bool = False
     recordable: Program | None = None

@@ -41,6 +41,7 @@ from pygraph.lowering.inductor import ALIGNED
 from pygraph.native import build
 from pygraph.native.callpath import CallPath, Reached, live_numbers
 from pygraph.paths import flatten_with_path
+from pygraph.places import Place
 from pygraph.program import Argument, Base, Captured, Fallback, Mechanism, Program
 from pygraph.ranges import Ranges, share_memory, sharing
 from pygraph.report.explain import Explanation, explain
@@ -534,7 +535,10 @@ class Transformed(Generic[P, R]):
                 return self._keep(key, Entry(None, None, None, [], differentiated=True))
             # A function that remembers its results may do so for a call of a known kind, as with another attribute.
             adds = isinstance(error, StateChangeError) and error.fills and not (is_known and entries[0].once)
-            passed = self._left_behind(error, is_known and not adds)
+            filled = error.places or () if isinstance(error, StateChangeError) and error.fills else ()
+            # One that fills another place than the last time fills a memo, for another key.
+            fills_another = is_known and bool(entries[0].filled and filled) and not _are_same(filled, entries[0].filled)
+            passed = None if fills_another else self._left_behind(error, is_known and not adds)
             if passed is not None:
                 return self._keep_steps(key, args, kwargs, passed)
             note = Fallback("the call", str(error), None)
@@ -545,16 +549,20 @@ class Transformed(Generic[P, R]):
             if isinstance(error, StateChangeError) and error.fills and not once:  # twice in a row
                 lost = self._traces.setdefault(form, Traces())
                 lost.is_unsteady(retries.clock() - began)
-                return self._keep(key, Entry(None, None, None, [note], until=lost))
+                return self._keep(key, Entry(None, None, None, [note], until=lost, filled=filled))
             modes = None if once else modes_of(self.fn, objects_among(args, kwargs))
             is_step = isinstance(error, StateChangeError) and once and error.gradients and self._may_step()
-            return self._keep(key, Entry(None, None, None, [note], once=once, sets_gradients=is_step, refused_in=modes))
+            entry = Entry(
+                None, None, None, [note], once=once, filled=filled, sets_gradients=is_step, refused_in=modes
+            )  # fmt: skip
+            return self._keep(key, entry)
         found = traced.static_leaves - static
         if found:
             # Also when all were known: another thread may have found them after this call's key was made.
             self._needed[base] = self._needed.get(base, frozenset()) | found
             key = self._key(leaves, structure, args, kwargs)
             self._make_room(key)
+        program = _with_unseen(program, traced.environment)
         try:
             executable = self.make_executable(program, leaves)
         except torch.OutOfMemoryError:  # recording and proving needs copies of arguments and results
@@ -563,11 +571,6 @@ class Transformed(Generic[P, R]):
                 raise self._strict_error([note]) from None
             return self._keep(key, Entry(None, None, None, [note]))
         fallbacks = self.reasons(program) if executable is None else executable.fallbacks
-        if traced.environment.unseen is not None:
-            note = (
-                f"what lies in {traced.environment.unseen} is too much to be looked at; changes there would be missed"
-            )
-            fallbacks = [*fallbacks, Fallback("state", note)]
         if self.options.strict and fallbacks and "graphify" in self.passes:
             if executable is not None:
                 executable.release()
@@ -830,6 +833,19 @@ def left_behind(error: TraceError, is_known: bool) -> Passed | None:
     if isinstance(error, StateChangeError) and error.places and is_known:
         return Passed(places=error.places)
     return None
+
+
+def _are_same(places: Sequence[Place], others: Sequence[Place]) -> bool:
+    return len(places) == len(others) and all(a.is_same(b) for a, b in zip(places, others, strict=True))
+
+
+def _with_unseen(program: Program, environment: Environment) -> Program:
+    """The Program, with a note of what the function reaches and is not guarded."""
+    if environment.unseen is None:
+        return program
+    reason = f"what lies in {environment.unseen} is too much to be looked at; changes there would be missed"
+    note = Fallback("state", reason)
+    return program if note in program.fallbacks else program.replace(fallbacks=(*program.fallbacks, note))
 
 
 def _lookup(module: str, path: str) -> Any:

@@ -19,6 +19,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from pygraph import retries
 from pygraph.composition.flat import Place, Primal, Settings, take_apart
 from pygraph.composition.levels import (
     Level,
@@ -41,6 +42,7 @@ from pygraph.interop.functorch import NOTHING_ON_DEVICE
 from pygraph.keys import UnhashableError, static_key
 from pygraph.native.callpath import Reached
 from pygraph.objects import holds_tensors
+from pygraph.retries import Traces
 from pygraph.trace import Rebinding, objects_among, reached_besides, record_call
 from pygraph.tracing.gradients import leaves_behind
 from pygraph.tracing.hidden_writes import updated_in_hiding
@@ -66,20 +68,24 @@ class InlineError(Exception):
 class Refused:
     """Why calls with arguments like these run as they are, while the function's modules are in these modes.
 
-    With ``once``, that was so of one call alone, as of a first one that fills a cache.
+    With ``once``, that was so of one call alone, as of a first one that fills a cache. Where such calls follow each
+    other, it is so ``until`` there may be another trace.
     """
 
     reason: str
     modes: Environment | None
     once: bool = False
+    until: Traces | None = None
 
     def is_current(self) -> bool:
         """Whether that holds now."""
-        return not self.once and (self.modes is None or self.modes.is_current())
+        if self.once or (self.until is not None and self.until.allow_another()):
+            return False
+        return self.modes is None or self.modes.is_current()
 
     def may_return(self) -> bool:
         """Whether it may hold again, although it may not now."""
-        return not self.once and (self.modes is None or self.modes.may_return())
+        return not self.once and self.until is None and (self.modes is None or self.modes.may_return())
 
     def engines(self) -> Iterator[Transformed[..., Any]]:
         """No compiled functions."""
@@ -250,6 +256,7 @@ def find_site(
     if isinstance(known, Refused):
         raise InlineError(known.reason)
     if known is None:
+        began = retries.clock()
         try:
             with function.turn():
                 known, baked = leaving_nothing(
@@ -259,9 +266,17 @@ def find_site(
         except TraceError as error:
             before = function.sites.latest((key, _values(leaves, baked)))
             adds = isinstance(error, StateChangeError) and (before is None or error.fills)
-            once = adds and not (isinstance(before, Refused) and before.once)
-            modes = None if once else modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
-            function.sites.put((key, _values(leaves, baked)), Refused(str(error), modes, once))
+            last = before if isinstance(before, Refused) else None
+            once = adds and not (last is not None and last.once)
+            until = None
+            if isinstance(error, StateChangeError) and error.fills:
+                until = last.until if last is not None and last.until is not None else Traces()
+                if not once:  # twice in a row
+                    until.is_unsteady(retries.clock() - began)
+            modes = None
+            if not once and until is None:
+                modes = modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
+            function.sites.put((key, _values(leaves, baked)), Refused(str(error), modes, once, until))
             raise InlineError(str(error)) from error
         known.baked = function.sites.baked[key] = baked
         function.sites.put((key, _values(leaves, baked)), known)

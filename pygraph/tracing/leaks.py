@@ -6,8 +6,8 @@ records of ``logging``, or anything else that the walk there does not know, woul
 later.
 
 Every fake tensor refers to the mode that it was made under, so a weak reference to the mode tells whether any is left.
-Where one is, the garbage collector says who holds it. The collector is off during a trace, so what the trace has made
-is in its youngest generation: the place to empty is where something older refers to something young.
+Where one is, the garbage collector says who holds it, and what the trace has made: the place to empty is where
+something older refers to something young.
 """
 
 # Objects of any type are looked at here, and some private parts of torch.
@@ -170,38 +170,58 @@ class _Ages:
     """Tells what a trace has made from what was there before.
 
     The collector is asked to leave alone what there is, so that everything that it knows afterwards is young. Where the
-    user has done so before, for other objects, that could not be undone for ours alone; there, a collection makes old
-    what there is, and another one in the middle of a trace, as by Dynamo, makes all old.
+    user has done so before, for other objects, that could not be undone for ours alone. There, a mark is left at the
+    end of the youngest generation, which the collector keeps in the order in which objects were made: what follows is
+    young. A collection in the middle of a trace, as by Dynamo, moves these objects, so they are noted before it.
     """
 
     def __init__(self) -> None:
         self._are_users = gc.get_freeze_count() > 0
-        if self._are_users:
-            collect(0 if _ONE_OLD_GENERATION else 1)
-        self._collections = self._count()
+        self._noted: set[int] = set()
+        self._is_moved = False  # whether a collection has moved all that the youngest generation had at the start
+        self._mark: list[Any] = []
 
     @contextlib.contextmanager
     def told_apart(self) -> Generator[None, None, None]:
         """Keep them apart while what is inside runs."""
         if not self._are_users:
             gc.freeze()
+            try:
+                yield
+            finally:
+                gc.unfreeze()
+            return
+        note = self._before_collection  # the very object that is taken away again
+        gc.callbacks.append(note)
         try:
             yield
         finally:
-            if not self._are_users:
-                gc.unfreeze()
+            if note in gc.callbacks:
+                gc.callbacks.remove(note)
 
     def collect_young(self) -> Callable[[], frozenset[int]]:
         """Collect garbage that is young, which would come next anyway; what tells the ids of other young objects."""
         if not self._are_users:
             collect()
             return lambda: _ids(gc.get_objects())
-        if self._count() != self._collections:
-            collect()
-            return frozenset[int]
-        ids = _ids(gc.get_objects(0)) if _ONE_OLD_GENERATION else frozenset[int]()
-        collect(0)
-        return lambda: ids or _ids(gc.get_objects(1))
+        if not collect(2 if self._is_moved else 0):
+            self._note()
+        return lambda: frozenset(self._noted)
+
+    def _before_collection(self, phase: str, info: dict[str, int]) -> None:
+        del info
+        if phase == "start":
+            self._note()
+            self._is_moved = True
+
+    def _note(self) -> None:
+        """Remember what was made since the start and is in the youngest generation now.
+
+        Where one of these dies, an object that has its address later is young as well.
+        """
+        found = gc.get_objects(0)
+        marks = () if self._is_moved else (index for index, value in enumerate(found) if value is self._mark)
+        self._noted.update(map(id, found[next(iter(marks), -1) + 1 :]))
 
     @contextlib.contextmanager
     def all_seen(self) -> Generator[None, None, None]:
@@ -211,10 +231,6 @@ class _Ages:
             yield
         finally:
             gc.freeze()
-
-    @staticmethod
-    def _count() -> int:
-        return sum(generation["collections"] for generation in gc.get_stats())
 
 
 def _ids(values: Iterable[Any]) -> frozenset[int]:

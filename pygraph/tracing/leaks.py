@@ -98,8 +98,7 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
                 try:
                     result = run()
                 except BaseException as error:
-                    if not isinstance(error, Exception):
-                        traceback.clear_frames(error.__traceback__)
+                    traceback.clear_frames(error.__traceback__)  # whose variables hold what the trace has made
                     _remove_what_is_left(failed=True)
                     raise
                 left = _remove_what_is_left(failed=False)
@@ -126,6 +125,8 @@ def _remove_what_is_left(*, failed: bool) -> tuple[list[str], str | None] | None
     if _are_gone(made):
         return None
     search = _Search(made, young())
+    if not search.finds_stand_ins():
+        return None  # the mode alone is alive, as part of something that holds no tensors
     with _trace.ages.all_seen():
         return _take_out_all(search, made, failed=failed)
 
@@ -175,8 +176,11 @@ class _Ages:
     young. A collection in the middle of a trace, as by Dynamo, moves these objects, so they are noted before it.
     """
 
+    are_users = False
+    """Whether the user has been seen to ask the same of the collector. Asking takes long where it is so."""
+
     def __init__(self) -> None:
-        self._are_users = gc.get_freeze_count() > 0
+        self._are_users = _Ages.are_users = _Ages.are_users or gc.get_freeze_count() > 0
         self._noted: set[int] = set()
         self._is_moved = False  # whether a collection has moved all that the youngest generation had at the start
         self._mark: list[Any] = []
@@ -281,6 +285,10 @@ class _Search:
         """The user's line that has made one of the tensors that were found."""
         found = set(map(id, self._stand_ins))
         return next((line for reference, line in lines if id(reference()) in found), None)
+
+    def finds_stand_ins(self) -> bool:
+        """Whether there is anything that may be, or hold, a tensor or symbol of the trace."""
+        return bool(self._find_stand_ins())
 
     def finds_any(self) -> bool:
         """Whether there are any tensors or symbols of the trace."""

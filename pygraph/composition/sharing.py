@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.grad_mode import _force_original_view_tracking  # checked with torch 2.13
+from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,7 +23,7 @@ class Shared:
 
     Attributes:
         operand: The operand's number.
-        view: The same view of a fake tensor; None if the result is the operand itself.
+        view: The same view of a tensor without memory; None if the result is the operand itself.
         is_detached: Whether it is without the operand's history.
     """
 
@@ -55,8 +57,16 @@ def shared_results(
             found[index] = Shared(operand, None, False)
         elif result._is_view() and id(result._base) in numbers and not _has_live_numbers(result):
             base: Any = result._base
-            found[index] = Shared(numbers[id(base)], result, base.requires_grad and not result.requires_grad)
+            is_detached = base.requires_grad and not result.requires_grad
+            found[index] = Shared(numbers[id(base)], _without_memory(result, base), is_detached)
     return found
+
+
+def _without_memory(view: Any, base: torch.Tensor) -> torch.Tensor:
+    """The same view of a tensor on meta, as nothing of a trace may outlive it; it keeps how it was made."""
+    with _disable_current_modes(), _force_original_view_tracking(True), torch.no_grad():
+        place = torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device="meta")
+        return view._view_func_unsafe(place)
 
 
 def without_bases(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:

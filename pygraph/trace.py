@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -35,13 +34,13 @@ from pygraph.program import (
     Program,
 )
 from pygraph.runtime.collection import no_collection
-from pygraph.tracing import interruptions
 from pygraph.tracing.functionalize import functionalize
 from pygraph.tracing.interruptions import uninterrupted
 from pygraph.tracing.leaks import leaving_nothing
 from pygraph.tracing.leaves import is_live_number, static_leaves
 from pygraph.tracing.modes import first_line, user_line, user_lines
 from pygraph.tracing.recording import Recording, record
+from pygraph.tracing.turn import turn
 
 P = ParamSpec("P")
 
@@ -51,9 +50,6 @@ aten = torch.ops.aten
 
 # Each round bakes in at least one more number, so this is only reached by calls with many that matter in turn.
 _MAX_SPECIALIZATIONS = 16
-
-# One trace at a time: each puts back what its function changes of what it reaches, and what it replaces of torch.
-_LOCK = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -210,7 +206,7 @@ def trace_call(
 def _trace_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
 ) -> Traced:
-    with _turn(), no_collection(), _dispatch_kept():
+    with turn(), no_collection(), _dispatch_kept():
         recording, static = _record_call(fn, args, kwargs, static, name)
         passing = _passing(fn)
         passed = {id(tensor) for tensor in passing.differentiated} if passing is not None else set[int]()
@@ -223,17 +219,6 @@ def _trace_call(
             now.release(fn.rebound())
             fn.check(program)
         return Traced(program, static, now)
-
-
-@contextlib.contextmanager
-def _turn() -> Generator[None, None, None]:
-    """Wait for the traces of other threads, so that handlers of signals do not wait with this one."""
-    while not _LOCK.acquire(timeout=0.1):
-        interruptions.check()
-    try:
-        yield
-    finally:
-        _LOCK.release()
 
 
 def reached_besides(
@@ -277,7 +262,7 @@ def record_call(
 def _record_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
 ) -> tuple[Recording, frozenset[int]]:
-    with _turn(), no_collection(), _saved_tensors_unseen(), _dispatch_kept():
+    with turn(), no_collection(), _saved_tensors_unseen(), _dispatch_kept():
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs})
             asked: set[int] = set()

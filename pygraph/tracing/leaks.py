@@ -34,6 +34,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from pygraph.errors import StateChangeError, describe
 from pygraph.runtime.collection import collect, no_collection
 from pygraph.tracing.holders import LIBRARIES, Held, is_result, name_of, packages_of, take_out
+from pygraph.tracing.turn import turn
 
 R = TypeVar("R")
 
@@ -92,7 +93,7 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
         return run()  # as part of a larger trace, which looks when it is over
     _trace.modes, _trace.lines = [], []
     try:
-        with no_collection():
+        with turn(), no_collection():
             _trace.ages = _Ages()
             with _trace.ages.told_apart():
                 try:
@@ -138,6 +139,7 @@ def _take_out_all(
     names: dict[str, None] = {}
     line: str | None = None
     stays = False
+    is_collected = False  # not where another thread records a graph: then garbage may look like something that is held
     for _ in range(_ROUNDS):
         found = search.look()
         line = line or search.line(_trace.lines)
@@ -155,10 +157,10 @@ def _take_out_all(
         held = found = None
         search.forget()
         if not _are_gone(made):
-            collect()
+            is_collected = collect()
         if is_done or _are_gone(made):
             break
-    if not (names or stays or failed) and not _are_gone(made) and search.finds_any():
+    if is_collected and not (names or stays or failed) and not _are_gone(made) and search.finds_any():
         names["something that does not tell Python what it holds"] = None
     return (list(names), line) if names else None
 

@@ -504,7 +504,9 @@ class Environment:
             self._container(f"{name}.args", list(value.args), depth)
             self._container(f"{name}.keywords", value.keywords, depth)
         elif isinstance(value, types.MethodType):
-            self._visit(name, value.__self__, depth)
+            # Who has only this of it reads nothing: what functools.singledispatch has looked up outdates nothing.
+            if value.__name__ != "clear" or not is_library(type(value.__self__).__module__):
+                self._visit(name, value.__self__, depth)
             self._visit(name, value.__func__, depth)
         elif isinstance(value, types.FunctionType):
             self._function(name, value, depth)

@@ -402,11 +402,13 @@ def test_recurrent_modules(device: torch.device, kind: type[nn.RNNBase], way: st
         y[0].sin().sum().backward()
         return y, x.grad, [parameter.grad for parameter in module.parameters()]
 
-    reference, module = make(), make().to(device)
+    # cuDNN adds in another order than the CPU.
+    place = torch.device("cpu") if device.type == "emu" else device
+    reference, module = make().to(place), make().to(device)
     wrapped = WAYS[way](module)
     for seed in range(2):
         x = values(2, 3, 4, seed=seed)
-        same(run(module, wrapped, x.to(device)), run(reference, reference, x))
+        same(run(module, wrapped, x.to(device)), run(reference, reference, x.to(place)))
 
 
 def test_dynamo_leaves_the_emulated_device_alone() -> None:

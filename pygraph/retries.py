@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch._C._functorch import peek_interpreter_stack  # checked with torch 2.11 and 2.13
@@ -20,8 +20,8 @@ from torch._C._functorch import peek_interpreter_stack  # checked with torch 2.1
 from pygraph.program import Fallback
 from pygraph.runtime.turns import here
 
-if TYPE_CHECKING:
-    from pygraph.entries import Entry
+E = TypeVar("E")
+"""What is kept for a kind of call."""
 
 clock = time.perf_counter
 """Seconds, as of all budgets."""
@@ -125,7 +125,7 @@ class Traces:
         return self._wasted.allows() and self._outdated.allows()
 
 
-class Look:
+class Look(Generic[E]):
     """Calls that look alike.
 
     Attributes:
@@ -138,19 +138,19 @@ class Look:
     def __init__(self, note: Fallback) -> None:
         self.lookups = Budget(MAX_LOOKUPS - 1, LOOKUPS)
         self.note = note
-        self.entry: Entry | None = None
+        self.entry: E | None = None
         self.skipped = 0
 
 
-class Looks:
+class Looks(Generic[E]):
     """Of one function, the calls that run as they are without being looked at, as calls that looked like them did.
 
     This can only err in that a call runs as it is which could be a graph.
     """
 
     def __init__(self) -> None:
-        self._looks: dict[Hashable, Look] = {}
-        self._skipped: list[tuple[Fallback, Entry | None, int]] = []
+        self._looks: dict[Hashable, Look[E]] = {}
+        self._skipped: list[tuple[Fallback, E | None, int]] = []
 
     def __bool__(self) -> bool:
         """Whether any call ran as it is; as long as none did, nothing here needs to be asked."""
@@ -164,13 +164,13 @@ class Looks:
         known.skipped += 1
         return True
 
-    def as_it_is(self, look: Hashable, note: Fallback, entry: Entry | None, seconds: float) -> None:
+    def as_it_is(self, look: Hashable, note: Fallback, entry: E | None, seconds: float) -> None:
         """Note that a call ran as it is, after it was looked at for so long."""
         known = self._looks.get(look)
         if known is None:
             if len(self._looks) >= _MAX_LOOKS:
                 self.clear()
-            known = self._looks.setdefault(look, Look(note))
+            known = self._looks.setdefault(look, Look[E](note))
         elif known.skipped and (known.note != note or known.entry is not entry):
             self._take(known)
         known.note, known.entry = note, entry
@@ -182,7 +182,7 @@ class Looks:
         if known is not None:
             self._take(known)
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: E) -> None:
         """Look at the calls again that an entry stood for, which is not kept any more."""
         for look, known in list(self._looks.items()):
             if known.entry is entry:
@@ -201,14 +201,14 @@ class Looks:
         waiting = [*self._skipped, *((known.note, known.entry, known.skipped) for known in list(self._looks.values()))]
         return sum(calls for _, entry, calls in waiting if entry is not None)
 
-    def take_skipped(self) -> list[tuple[Fallback, Entry | None, int]]:
+    def take_skipped(self) -> list[tuple[Fallback, E | None, int]]:
         """Why calls were skipped since the last time, the entry that said so, and how many."""
         for known in list(self._looks.values()):
             self._take(known)
         found, self._skipped = self._skipped, []
         return found
 
-    def _take(self, known: Look) -> None:
+    def _take(self, known: Look[E]) -> None:
         calls, known.skipped = known.skipped, 0
         if calls:
             self._skipped.append((known.note, known.entry, calls))

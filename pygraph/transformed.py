@@ -164,7 +164,7 @@ class Transformed(Generic[P, R]):
         self._traces: dict[Hashable, Traces] = {}
         # Traces of kinds of calls that were pushed out by others before they had been used a few times.
         self._turnover = Budget(2 * options.max_graphs, TRACES)
-        self._looks = Looks()
+        self._looks = Looks[Entry]()
         self._seen: set[Key] = set()
         self._streak = 0
         #: What all traces and recordings have taken.

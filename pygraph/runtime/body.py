@@ -113,7 +113,7 @@ class RegionBody:
             if mark is not None:
                 return self._interpret(inputs, numbers, mark, statics)
             if self._straight is None:
-                self._straight = straight_line(self)
+                self._straight = straight_line(self, own_memory)
             return self._straight(inputs, statics, numbers)
 
     def _interpret(

@@ -4,21 +4,43 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import fx
 
-if TYPE_CHECKING:
-    from pygraph.runtime.body import RegionBody
+
+class Region(Protocol):
+    """What there has to be of a region, see `pygraph.runtime.body.RegionBody`."""
+
+    nodes: list[fx.Node]
+    inputs: list[fx.Node]
+    statics: list[fx.Node]
+    numbers: list[fx.Node]
+    outputs: list[fx.Node]
+    last_use: list[list[fx.Node]]
+
+    @property
+    def producers(self) -> Collection[fx.Node]:
+        """The nodes that allocate the memory of outputs."""
+        ...
+
+    def constant(self, node: fx.Node) -> Any:
+        """The value of a ``get_attr`` node."""
+        ...
+
 
 Straight: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], Sequence[Any]], list[Any]]
 """A function of the inputs, the captured tensors and the numbers of a region, which returns its outputs."""
 
 
-def straight_line(body: RegionBody) -> Straight:
+def straight_line(body: Region, own_memory: Callable[[Any, Any], Any]) -> Straight:
     """The nodes of a region as one function, in which each value is let go after its last use.
+
+    Args:
+        body: The region.
+        own_memory: Makes of a result and its operation's arguments a result in memory of its own.
 
     For a region of ``y = aten.relu(x)`` and ``z = aten.add(y, 2)``, of which ``z`` is needed outside::
 
@@ -30,8 +52,6 @@ def straight_line(body: RegionBody) -> Straight:
             del v1
             return [v2]
     """
-    from pygraph.runtime.body import own_memory
-
     scope: dict[str, Any] = {"own_memory": own_memory}
     names: dict[fx.Node, str] = {}
 

@@ -9,8 +9,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 
+_known: list[Any] = []
+
+
+def know_fakes(*, forget: bool = False) -> None:
+    """Count what is alive now as somebody else's: Dynamo and Inductor keep fakes of what they have compiled."""
+    _known[:] = [] if forget else _alive()
+
+
 def fakes_left() -> list[Any]:
     """Fake tensors, and numbers that stand for others, that are alive after garbage was collected."""
+    known = set(map(id, _known))
+    return [value for value in _alive() if id(value) not in known]
+
+
+def _alive() -> list[Any]:
     gc.collect()
     kinds: dict[type, bool] = {}
     found: list[Any] = []

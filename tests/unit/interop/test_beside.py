@@ -146,7 +146,12 @@ BODIES: dict[str, Callable[..., Any]] = {
 
 @MODES
 @pytest.mark.parametrize("name", BODIES)
-def test_parameters_and_their_views(name: str, grad: bool, device: torch.device) -> None:
+def test_parameters_and_their_views(
+    name: str, grad: bool, device: torch.device, request: pytest.FixtureRequest
+) -> None:
+    if name == "split" and grad and device.type == "cuda":
+        reason = "beside kernels of Inductor, pieces of a split parameter have its memory, but no _base"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     complex_ = name == "complex"  # whose gradient of a square is no number
 
     def update(*results: torch.Tensor) -> None:

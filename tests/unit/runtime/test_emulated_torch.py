@@ -36,12 +36,6 @@ def own_compilations() -> None:
     torch._dynamo.reset()
 
 
-@pytest.fixture(autouse=True)
-def full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are compared with the CPU's, so cuDNN's must not be those of a shorter dtype."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-
 def values(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 

@@ -283,6 +283,11 @@ class RegionGraph:
             self._refusal = str(error)
             self.graph.restore()
             return False
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # it has read poison, and says so at once, as the emulated device does
+            self.graph.restore()
+            return False
 
     def _patch_only(self, patched: frozenset[int]) -> None:
         """Have the host patch these slots and nobody the others."""

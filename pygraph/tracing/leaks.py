@@ -231,12 +231,17 @@ class _Ages:
 
     @contextlib.contextmanager
     def all_seen(self) -> Generator[None, None, None]:
-        """Have the collector look at all objects while what is inside runs."""
+        """Have the collector look at all objects while what is inside runs.
+
+        What the user has asked of it for some objects is not asked again, as it would then be asked for all: what of
+        them becomes garbage later would stay.
+        """
         gc.unfreeze()
         try:
             yield
         finally:
-            gc.freeze()
+            if not self._are_users:
+                gc.freeze()
 
 
 def _ids(values: Iterable[Any]) -> frozenset[int]:

@@ -39,7 +39,7 @@ def alarms() -> Generator[None, None, None]:
 
 def fakes() -> int:
     gc.collect()
-    return sum(isinstance(thing, FakeTensor) for thing in gc.get_objects())
+    return sum(issubclass(type(thing), FakeTensor) for thing in gc.get_objects())
 
 
 def steps(x: Tensor) -> Tensor:
@@ -109,18 +109,23 @@ def test_a_flag_that_a_handler_sets_stays_set(device: torch.device) -> None:
 
 
 def test_control_c_stops_a_long_trace_at_once(device: torch.device) -> None:
-    rounds = []
+    begin = time.perf_counter()
 
     def endless(x: Tensor) -> Tensor:
         signal.raise_signal(signal.SIGINT)
-        while len(rounds) < 10**9:
+        while time.perf_counter() - begin < 60:
             x = x + 1
         return x
 
     x = torch.ones(3, device=device)
     jitted = pygraph.jit(endless)
-    with nothing_patched(), pytest.raises(KeyboardInterrupt):
-        jitted(x)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, a shell has it ignored
+    try:
+        with nothing_patched(), pytest.raises(KeyboardInterrupt):
+            jitted(x)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.perf_counter() - begin < 30
     assert jitted.cache_info().size == 0
     assert fakes() == 0 or device.type == "cuda"
 

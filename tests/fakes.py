@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-
 _known: list[Any] = []
 
 

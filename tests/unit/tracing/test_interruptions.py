@@ -109,7 +109,7 @@ def test_a_flag_that_a_handler_sets_stays_set(device: torch.device) -> None:
 
 
 def test_control_c_stops_a_long_trace_at_once(device: torch.device) -> None:
-    begin, known = time.perf_counter(), fakes()
+    begin = time.perf_counter()
 
     def endless(x: Tensor) -> Tensor:
         signal.raise_signal(signal.SIGINT)
@@ -127,7 +127,6 @@ def test_control_c_stops_a_long_trace_at_once(device: torch.device) -> None:
         signal.signal(signal.SIGINT, before)
     assert time.perf_counter() - begin < 30
     assert jitted.cache_info().size == 0
-    assert fakes() <= known
 
 
 @pytest.mark.parametrize("waits", [lambda: time.sleep(60), lambda: threading.Event().wait(60)], ids=["sleep", "event"])

@@ -66,6 +66,14 @@ class StateChangeError(TraceError):
     fills: bool = False
 
 
+class DisturbedTraceError(TraceError):
+    """A setting of torch's has changed while a function was traced, perhaps by another thread.
+
+    Example: ``torch.export`` switches cuDNN off for a while, for the whole process. A jitted function runs that call as
+    it is and traces the next one. Remedy, where it is traced by itself: trace it again.
+    """
+
+
 class GradientChangeError(StateChangeError):
     """A function leaves other gradients behind than there were, and changes nothing else.
 

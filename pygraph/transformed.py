@@ -25,6 +25,7 @@ from pygraph.effects import writes_memory
 from pygraph.entries import MOST_VARIANTS, Entries, Entry
 from pygraph.environment import Environment, modes_of
 from pygraph.errors import (
+    DisturbedTraceError,
     FallbackError,
     GradientChangeError,
     GradientError,
@@ -544,6 +545,8 @@ class Transformed(Generic[P, R]):
             note = Fallback("the call", str(error), None)
             if self.options.strict:
                 raise FallbackError(str(error)) from error
+            if isinstance(error, DisturbedTraceError):
+                return Entry(None, None, None, [note], is_kept=False)
             # What a first call changes (a cache that it fills), a second one may leave as it is.
             once = isinstance(error, StateChangeError) and (not is_known or adds)
             if isinstance(error, StateChangeError) and error.fills and not once:  # twice in a row

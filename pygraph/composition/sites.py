@@ -37,7 +37,7 @@ from pygraph.composition.sharing import Shared, shared_results
 from pygraph.composition.substitution import Substitution, substituting
 from pygraph.effects import is_random, is_view, root, written_arguments
 from pygraph.environment import Environment, Item, Variable, modes_of
-from pygraph.errors import StateChangeError, TraceError
+from pygraph.errors import DisturbedTraceError, StateChangeError, TraceError
 from pygraph.interop.functorch import NOTHING_ON_DEVICE
 from pygraph.keys import UnhashableError, static_key
 from pygraph.native.callpath import Reached
@@ -263,6 +263,8 @@ def find_site(
                     f"trace({function.function_name})(…)",
                     lambda: _discover(function, leaves, tree, static, settings),
                 )
+        except DisturbedTraceError as error:
+            raise InlineError(str(error)) from error  # the next call is traced again
         except TraceError as error:
             before = function.sites.latest((key, _values(leaves, baked)))
             adds = isinstance(error, StateChangeError) and (before is None or error.fills)

@@ -283,10 +283,10 @@ class RegionGraph:
             self._refusal = str(error)
             self.graph.restore()
             return False
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # it has read poison, and says so at once, as the emulated device does
-            self.graph.restore()
+        except Exception:
+            if not self.graph.failed:
+                raise
+            self.graph.restore()  # a kernel has read poison, and says so at once, as the emulated device's do
             return False
 
     def _patch_only(self, patched: frozenset[int]) -> None:

@@ -147,6 +147,8 @@ class RecordedGraph(abc.ABC):
     nodes: tuple[RecordedNode, ...]
     draws: bool = False
     """Whether it draws random numbers from the device's generator."""
+    failed: bool = False
+    """Whether a kernel of the last replay raised an error in it, as no kernel of a real device can."""
 
     def mechanisms(self, node: int, request: Mechanism = "auto") -> frozenset[NodeMechanism]:
         """How that node's pointers can be changed: by the ``host``, by the ``device``, through a ``table``.

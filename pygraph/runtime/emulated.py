@@ -445,8 +445,10 @@ class EmulatedGraph(RecordedGraph):
             torch._C._DisableTorchDispatch(),  # pyright: ignore
             torch._C._AutoDispatchBelowAutograd(),  # pyright: ignore
         ):
+            self.failed = True
             for index in self._order:
                 steps[index].run(self._params[index])
+            self.failed = False
 
     @override
     def release(self, *keep: object) -> None:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes  # as in `pygrap
 
 from pygraph.environment import Environment
 from pygraph.errors import (
+    DisturbedTraceError,
     GradientChangeError,
     GradientError,
     SpentGraphError,
@@ -92,6 +93,7 @@ def record(
     name: str,
     environment: Environment,
     asked: set[int] | None = None,
+    unclear: SettingsWatch | None = None,
 ) -> Recording:
     """Run ``fn`` once on fakes of its arguments.
 
@@ -103,9 +105,11 @@ def record(
         name: What errors call the function.
         environment: What the function can reach besides; put back afterwards.
         asked: Gets the leaves of numbers whose type the function asks for, also if it fails.
+        unclear: Where it is not known who changed a setting in a first run: what watched that.
 
     Raises:
         TraceError: The function fails, or does what a Program cannot say.
+        DisturbedTraceError: A setting has changed meanwhile, perhaps by another thread.
     """
     call = f"trace({name})(…)"
     keyed, in_tree = flatten_with_path((args, kwargs))
@@ -182,7 +186,7 @@ def record(
     meta = UsesOfMeta()
     sources = Sources(generators.drawing, fakes.values(), meta)
     refusals = Refusals(fakes.values())
-    settings = SettingsWatch(fake.device.type for fake in fakes.values())
+    settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
     attributes = _attributes(fakes)
     accumulations = Accumulations()
     before_gradients = environment.gradients()
@@ -203,6 +207,12 @@ def record(
         gradient = environment.restore_gradients(before_gradients)
         elsewhere = _changed_attribute(fakes, attributes) or _unreached_gradient(sources.used.values())
         seeded = generators.restore()
+    if settings.unclear is not None:
+        return record(fn, args, kwargs, static, name, environment, asked, settings)
+    if settings.others is not None:
+        raise DisturbedTraceError(
+            describe(call, f"another thread changes {settings.others} meanwhile", remedy="Trace it again.")
+        )
     if iterators.problem is not None:
         raise TraceError(describe(call, iterators.problem, source=iterators.source, remedy=REMEDY)) from failure
     if failure is not None:

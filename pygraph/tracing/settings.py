@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -21,32 +22,123 @@ Setting: TypeAlias = "tuple[str, Callable[[], Any], Callable[[Any], Any]]"
 class SettingsWatch:
     """Compares torch's global settings before and after a function.
 
+    Most of them are the process's: another thread may have changed one, as `torch.export` does for a while, which must
+    not be undone. So the function is run again if it is not known who has changed one, and a profiler sees what its
+    calls of torch's setters come to. If that is nothing, it may still have set what it finds set by now; the call
+    itself will do the same.
+
     Args:
         device_types: The devices whose autocast settings count.
+        unclear: The watch of a first run after which that was not known.
 
     Attributes:
-        changed: The first setting that `watch` found changed and has put back; None if there is none.
+        changed: The first setting that the function has changed, and that was put back; None if there is none.
+        unclear: The first one that it or another thread has changed, and that was left so.
+        others: The first one that another thread has changed, or the function as a call of it would.
     """
 
-    def __init__(self, device_types: Iterable[str]) -> None:
+    def __init__(self, device_types: Iterable[str], unclear: SettingsWatch | None = None) -> None:
         kinds = filter(torch.amp.is_autocast_available, sorted({"cpu", *device_types}))
         self._settings = [*_SETTINGS, *map(_autocast, kinds)]
+        self._first = unclear
+        self._before: list[Any] = []
         self.changed: str | None = None
+        self.unclear: str | None = None
+        self.others: str | None = None
         mode_key("cpu")  # what it asks torch for once must not become part of the trace
 
-    @contextmanager
-    def watch(self) -> Generator[None, None, None]:
+    def watch(self) -> AbstractContextManager[None]:
         """Run what is inside; also where it fails, its changes are put back."""
-        before, key = [getter() for _, getter, _ in self._settings], mode_key("cpu")
+        return self._watch() if self._first is None else self._watch_again(self._first)
+
+    @contextmanager
+    def _watch(self) -> Generator[None, None, None]:
+        self._before, key = self._values(), mode_key("cpu")
         try:
             yield
         finally:
-            if mode_key("cpu") != key:
-                self.changed = "a global setting of torch"
-            for (name, getter, put_back), then in zip(self._settings, before, strict=True):
-                if getter() != then:
-                    self.changed = name
-                    put_back(then)
+            changed = self._changed(self._before)
+            if not changed and mode_key("cpu") != key:
+                changed = ["a global setting of torch"]
+            alone = is_alone()
+            self.changed = next((name for name in changed if alone or name in _OF_THREAD), None)
+            self.unclear = next((name for name in changed if not alone and name not in _OF_THREAD), None)
+            self._put_back(self._before, of_process=alone)
+
+    @contextmanager
+    def _watch_again(self, first: SettingsWatch) -> Generator[None, None, None]:
+        self._before = self._values()
+        calls = _SetterCalls(lambda: [*self._values(), mode_key("cpu")])
+        try:
+            with calls.seen():
+                yield
+        finally:
+            if calls.changed:
+                self.changed = first.unclear
+                self._put_back(first._before, of_process=True)
+            else:
+                self.others = first.unclear
+                self._put_back(self._before, of_process=False)
+
+    def _values(self) -> list[Any]:
+        return [getter() for _, getter, _ in self._settings]
+
+    def _changed(self, before: list[Any]) -> list[str]:
+        now = self._values()
+        return [name for (name, _, _), new, old in zip(self._settings, now, before, strict=True) if new != old]
+
+    def _put_back(self, values: list[Any], *, of_process: bool) -> None:
+        for (name, getter, put_back), then in zip(self._settings, values, strict=True):
+            if (of_process or name in _OF_THREAD) and getter() != then:
+                put_back(then)
+
+
+def is_alone() -> bool:
+    """Whether this is the only thread that runs Python code."""
+    return len(sys._current_frames()) == 1
+
+
+class _SetterCalls:
+    """What the calls that this thread makes of torch's setters come to."""
+
+    def __init__(self, values: Callable[[], list[Any]]) -> None:
+        self._values = values
+        self._before: list[Any] | None = None
+        self._after: list[Any] | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether they changed a setting, and did not put it back."""
+        return self._before != self._after
+
+    @contextmanager
+    def seen(self) -> Generator[None, None, None]:
+        """See those of what is inside."""
+        if sys.getprofile() is not None:
+            yield  # the user's profiler could not be put back
+            return
+        sys.setprofile(self._see)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    def _see(self, frame: Any, event: str, arg: Any) -> None:
+        if not event.startswith("c_") or not getattr(arg, "__name__", "").startswith(_SETTERS):
+            return
+        if event != "c_call":
+            self._after = self._values()
+        elif self._before is None:
+            self._before = self._values()
+
+
+# How the names of torch._C's functions begin that change a setting of the process. Checked with torch 2.11 and 2.13.
+_SETTERS = (
+    "_set_default_dtype", "_set_deterministic", "_set_cudnn", "_set_sdp", "_set_math_sdp", "_set_cublas", "_set_fp32",
+    "_set_float32", "_set_linalg", "_set_blas",
+)  # fmt: skip
+
+_OF_THREAD = frozenset({"grad mode", "the default device", "autocast"})
 
 
 def _autocast(kind: str) -> Setting:

@@ -35,6 +35,7 @@ from pygraph.program import (
     TensorSpec,
 )
 from pygraph.trace import trace_call
+from pygraph.tracing import settings
 from pygraph.tracing.leaves import is_live_number, static_leaves, to_number
 
 X = torch.arange(6.0).view(2, 3)
@@ -623,8 +624,11 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_global_setting_that_is_changed_is_put_back(setting: str, fails: bool) -> None:
+def test_a_global_setting_that_is_changed_is_put_back(
+    setting: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     getter, change = SETTINGS[setting]
+    monkeypatch.setattr(settings, "is_alone", lambda: True)  # the workers of pytest-xdist have threads
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         change()

@@ -167,10 +167,23 @@ def _of_matmul(name: str) -> Setting:
     )
 
 
-def _precision(operation: str) -> Setting:
-    getter = functools.partial(torch._C._get_fp32_precision_getter, "cuda", operation)
-    setter = functools.partial(torch._C._set_fp32_precision_setter, "cuda", operation)
+def _precision(backend: str, operation: str) -> Setting:
+    getter = functools.partial(torch._C._get_fp32_precision_getter, backend, operation)
+    setter = functools.partial(torch._C._set_fp32_precision_setter, backend, operation)
     return "a float32 precision", getter, setter
+
+
+def _matmul_precision() -> str | None:
+    """The precision that the older of torch's two switches is set to; None where only the newer one has been used."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it does not say then
+        return None
+
+
+def _put_matmul_precision_back(value: str | None) -> None:
+    if value is not None:
+        torch.set_float32_matmul_precision(value)
 
 
 _SETTINGS: list[Setting] = [
@@ -187,11 +200,19 @@ _SETTINGS: list[Setting] = [
     ("memory-efficient attention", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
     ("attention by formula", cuda.math_sdp_enabled, cuda.enable_math_sdp),
     ("cuDNN's attention", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    ("another device's attention", torch._C._get_overrideable_sdp_enabled, torch._C._set_sdp_use_overrideable),
+    ("flash attention 3", torch._C._get_fa3_sdp_enabled, torch._C._set_sdp_use_fa3),
+    ("reduction in attention by formula", cuda.fp16_bf16_reduction_math_sdp_allowed,
+     cuda.allow_fp16_bf16_reduction_math_sdp),
+    ("the library for linear algebra", torch._C._get_linalg_preferred_backend, torch._C._set_linalg_preferred_backend),
+    ("the library for matrix products", torch._C._get_blas_preferred_backend, torch._C._set_blas_preferred_backend),
+    ("what is in uninitialised memory", torch._C._get_deterministic_fill_uninitialized_memory,
+     torch._C._set_deterministic_fill_uninitialized_memory),
     _of_matmul("allow_fp16_reduced_precision_reduction"),
     _of_matmul("allow_bf16_reduced_precision_reduction"),
     _of_matmul("allow_fp16_accumulation"),
-    ("the precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    _precision("matmul"),
-    _precision("conv"),
-    _precision("rnn"),
+    ("the precision of matrix products", _matmul_precision, _put_matmul_precision_back),
+    # The older switch changes those of the newer one, and those of all change those of each: they come later.
+    _precision("generic", "all"),
+    *(_precision(backend, of) for backend in ("cuda", "mkldnn") for of in ("all", "matmul", "conv", "rnn")),
 ]  # fmt: skip

@@ -342,10 +342,7 @@ def _told(call: Callable[..., Any], around: Callable[..., Any], state: State, kn
     """The call, with what autograd knows of its results, if that is ``known``, and of what the function closes over."""
 
     def told(*args: Any) -> Any:
-        try:
-            result = around(call, args)
-        except SystemError as error:  # the emulated device's backward cannot pass on another
-            raise RuntimeError("an error in a backward") from error
+        result = around(call, args)
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         facts = [(t.requires_grad, t.is_leaf) for t in tensors if known]
         return result, facts, [t.grad for t in state.all_tensors()]

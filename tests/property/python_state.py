@@ -219,7 +219,8 @@ CODE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("a{n}.extra = 1", "del a{n}.extra", "A{n}.extra = 1"),
     ),
     "a global that was not there": (
-        "", "try: y = y * late{n}\nexcept NameError: y = y + 1", ("late{n} = 3.0", "late{n} = 2.0", "del late{n}")
+        "", "try: y = y * late{n}\nexcept NameError: y = y + 1",
+        ("late{n} = 3.0", "late{n} = 2.0", "globals().pop('late{n}', None)")
     ),
     "a builtin": ("", "y = y * len((1, 2, 3))", ("len = lambda value: 5", "del len")),
     "an imported function": (

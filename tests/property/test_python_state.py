@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import types
-import warnings
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import pygraph
+from tests.fakes import fakes_left
 from tests.property.python_state import (
     CODE,
     PLACES,
@@ -77,14 +76,6 @@ def _same(got: Any, expected: Any) -> bool:
     return type(got) is type(expected) and got == expected
 
 
-def fakes() -> int:
-    """How many fake tensors there are."""
-    gc.unfreeze()  # what tests/conftest.py sets aside is not seen, and a trace may bring it back
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # lazily made attributes of others' modules
-        return sum(type(value) is FakeTensor for value in gc.get_objects())
-
-
 def check(world: World, device: torch.device, wrap: Any) -> None:
     """Do the same to both executions of a world, and compare all that can be seen."""
     eager, mine = Side(world, device, lambda fn: fn), Side(world, device, wrap)
@@ -103,10 +94,9 @@ def check(world: World, device: torch.device, wrap: Any) -> None:
 
 def check_clean(world: World, device: torch.device) -> None:
     """The same, and no fake tensor is left."""
-    before = fakes()
+    before = len(fakes_left())
     check(world, device, pygraph.jit)
-    gc.collect()
-    assert fakes() <= before
+    assert len(fakes_left()) <= before
 
 
 @pytest.mark.parametrize("name", PLACES)

@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.keys import UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
+from tests.leftovers import all_restored
 
 X = torch.arange(6.0).view(2, 3)
 
@@ -84,13 +85,9 @@ def test_every_setting_is_part_of_the_key(mode: Callable[[], Any]) -> None:
 
 def test_the_legacy_switch_of_tf32_is_part_of_the_key() -> None:
     before = mode_key("cuda")
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with all_restored():
+        torch.set_float32_matmul_precision("high")
         assert mode_key("cuda") != before
-    finally:
-        torch.set_float32_matmul_precision(precision)
-        matmul.fp32_precision = "none"  # which the legacy switch does not go back to
     assert mode_key("cuda") == before
 
 

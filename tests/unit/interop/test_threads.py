@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pygraph
-from tests.patches import nothing_patched
+from tests.leftovers import nothing_patched
 from tests.unit.runtime.test_threads import run_threads
 
 

@@ -18,7 +18,7 @@ from torch.nn.modules import activation
 import pygraph
 from pygraph.tracing.patches import patched
 from pygraph.tracing.proxy_trace import proxy_trace, session_here, tracing_here
-from tests.patches import nothing_patched
+from tests.leftovers import nothing_patched
 
 LAYER = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.GELU())
 CONSTANT = torch.arange(3.0)

@@ -13,6 +13,7 @@ import torch
 
 import pygraph
 from pygraph.errors import DisturbedTraceError, TraceError
+from tests.leftovers import all_restored
 
 SETTERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
     "dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
@@ -23,7 +24,17 @@ SETTERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
         not torch.backends.cudnn.enabled,
     ),
     "flash attention": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
-    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "precision": (
+        lambda: torch.backends.cuda.matmul.fp32_precision,
+        lambda value: setattr(torch.backends.cuda.matmul, "fp32_precision", value),
+        "tf32",
+    ),
+    "precision of all": (
+        lambda: torch.backends.fp32_precision,
+        lambda value: setattr(torch.backends, "fp32_precision", value),
+        "tf32",
+    ),
+    "older precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
     "uninitialised memory": (
         lambda: torch.utils.deterministic.fill_uninitialized_memory,
         lambda on: setattr(torch.utils.deterministic, "fill_uninitialized_memory", on),
@@ -34,12 +45,9 @@ SETTERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
 
 @contextlib.contextmanager
 def restored(setting: str) -> Generator[tuple[Any, Any], None, None]:
-    getter, setter, other = SETTERS[setting]
-    before = getter()
-    try:
-        yield before, other
-    finally:
-        setter(before)
+    getter, _, other = SETTERS[setting]
+    with all_restored():
+        yield getter(), other
 
 
 @contextlib.contextmanager
@@ -90,7 +98,8 @@ def test_what_another_thread_changes_stays(setting: str, profiled: bool) -> None
 
 
 def test_a_call_that_is_disturbed_runs_as_it_is_and_the_next_one_is_a_graph(device: torch.device) -> None:
-    with another_thread() as there, restored("cudnn") as (before, other):
+    with another_thread() as there, restored("cudnn") as (_, other):
+
         @pygraph.jit
         def fn(x: torch.Tensor) -> torch.Tensor:
             if flags:
@@ -139,7 +148,20 @@ def test_what_the_function_sets_is_set_beside_another_thread(setting: str, devic
             assert getter() == other
             setter(value)
             expected = fn(x)
-            assert torch.equal(got, expected) and got.dtype == expected.dtype
+            assert torch.equal(got, expected)
+            assert got.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("setting", ["precision", "precision of all"])
+def test_the_newer_switches_of_precision_do_not_forbid_a_graph(setting: str, device: torch.device) -> None:
+    """PyTorch then refuses to say what the older one is set to."""
+    _, setter, _ = SETTERS[setting]
+    with all_restored():
+        setter("tf32")
+        jitted = pygraph.jit(lambda x: x @ x + 1)
+        x = torch.ones(3, 3, device=device)
+        assert jitted(x).tolist() == [[4.0] * 3] * 3
+        assert jitted.explain().to_dict()["fallbacks"] == []
 
 
 def test_a_function_that_puts_a_setting_back_itself_is_not_taken_for_the_one_that_changed_it() -> None:

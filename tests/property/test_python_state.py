@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import pygraph
-from tests.fakes import fakes_left
+from tests.fakes import assert_no_fake_left, fakes_followed
 from tests.property.python_state import (
     CODE,
     PLACES,
@@ -94,9 +94,9 @@ def check(world: World, device: torch.device, wrap: Any) -> None:
 
 def check_clean(world: World, device: torch.device) -> None:
     """The same, and no fake tensor is left."""
-    before = len(fakes_left())
-    check(world, device, pygraph.jit)
-    assert len(fakes_left()) <= before
+    with fakes_followed():
+        check(world, device, pygraph.jit)
+        assert_no_fake_left()
 
 
 @pytest.mark.parametrize("name", PLACES)

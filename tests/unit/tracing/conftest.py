@@ -6,12 +6,11 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.fakes import know_fakes
+from tests.fakes import fakes_followed
 
 
 @pytest.fixture(autouse=True)
-def fakes_of_others() -> Generator[None, None, None]:
-    """Know the fakes that torch keeps of what it has compiled in other tests of the same process."""
-    know_fakes()
-    yield
-    know_fakes(forget=True)
+def fakes_are_followed() -> Generator[None, None, None]:
+    """Have `tests.fakes` know the fakes that a test makes."""
+    with fakes_followed():
+        yield

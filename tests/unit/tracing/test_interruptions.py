@@ -18,7 +18,7 @@ from torch import Tensor
 
 import pygraph
 from pygraph.tracing import interruptions
-from tests.fakes import fakes_left
+from tests.fakes import assert_no_fake_left
 from tests.leftovers import nothing_patched
 
 INNER = pygraph.jit(lambda x: x * 3)
@@ -61,11 +61,12 @@ def test_a_handler_at_any_moment_of_a_first_call(device: torch.device, raises: b
     begin = time.perf_counter()
     pygraph.jit(steps)(x)
     whole = time.perf_counter() - begin
-    before = len(fakes_left())
-    for moment in range(12):
+    for moment in range(120):
+        if moment >= 12 and len(seen) >= 8:  # on a busy machine, some come when the call is over
+            break
         jitted = pygraph.jit(steps)
         with nothing_patched():
-            signal.setitimer(signal.ITIMER_REAL, 0.0005 + whole * moment / 12)
+            signal.setitimer(signal.ITIMER_REAL, 0.0005 + whole * (moment % 12) / 12)
             try:
                 assert torch.equal(jitted(x), expected)
             except StopError:
@@ -80,7 +81,7 @@ def test_a_handler_at_any_moment_of_a_first_call(device: torch.device, raises: b
         jitted._lock.release()
     assert len(seen) >= 8
     assert set(seen) == {(20.0, 12.0, torch.Tensor)}
-    assert len(fakes_left()) <= before
+    assert_no_fake_left()
 
 
 def test_a_flag_that_a_handler_sets_stays_set(device: torch.device) -> None:
@@ -104,7 +105,7 @@ def test_a_flag_that_a_handler_sets_stays_set(device: torch.device) -> None:
 
 
 def test_control_c_stops_a_long_trace_at_once(device: torch.device) -> None:
-    begin, known = time.perf_counter(), len(fakes_left())
+    begin = time.perf_counter()
 
     def endless(x: Tensor) -> Tensor:
         signal.raise_signal(signal.SIGINT)
@@ -122,7 +123,7 @@ def test_control_c_stops_a_long_trace_at_once(device: torch.device) -> None:
         signal.signal(signal.SIGINT, before)
     assert time.perf_counter() - begin < 30
     assert jitted.cache_info().size == 0
-    assert len(fakes_left()) <= known
+    assert_no_fake_left()
 
 
 @pytest.mark.parametrize("waits", [lambda: time.sleep(60), lambda: threading.Event().wait(60)], ids=["sleep", "event"])

@@ -30,8 +30,9 @@ SETTERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
         "tf32",
     ),
     "precision of all": (
-        lambda: torch.backends.fp32_precision,
-        lambda value: setattr(torch.backends, "fp32_precision", value),
+        lambda: torch._C._get_fp32_precision_getter("generic", "all"),
+        # What torch.backends.fp32_precision is: that may be locked, as by torch's own test helpers.
+        lambda value: torch._C._set_fp32_precision_setter("generic", "all", value),
         "tf32",
     ),
     "older precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),

@@ -81,6 +81,16 @@ class TensorSpec:
         """Whether the elements do not fill their span, as in a slice of columns."""
         return self.span > math.prod(self.shape)
 
+    def reaches_as(self, other: TensorSpec) -> bool:
+        """Whether the elements are as many, of the same kind, and lie at the same distances.
+
+        The stride of a dimension of one element says nothing, and kernels give others than torch foresees.
+        """
+        if (self.shape, self.dtype, self.device) != (other.shape, other.dtype, other.device):
+            return False
+        strides = zip(self.shape, self.stride, other.stride, strict=True)
+        return 0 in self.shape or all(size == 1 or mine == others for size, mine, others in strides)
+
     def empty(self) -> torch.Tensor:
         """Allocate an uninitialised tensor of this shape, strides and dtype, offset zero."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)

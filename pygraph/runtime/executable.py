@@ -34,7 +34,7 @@ from pygraph.program import (
 )
 from pygraph.ranges import Ranges, span_of
 from pygraph.runtime.adoption import Adoption, Notes
-from pygraph.runtime.body import ALIGNMENT, RegionBody, alignment, stand_in
+from pygraph.runtime.body import ALIGNMENT, RegionBody, stand_in
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool, Run
@@ -414,7 +414,7 @@ def _copies(leaves: Sequence[Any]) -> list[Any]:
         members = [leaves[index].detach() for index in group]
         start, end = span_of(members)
         size = -(-(end - start) // 16) * 16
-        shift = alignment(start) % ALIGNMENT
+        shift = start % ALIGNMENT  # with which every member is aligned as it was, wherever in the group it lies
         copy = torch.zeros(size + shift, dtype=torch.uint8, device=members[0].device)[shift:]
         for member in members:  # each out of its own storage: another's may end before it, or begin after
             place = member.data_ptr() - start

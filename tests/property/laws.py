@@ -266,6 +266,11 @@ def check_pass(transform: Pass, program: pygraph.Program, case: Case, device: to
 
 def check_evaluates(program: pygraph.Program, case: Case, device: torch.device, eager: Any) -> None:
     """``evaluate(program)`` does what the traced function does, also with other contents and other live numbers."""
+    with torch.set_grad_enabled(case.module is None):  # as it was traced
+        _check_evaluates(program, case, device, eager)
+
+
+def _check_evaluates(program: pygraph.Program, case: Case, device: torch.device, eager: Any) -> None:
     live = sum(isinstance(d, ScalarArgument) for d in program.inputs)
     numbers = sum((isinstance(leaf, (int, float)) and not isinstance(leaf, bool)) or _is_numpy(leaf)
                   for leaf in pytree.tree_leaves(case.arguments(torch.device("cpu"))))  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, example, given, settings
 
 import pygraph
 from pygraph.errors import StageError, TraceError
@@ -17,7 +17,7 @@ from tests.property.laws import (
     check_stack_equals_eager,
     check_text_runs,
 )
-from tests.property.strategies import Case, Stack, cases, graph_stacks, stacks
+from tests.property.strategies import AliasInput, Case, Stack, Step, TensorInput, cases, graph_stacks, stacks
 
 CI = settings.get_current_profile_name() == "ci"
 
@@ -91,7 +91,12 @@ def test_text_is_the_same_for_the_same_function(device: torch.device, case: Case
 # ---- stacks ----------------------------------------------------------------------------------------------------
 
 
+# The second one lies at another multiple of 16 than the first one does.
+_OF_ONE_MEMORY = (TensorInput((2, 3), torch.float32, "contiguous", 3), AliasInput(0, "tail"))
+
+
 @given(cases(), stacks)
+@example(Case(_OF_ONE_MEMORY, (Step("unary"),), (0,)), Stack(("jit",)))
 @examples(120)
 def test_a_stack_equals_eager_and_held_results_never_change(device: torch.device, case: Case, stack: Stack) -> None:
     check_stack_equals_eager(case, stack, device)

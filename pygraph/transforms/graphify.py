@@ -20,7 +20,7 @@ from pygraph.lowering.aten import lower
 from pygraph.printing import target_text
 from pygraph.program import Fallback, Program, Region, Way
 from pygraph.transforms.indirect import is_load, is_store
-from pygraph.transforms.schedule import alternating_runs, is_work, touches_device
+from pygraph.transforms.schedule import alternating_runs, is_work, note_order, touches_device
 
 
 def graphify_program(program: Program) -> Program:
@@ -69,6 +69,7 @@ def graphify_program(program: Program) -> Program:
         fallbacks.append(Fallback("the whole program", "its tensors are on the cpu; graphs need a device"))
     module = program.copy_graph()
     graph = module.graph
+    note_order(graph)
     reasons: dict[fx.Node, str] = {}
     for node in graph.nodes:
         if is_work(node):

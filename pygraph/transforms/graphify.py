@@ -71,8 +71,12 @@ def graphify_program(program: Program) -> Program:
     graph = module.graph
     note_order(graph)
     reasons: dict[fx.Node, str] = {}
+    # A graph would always return the one that its number gave when it was recorded.
+    shown = {value for value in graph.output_node().all_input_nodes if is_view(value) and len(sources(value)) > 1}
     for node in graph.nodes:
-        if is_work(node):
+        if node in shown:
+            reasons[node] = "it is a view by a number that is known on the host"
+        elif is_work(node):
             reason = node.meta.get("refused") or _reason(node)
             if reason is not None:
                 reasons[node] = reason

@@ -40,8 +40,11 @@ def note_order(graph: fx.Graph) -> None:
 
 
 def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> list[tuple[bool, list[fx.Node]]]:
-    """Order the work nodes in alternating runs of those without a reason and the others, starting with the others."""
-    work = [node for node in graph.nodes if is_work(node)]
+    """Order nodes in alternating runs of those without a reason and the others, starting with the others.
+
+    These are all work nodes, and views that have a reason.
+    """
+    work = [node for node in graph.nodes if is_work(node) or node in reasons]
     needs = _dependencies(graph, work)
     _keep_errors_in_order(work, needs, [node for node in work if _leader(node) in reasons and may_raise(node)])
     waiting = dict.fromkeys(work)

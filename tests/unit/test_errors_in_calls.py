@@ -84,3 +84,33 @@ def test_updates_before_an_error_are_done_and_no_others(device: torch.device, fa
         results.append(found)
     assert fast.cache_info().captures > 0
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+CHECKED: dict[str, tuple[Callable[[Tensor, Any], Tensor], tuple[int, ...], tuple[int, ...]]] = {
+    "check": (lambda x, k: torch._check(k < 3) or x * k, (0, 2, -1), (3, 9)),
+    "narrow": (lambda x, k: x.narrow(0, k, 2), (0, 1, 2, -2, -4), (3, 4, 9, -1, -9)),
+    "written": (lambda x, k: x.clone().narrow(0, k, 1).fill_(7), (0, 3, -1), (4, -5)),
+    "size that is worked out": (lambda x, k: x.reshape(k, 3), (4, -1), ()),
+    "select": (lambda x, k: x.select(0, k), (0, 3, -4), (4, -5)),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_number_that_eager_refuses_is_refused(device: torch.device, name: str) -> None:
+    """Torch notes what code checks of a number that a trace does not know, and goes on."""
+    check, good, bad = CHECKED[name]
+
+    def function(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return check(x * 2 + 1, k.item()), x.sigmoid()
+
+    fast = pygraph.jit(function)
+    x = torch.arange(12.0, device=device).view(4, 3) - 5
+    for number in (*good, *bad, *good):
+        k = torch.tensor(number, device=device)
+        if number in bad:
+            for run in (function, fast):
+                with pytest.raises((RuntimeError, IndexError)):
+                    run(x, k)
+        else:
+            torch.testing.assert_close(fast(x, k), function(x, k))
+    assert fast.cache_info().captures > 0

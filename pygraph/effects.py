@@ -90,6 +90,26 @@ def is_action(node: fx.Node) -> bool:
     return is_operation(node) and not node.target._schema.returns and not is_written(node)  # pyright: ignore
 
 
+def may_raise(node: fx.Node) -> bool:
+    """Whether a node that the host launches may end the call with an error that depends on data.
+
+    Such are assertions, decompositions of matrices, other people's operations, and what takes a number of which it
+    looks whether it is in range.
+    """
+    if not is_operation(node) or is_host_number(node):
+        return False
+    target: Any = node.target
+    if is_action(node) or target.namespace not in _KNOWN_NAMESPACES:
+        return True
+    if target._schema.name.partition("::")[2].startswith(_RAISING):
+        return True
+    return any(is_host_number(source) for argument in node.all_input_nodes for source in sources(argument))
+
+
+# How the names of operations begin that look at what they have computed.
+_RAISING = ("_linalg_", "linalg_", "cholesky", "_cholesky", "lu_", "geqrf", "ormqr", "multinomial")
+
+
 def is_written(node: fx.Node) -> bool:
     """Whether the node writes to one of its arguments."""
     return is_operation(node) and node.target._schema.is_mutable  # pyright: ignore

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import types
+from collections.abc import Sequence
 from typing import Any
 
 from pygraph.storage import delete_item, store_item, stored_item
@@ -124,3 +125,8 @@ class Variable(Place):
     def is_same(self, other: Place) -> bool:
         """Whether another one is the same place."""
         return isinstance(other, Variable) and other.cell is self.cell
+
+
+def are_same(some: Sequence[Place], others: Sequence[Place]) -> bool:
+    """Whether places are the same ones, in the same order."""
+    return len(some) == len(others) and all(a.is_same(b) for a, b in zip(some, others, strict=True))

@@ -42,7 +42,7 @@ from pygraph.lowering.inductor import ALIGNED
 from pygraph.native import build
 from pygraph.native.callpath import CallPath, Reached, live_numbers
 from pygraph.paths import flatten_with_path
-from pygraph.places import Place
+from pygraph.places import are_same
 from pygraph.program import Argument, Base, Captured, Fallback, Mechanism, Program
 from pygraph.ranges import Ranges, share_memory, sharing
 from pygraph.report.explain import Explanation, explain
@@ -279,7 +279,7 @@ class Transformed(Generic[P, R]):
             found: The entry that says so, with its key, if it is not torch.func that does.
         """
         from pygraph.composition.shell import compose
-        from pygraph.composition.sites import InlineError, find_site
+        from pygraph.composition.sites import InlineError, UntraceableError, find_site
 
         if here.inside:
             leaves = pytree.tree_leaves((args, kwargs))
@@ -290,6 +290,11 @@ class Transformed(Generic[P, R]):
         try:
             site = find_site(self, leaves, structure, self.static_leaves(args, kwargs))
             result = compose(site, leaves)
+        except UntraceableError as error:
+            if found is None or found[1].calls == 1:
+                return _AsItIs(Fallback("the call", str(error)))
+            self._drop_outdated(found[1])  # it may leave something behind now, as calls before did not
+            return self._looked_at(args, kwargs)
         except InlineError as error:
             return _AsItIs(Fallback("the call", str(error)))
         if found is not None:
@@ -538,7 +543,7 @@ class Transformed(Generic[P, R]):
             adds = isinstance(error, StateChangeError) and error.fills and not (is_known and entries[0].once)
             filled = error.places or () if isinstance(error, StateChangeError) and error.fills else ()
             # One that fills another place than the last time fills a memo, for another key.
-            fills_another = is_known and bool(entries[0].filled and filled) and not _are_same(filled, entries[0].filled)
+            fills_another = is_known and bool(entries[0].filled and filled) and not are_same(filled, entries[0].filled)
             passed = None if fills_another else self._left_behind(error, is_known and not adds)
             if passed is not None:
                 return self._keep_steps(key, args, kwargs, passed)
@@ -703,6 +708,12 @@ class Transformed(Generic[P, R]):
         for entry in self._entries.of(key):
             self._drop(entry)
 
+    def _drop_outdated(self, entry: Entry) -> None:
+        """Drop one that was found before other threads had their turns."""
+        with self._lock:
+            if entry in self._entries:
+                self._drop(entry)
+
     def _drop(self, entry: Entry) -> None:
         self._entries.remove(entry)
         self._native.drop(entry)
@@ -836,10 +847,6 @@ def left_behind(error: TraceError, is_known: bool) -> Passed | None:
     if isinstance(error, StateChangeError) and error.places and is_known:
         return Passed(places=error.places)
     return None
-
-
-def _are_same(places: Sequence[Place], others: Sequence[Place]) -> bool:
-    return len(places) == len(others) and all(a.is_same(b) for a, b in zip(places, others, strict=True))
 
 
 def _with_unseen(program: Program, environment: Environment) -> Program:

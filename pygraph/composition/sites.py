@@ -42,6 +42,8 @@ from pygraph.interop.functorch import NOTHING_ON_DEVICE
 from pygraph.keys import UnhashableError, static_key
 from pygraph.native.callpath import Reached
 from pygraph.objects import holds_tensors
+from pygraph.places import Place as StatePlace
+from pygraph.places import are_same
 from pygraph.retries import Traces
 from pygraph.trace import Rebinding, objects_among, reached_besides, record_call
 from pygraph.tracing.gradients import leaves_behind
@@ -64,18 +66,26 @@ class InlineError(Exception):
     """A call runs as it is, for the reason that the message gives."""
 
 
+class UntraceableError(InlineError):
+    """The same, where it has been found out just now that calls like this cannot be traced as part of a larger whole.
+
+    They may be traced by themselves: what they do is not what others of their kind have done.
+    """
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Refused:
     """Why calls with arguments like these run as they are, while the function's modules are in these modes.
 
-    With ``once``, that was so of one call alone, as of a first one that fills a cache. Where such calls follow each
-    other, it is so ``until`` there may be another trace.
+    With ``once``, that was so of one call alone, as of a first one that fills a cache: it has ``filled`` these places.
+    Where such calls follow each other, it is so ``until`` there may be another trace.
     """
 
     reason: str
     modes: Environment | None
     once: bool = False
     until: Traces | None = None
+    filled: tuple[StatePlace, ...] = ()
 
     def is_current(self) -> bool:
         """Whether that holds now."""
@@ -245,6 +255,7 @@ def find_site(
 
     Raises:
         InlineError: It cannot be traced.
+        UntraceableError: The same, and that is new.
     """
     settings = Settings.now()
     try:
@@ -278,8 +289,12 @@ def find_site(
             modes = None
             if not once and until is None:
                 modes = modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
-            function.sites.put((key, _values(leaves, baked)), Refused(str(error), modes, once, until))
-            raise InlineError(str(error)) from error
+            filled = error.places or () if isinstance(error, StateChangeError) and error.fills else ()
+            function.sites.put((key, _values(leaves, baked)), Refused(str(error), modes, once, until, filled))
+            # One that fills other places than the last time fills a memo, for another key.
+            is_memo = until is not None and not (last is not None and are_same(filled, last.filled))
+            kind = InlineError if once or is_memo else UntraceableError
+            raise kind(str(error)) from error
         known.baked = function.sites.baked[key] = baked
         function.sites.put((key, _values(leaves, baked)), known)
     return known

@@ -46,11 +46,13 @@ def write_updates(graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -
 
 
 def node_like(
-    graph: fx.Graph, op: torch._ops.OpOverload, args: tuple[fx.Node, ...], like: fx.Node, source: str | None = None
+    graph: fx.Graph, op: torch._ops.OpOverload, args: tuple[fx.Node, ...], like: fx.Node, of: fx.Node | None = None
 ) -> fx.Node:
-    """A new node with the spec of another."""
+    """A new node with the spec of another, which comes from the line of ``of`` and runs at its time."""
     node = graph.call_function(op, args)
-    node.meta = {"spec": like.meta["spec"], "source": source or like.meta.get("source")}
+    of = like if of is None else of
+    source = of.meta.get("source") or like.meta.get("source")
+    node.meta = {"spec": like.meta["spec"], "source": source, "order": root(of).meta.get("order")}
     return node
 
 
@@ -66,7 +68,7 @@ def _copy(
                 value = node_like(graph, aten.clone.default, (value,), value)
             ready.append((target, value))
         for target, value in ready:
-            node_like(graph, aten.copy_.default, (target, value), target, source=value.meta.get("source"))
+            node_like(graph, aten.copy_.default, (target, value), target, of=value)
 
 
 # ---- steps in place --------------------------------------------------------------------------------------------

@@ -30,7 +30,9 @@ from torch.utils._python_dispatch import (
 import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
 from pygraph.program import TensorSpec
+from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.descriptions import without_undescribed
+from pygraph.tracing.indexing import selected
 from pygraph.tracing.leaks import remember_line
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
 from pygraph.tracing.patches import patched
@@ -62,6 +64,7 @@ class Sources(TorchDispatchMode):
             none.
         arguments: The fakes of the arguments.
         meta: Knows whether code in Python uses that device.
+        assumptions: Told which of them operations make themselves.
 
     Attributes:
         problem: What was refused first, also if the function catches the error; None if nothing was.
@@ -70,9 +73,12 @@ class Sources(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, seeded: Callable[[], str | None], arguments: Iterable[torch.Tensor], meta: UsesOfMeta) -> None:
+    def __init__(
+        self, seeded: Callable[[], str | None], arguments: Iterable[torch.Tensor], meta: UsesOfMeta,
+        assumptions: Assumptions,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self._seeded, self._meta = seeded, meta
+        self._seeded, self._meta, self._assumptions = seeded, meta, assumptions
         # Which keeps their memory from being that of others.
         self._outside = {tensor.untyped_storage()._cdata: tensor for tensor in arguments}
         devices = [tensor.device for tensor in self._outside.values() if tensor.device.type != "cpu"]
@@ -115,7 +121,9 @@ class Sources(TorchDispatchMode):
             outs = self._check(func, args, kwargs or {})
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
+        self._assumptions.before_operation()
         out = without_undescribed(func, args, func(*args, **(kwargs or {})))
+        self._assumptions.after_operation(graph, func)
         with self._noticing():
             check_sizes(outs)
             _check_layout(out)
@@ -251,7 +259,8 @@ _TAKE_LEARNING_RATE = (_torch._fused_adam_, _torch._fused_adamw_, _torch._fused_
 class NumbersStayLive(TorchFunctionMode):
     """Make ``torch.tensor(k)`` of a live number an operation; torch itself would read its value.
 
-    A fused optimizer gets a live learning rate as a tensor: a number, its kernel would take by value.
+    A fused optimizer gets a live learning rate as a tensor: a number, its kernel would take by value. What is read by
+    an index that only a run knows is selected: torch would want to know it.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -266,6 +275,9 @@ class NumbersStayLive(TorchFunctionMode):
         if func in _TAKE_LEARNING_RATE and isinstance(kwargs["lr"], torch.SymFloat):
             rate = torch.ops.pygraph.scalar(kwargs["lr"], dtype=torch.float32, device=args[0][0].device)
             kwargs = {**kwargs, "lr": rate}
+        if func is torch.Tensor.__getitem__ and (found := selected(args[0], args[1])) is not None:
+            view, rest = found
+            return view[rest] if rest else view
         return func(*args, **kwargs)
 
 

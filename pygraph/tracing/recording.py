@@ -44,6 +44,7 @@ from pygraph.program import (
     TensorSpec,
 )
 from pygraph.ranges import holder, span_of
+from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradients import Accumulations, is_spent
 from pygraph.tracing.iterators import REMEDY, Iterators, behind
@@ -184,7 +185,8 @@ def record(
     inference = torch.is_inference_mode_enabled()
     generators = Generators()
     meta = UsesOfMeta()
-    sources = Sources(generators.drawing, fakes.values(), meta)
+    assumptions = Assumptions(shape_env)
+    sources = Sources(generators.drawing, fakes.values(), meta, assumptions)
     refusals = Refusals(fakes.values())
     settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
     attributes = _attributes(fakes)
@@ -199,6 +201,7 @@ def record(
             iterators.hidden(),
         ):  # fmt: skip
             module = proxy_trace(body, values)
+            assumptions.write(module.graph)
     except Exception as error:
         failure = error
     finally:

@@ -14,6 +14,7 @@ from pygraph.errors import StageError, describe
 from pygraph.program import Captured, Fallback, Input, Mutation, Program, ScalarArgument, TensorSpec, tensor_specs
 from pygraph.transforms.foreach_rules import ONE_KERNEL, PER_ENTRY, one_dtype
 from pygraph.transforms.scalar_rules import ITEM, RULES, SCALAR, Emitter, Host, aten, reaches_output
+from pygraph.transforms.schedule import note_order
 
 _Operation = torch._ops.OpOverload  # pyright: ignore[reportPrivateUsage]
 _HigherOrder = torch._ops.HigherOrderOperator  # pyright: ignore[reportPrivateUsage]
@@ -139,6 +140,7 @@ def devicify_program(program: Program) -> Program:
     if program.device.type == "cpu":
         return program.replace(history=history)
     edit = _Edit(program)
+    note_order(edit.graph)
     for node in list(edit.graph.nodes):
         if node.target is _TO_COPY and _is_upload(node):
             edit.replace_upload(node)
@@ -444,7 +446,7 @@ class _Edit:
         with self.graph.inserting_before(before):
             new = self.graph.call_function(op, args, kwargs)
         source = (of or before).meta.get("source") or self._source
-        new.meta = {"spec": spec, "source": source, "from": "devicify"}
+        new.meta = {"spec": spec, "source": source, "from": "devicify", "order": (of or before).meta.get("order")}
         return new
 
     def _first(self) -> fx.Node:

@@ -20,7 +20,7 @@ from pygraph.lowering.aten import lower
 from pygraph.printing import target_text
 from pygraph.program import Fallback, Program, Region, Way
 from pygraph.transforms.indirect import is_load, is_store
-from pygraph.transforms.schedule import alternating_runs, is_work, touches_device
+from pygraph.transforms.schedule import alternating_runs, is_work, note_order, touches_device
 
 
 def graphify_program(program: Program) -> Program:
@@ -69,9 +69,14 @@ def graphify_program(program: Program) -> Program:
         fallbacks.append(Fallback("the whole program", "its tensors are on the cpu; graphs need a device"))
     module = program.copy_graph()
     graph = module.graph
+    note_order(graph)
     reasons: dict[fx.Node, str] = {}
+    # A graph would always return the one that its number gave when it was recorded.
+    shown = {value for value in graph.output_node().all_input_nodes if is_view(value) and len(sources(value)) > 1}
     for node in graph.nodes:
-        if is_work(node):
+        if node in shown:
+            reasons[node] = "it is a view by a number that is known on the host"
+        elif is_work(node):
             reason = node.meta.get("refused") or _reason(node)
             if reason is not None:
                 reasons[node] = reason

@@ -82,7 +82,8 @@ class Emitter:
             values = fx.map_arg((args, kwargs), lambda arg: _meta_tensor(arg.meta["spec"]))
             result = op(*values[0], **values[1])
             spec = dataclasses.replace(TensorSpec.of(result), device=self.device)
-        new.meta = {"spec": spec, "source": self.node.meta.get("source"), "from": "devicify"}
+        old = self.node.meta
+        new.meta = {"spec": spec, "source": old.get("source"), "from": "devicify", "order": old.get("order")}
         return new
 
     def common(self, *operands: Any) -> torch.dtype:

@@ -10,6 +10,7 @@ from pygraph.effects import (
     is_random,
     is_selection,
     is_view,
+    may_raise,
     root,
     sources,
     written_arguments,
@@ -31,10 +32,21 @@ def touches_device(node: fx.Node) -> bool:
     return unknown or any(device is not None and device.type not in ("cpu", "meta") for device in devices)
 
 
+def note_order(graph: fx.Graph) -> None:
+    """Write on all nodes in which order the function has called for them, if that is not there yet."""
+    if not any("order" in node.meta for node in graph.nodes):
+        for order, node in enumerate(graph.nodes):
+            node.meta["order"] = order
+
+
 def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> list[tuple[bool, list[fx.Node]]]:
-    """Order the work nodes in alternating runs of those without a reason and the others, starting with the others."""
-    work = [node for node in graph.nodes if is_work(node)]
+    """Order nodes in alternating runs of those without a reason and the others, starting with the others.
+
+    These are all work nodes, and views that have a reason.
+    """
+    work = [node for node in graph.nodes if is_work(node) or node in reasons]
     needs = _dependencies(graph, work)
+    _keep_errors_in_order(work, needs, [node for node in work if _leader(node) in reasons and may_raise(node)])
     waiting = dict.fromkeys(work)
     done: set[fx.Node] = set()
     runs: list[tuple[bool, list[fx.Node]]] = []
@@ -84,3 +96,51 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
             last_effect = node
         needs[node].discard(node)
     return needs
+
+
+def _keep_errors_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.Node]], raising: list[fx.Node]) -> None:
+    """Add to ``needs`` that an error leaves what it leaves in eager: what was updated and drawn before, and no more.
+
+    An update of which the error needs another step, or that runs with a later one, stays where it has to be.
+    """
+    effects = [node for node in work if node.meta.get("order") is not None and (is_random(node) or _shows(node))]
+    for error in raising if effects else []:
+        # A view by a number that is out of range is where eager raises, whoever makes it here.
+        orders = [node.meta.get("order") for node in (error, *_views_of(error))]
+        at = min((order for order in orders if order is not None), default=None)
+        if at is None:
+            continue
+        users: dict[fx.Node, set[fx.Node]] = {node: set() for node in work}
+        for node in work:
+            for need in needs[node]:
+                users[need].add(node)
+        before, after = _reached(error, needs), _reached(error, users)
+        for effect in effects:
+            if effect.meta["order"] > at and effect not in before:
+                needs[effect].add(error)
+            elif effect.meta["order"] < at and effect not in after:
+                needs[error].add(effect)
+
+
+def _views_of(node: fx.Node) -> list[fx.Node]:
+    """The views that a node takes, and those that they are views of."""
+    found = [argument for argument in node.all_input_nodes if is_view(argument)]
+    for view in found:
+        found += [argument for argument in view.all_input_nodes if is_view(argument)]
+    return found
+
+
+def _shows(node: fx.Node) -> bool:
+    """Whether a node writes to memory that is there before and after the call."""
+    origins = map(root, written_arguments(node))
+    return any(origin.op == "placeholder" or is_load(origin) for origin in origins)
+
+
+def _reached(node: fx.Node, edges: dict[fx.Node, set[fx.Node]]) -> set[fx.Node]:
+    """A node and all that edges lead to from there."""
+    found, waiting = {node}, [node]
+    while waiting:
+        new = edges[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found

@@ -119,6 +119,85 @@ def test_a_part_of_a_model_in_training(device: torch.device) -> None:
     assert fast.cache_info().captures == 2
 
 
+class Recorder(nn.Module):
+    """A layer that stores what it has computed where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.features: dict[str, Tensor] = {}
+        self.center = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.training:
+            self.center = self.center * 0.9 + y.detach().mean(0) * 0.1
+        return y - self.center
+
+
+def train(model: nn.Module, device: torch.device) -> None:
+    model.train()
+
+
+def hook(model: nn.Module, device: torch.device) -> None:
+    """It is told to record by a hook, into a dict that the caller empties before every call."""
+    features = model.features
+    model.linear.register_forward_hook(lambda module, args, y: features.__setitem__("y", y.detach()))
+
+
+@pytest.mark.parametrize("begin", [train, hook])
+def test_what_is_differentiated_and_begins_to_store(device: torch.device, begin: Callable[..., None]) -> None:
+    """That calls before left nothing behind does not say that later ones, which do, have no graph."""
+    torch.manual_seed(0)
+    model = Recorder().to(device).eval()
+    model.center = model.center.to(device)
+    plain = copy.deepcopy(model)
+    fast = pygraph.jit(model)
+    for step in range(12):
+        x = value(step, device, 2, 3)
+        if step == 4:
+            begin(model, device), begin(plain, device)
+        for run, module in ((fast, model), (plain, plain)):
+            module.features.clear()
+            module.zero_grad()
+            run(x).square().sum().backward()
+        torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
+        torch.testing.assert_close(model.center, plain.center)
+        assert model.features.keys() == plain.features.keys()
+        torch.testing.assert_close(model.features, plain.features)
+    # What fills a place for the first time may be a memo.
+    assert sum(note["count"] for note in fast.explain().to_dict()["fallbacks"]) <= 1
+    misses = fast.cache_info().misses
+    model.features.clear()
+    fast(value(12, device, 2, 3))
+    assert fast.cache_info().misses == misses
+
+
+def test_what_is_differentiated_and_begins_to_train_itself(device: torch.device) -> None:
+    results: list[Any] = []
+    for transform in (lambda fn: fn, pygraph.jit):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3).to(device).eval()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: Tensor, model: Any = model, optimizer: Any = optimizer) -> Tensor:
+            loss = model(x).square().mean()
+            if model.training:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            return loss
+
+        fast = transform(step)
+        for index in range(3):
+            fast(value(index, device, 2, 3)).backward()
+        model.train()
+        losses = [fast(value(index, device, 2, 3)).detach() for index in range(6)]
+        results.append([*losses, *model.parameters(), *(p.grad for p in model.parameters())])
+        assert fast is step or not fast.explain().to_dict()["fallbacks"]
+    torch.testing.assert_close(results[1], results[0])
+
+
 def test_a_shape_that_comes_after_many_calls(device: torch.device, native: bool) -> None:
     """Calls that were found again show that what is stored keeps its shape, whoever has found them."""
     plain, model = make(device), make(device)

@@ -531,3 +531,39 @@ def test_an_object_with_tensors_that_was_there(device: torch.device) -> None:
     with torch.no_grad():
         for _ in range(4):
             assert fast(ones(device, 3))[1] is known
+
+
+VIEWS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "select": lambda x, k: x.select(0, k),
+    "narrow": lambda x, k: x.narrow(0, k, 1),
+    "start": lambda x, k: x[k:],
+    "stop": lambda x, k: x[:k],
+    "of a view": lambda x, k: x.t().select(1, k)[1:],
+    "of which there is a view": lambda x, k: x.narrow(0, k, 1).narrow(1, k, 1)[0],
+    "of fewer": lambda x, k: x[:, :2].reshape(8)[k : k + 2].view(2, 1),
+}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_by_a_number_that_is_read_from_a_tensor(
+    device: torch.device, view: str, whole: bool, native: bool
+) -> None:
+    """The number is another one at every call, and so is the view."""
+
+    def function(x: torch.Tensor, k: torch.Tensor) -> Any:
+        y = x * 2 + 1
+        part = VIEWS[view](y, k.item())
+        return (part, x.sigmoid(), y) if whole else (part, x.sigmoid())
+
+    fast = pygraph.jit(function)
+    held: list[tuple[Any, Any]] = []
+    for number in (0, 1, 2, 1, 0):
+        x = torch.arange(12.0, device=device).view(4, 3) * (number + 1)
+        k = torch.tensor(number, device=device)
+        held.append((fast(x, k), function(x, k)))
+        for results in held[-1]:
+            results[0].add_(1)  # which is seen in what it is a view of
+    for got, expected in held:
+        torch.testing.assert_close(got, expected)
+    assert whole or fast.cache_info().captures > 0  # which results share memory, and how, is part of a Program

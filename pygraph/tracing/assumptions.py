@@ -1,0 +1,108 @@
+"""What a trace has taken for granted of numbers that only a run knows, written into its graph as assertions.
+
+Where code checks a number that was read from a tensor (``torch._check(k < 3)``, ``x.narrow(0, k, 1)``), torch notes the
+check and goes on. Eager raises an error if it does not hold, and so must a run. What an operation has checked it checks
+again by itself when it is run.
+"""
+
+# The tracer works on torch's private parts, and on symbols, of which torch says nothing. Checked with torch 2.11, 2.13.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+from typing import Any
+
+import sympy  # pyright: ignore[reportMissingTypeStubs]
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.proxy import GraphAppendingTracer
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+aten = torch.ops.aten
+
+
+class Assumptions:
+    """Those of one trace.
+
+    Args:
+        shapes: What knows them.
+    """
+
+    def __init__(self, shapes: ShapeEnv) -> None:
+        self._shapes = shapes
+        self._seen: set[int] = set()
+        self._of_operations: set[int] = set()
+
+    def _noted(self) -> list[Any]:
+        return [noted for found in self._shapes.deferred_runtime_asserts.values() for noted in found]
+
+    def before_operation(self) -> None:
+        """Take what was assumed since the last one for checks of the function's own code."""
+        self._seen.update(map(id, self._noted()))
+
+    def after_operation(self, graph: fx.Graph, func: Any) -> None:
+        """Take what was assumed since then for what this one checks itself when it is run.
+
+        One that is recorded as its parts does not. Of these, only that a number is in a range is asserted: that it is
+        another number may be how a size is worked out for which eager takes -1 as well.
+        """
+        last = next(iter(reversed(graph.nodes)), None)
+        is_recorded = last is not None and last.target is func
+        for one in self._noted():
+            if id(one) not in self._seen:
+                self._seen.add(id(one))
+                if is_recorded or isinstance(one.expr, sympy.Eq):
+                    self._of_operations.add(id(one))
+
+    def write(self, graph: fx.Graph) -> None:
+        """Add assertions after the numbers that they are about, of which some were read from tensors.
+
+        Args:
+            graph: The recording, of which nodes know the symbols that their values were.
+        """
+        noted = [one for one in self._noted() if id(one) not in self._of_operations and not _is_of_size(one.expr)]
+        if not noted:
+            return
+        numbers: dict[Any, fx.Node] = {}
+        for node in graph.nodes:
+            symbol = _symbol_of(node)
+            if symbol is not None and (node.op == "placeholder" or node.target is aten._local_scalar_dense.default):
+                numbers.setdefault(symbol, node)
+        order = {node: position for position, node in enumerate(graph.nodes)}
+        for assumption in noted:
+            symbols = assumption.expr.free_symbols
+            if not symbols <= numbers.keys() or all(numbers[symbol].op == "placeholder" for symbol in symbols):
+                continue
+            last = max((numbers[symbol] for symbol in symbols), key=lambda node: order[node])
+            with graph.inserting_before(last.next):
+                _assert(graph, assumption, {symbol: numbers[symbol] for symbol in symbols}, last.meta.get("source"))
+
+
+def _is_of_size(expression: Any) -> bool:
+    """Whether it says that a number is not negative: eager takes -1 for a size that it works out."""
+    return isinstance(expression, (sympy.Le, sympy.Ge)) and 0 in expression.args and len(expression.free_symbols) == 1
+
+
+def _symbol_of(node: fx.Node) -> Any:
+    """The symbol that a node's value is; None if it is anything else."""
+    value = node.meta.get("val")
+    if not isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return None
+    expression = value.node.expr
+    return expression if expression.is_symbol else None
+
+
+def _assert(graph: fx.Graph, assumption: Any, numbers: dict[Any, fx.Node], source: str | None) -> None:
+    before = set(graph.nodes)
+    tracer = GraphAppendingTracer(graph)
+    values = {symbol: fx.Proxy(node, tracer) for symbol, node in numbers.items()}
+    holds = sympy_interp(PythonReferenceAnalysis, values, assumption.expr)
+    if isinstance(holds, fx.Proxy):
+        where = "" if source is None else f", from {source}"
+        text = f"a number that was read from a tensor{where} does not fulfil {assumption.expr}"
+        graph.call_function(aten._assert_scalar.default, (holds.node, text))
+    for node in graph.nodes:
+        if node not in before:
+            node.meta["source"] = source

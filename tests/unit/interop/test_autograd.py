@@ -337,6 +337,20 @@ def test_checkpoints(device: torch.device, reentrant: bool, random: bool) -> Non
         check_same(*results)
 
 
+@pytest.mark.parametrize("operation", [torch.relu, torch.tanh, torch.exp, lambda x: x.softmax(-1)])
+def test_checkpoints_of_what_saves_its_result(device: torch.device, operation: Any) -> None:
+    """Its node must not hold the very result, which holds the node: that would last for ever, and was refused."""
+    function = pygraph.jit(lambda x, y: operation(x * y) * y)
+    for seed in range(3):
+        results = []
+        for f in (function, function.fn):
+            x, y = leaves(device, seed)
+            checkpoint.checkpoint(f, x, y, use_reentrant=False).sum().backward()
+            results.append((x.grad, y.grad))
+        check_same(*results)
+    assert function.explain().to_dict()["fallbacks"] == []
+
+
 def test_checkpoint_inside_a_jitted_function(device: torch.device) -> None:
     def work(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return checkpoint.checkpoint(fn, x, y, use_reentrant=False) * 2

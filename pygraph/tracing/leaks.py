@@ -93,7 +93,7 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
         return run()  # as part of a larger trace, which looks when it is over
     _trace.modes, _trace.lines = [], []
     try:
-        with turn(), no_collection():
+        with turn(), no_collection(), _unprofiled():
             _trace.ages = _Ages()
             with _trace.ages.told_apart():
                 try:
@@ -115,6 +115,24 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
     )  # fmt: skip
     error.fills = True
     raise error
+
+
+@contextlib.contextmanager
+def _unprofiled() -> Generator[None, None, None]:
+    """Keep what is inside from this thread's profiler, whose events may refer to tensors as long as it runs.
+
+    Of one with ``record_shapes=True``, a reference in C++ keeps what a tensor of functionalization stands for. Nor are
+    operations on fakes what a profile is made for. Private; checked with torch 2.11 and 2.13.
+    """
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    if not autograd._profiler_enabled():
+        yield
+        return
+    autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        autograd._enable_record_function(True)
 
 
 def _remove_what_is_left(*, failed: bool) -> tuple[list[str], str | None] | None:

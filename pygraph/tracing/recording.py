@@ -225,6 +225,13 @@ def record(
     refused = sources.problem or refusals.problem or ignored.problem
     if refused is not None:  # the function has caught the error
         raise TraceError(describe(call, refused))
+    held = next(filter(environment.reaches_weakly, sources.used.values()), None)
+    if held is not None:
+        name_of_held = environment.names.get(id(held)) or "a tensor"
+        raise TraceError(
+            describe(call, f"only a weak reference leads to {name_of_held}, which a graph would keep alive",
+                     remedy="Hold the tensor, or pass it as an argument.")
+        )  # fmt: skip
     if changed is not None or gradient is not None:
         kind = GradientChangeError if changed is None else StateChangeError
         error = kind(

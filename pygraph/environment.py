@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
+from torch.nn.utils.parametrize import ParametrizationList
 
 from pygraph.contents import (
     IMMUTABLE,
@@ -52,6 +53,8 @@ from pygraph.errors import TraceError, describe
 from pygraph.guards.code import CodeGuards
 from pygraph.guards.dicts import DictGuard
 from pygraph.guards.library import LibraryNames
+from pygraph.guards.settings import NAMES as SETTINGS
+from pygraph.guards.settings import PARAMETRIZED, settings_named
 from pygraph.guards.versions import Versions
 from pygraph.places import Item, Place, Variable
 from pygraph.storage import is_derived, store, stored_copy, stored_item, stored_items, stored_length
@@ -177,6 +180,10 @@ class Environment:
     def reaches_weakly(self, value: Any) -> bool:
         """Whether nothing but weak references led to it, so that it may be gone at any time."""
         return id(value) in self._weakly
+
+    def has_code_for(self, name: str) -> bool:
+        """Whether code of the user's has this name for anything."""
+        return name in self._code_names
 
     # -- what a training step changes ---------------------------------------------------------------------------------
 
@@ -508,6 +515,8 @@ class Environment:
                 heapq.heappush(self._queue, heapq.heappop(self._later))
 
     def _look(self, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and value.__name__ in SETTINGS:
+            self._code_names.add(value.__name__)  # a variable of any name holds it
         if is_weak(value):
             self._weak(name, value, depth)
         elif isinstance(value, types.ModuleType):
@@ -749,6 +758,8 @@ class Environment:
         for variables, key, value in self._library.entries:
             if (id(variables), key) not in self._placed:
                 self._entries.append((variables, key, value))
+        for setting in settings_named(self._code_names, self._library.named):
+            self._entries.append((Contents(setting.read, lambda _: None), 0, True))
 
     def _imported(self, name: str, module: types.ModuleType, names: set[str], depth: int) -> None:
         """The same for a module of the user's that code has a name for; once for each code."""
@@ -819,6 +830,8 @@ class Environment:
             elif key not in _MACHINERY:
                 self._entries.append((state, key, value))
                 self._visit(_join(name, key), value, depth)
+        if isinstance(module, ParametrizationList):
+            self._code_names.add(PARAMETRIZED)
         for key in _GLOBAL_HOOKS:
             self._visit(key, getattr(torch.nn.modules.module, key), depth)
         self._visit(name, type(module), depth)

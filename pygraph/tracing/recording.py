@@ -182,6 +182,12 @@ def record(
     outside, ignored = Outside(), IgnoredErrors()
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     inference = torch.is_inference_mode_enabled()
+    if inference and environment.has_code_for("is_inference_mode_enabled"):
+        raise TraceError(
+            describe(
+                call, "it asks for inference mode, which is off in a trace", remedy="Call it under torch.no_grad()."
+            )
+        )
     generators = Generators()
     meta = UsesOfMeta()
     sources = Sources(generators.drawing, fakes.values(), meta)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 import threading
 import traceback
@@ -199,6 +200,9 @@ class _Ages:
     are_users = False
     """Whether the user has been seen to ask the same of the collector. Asking takes long where it is so."""
 
+    is_frozen = False
+    """Whether a trace has asked it of the collector just now."""
+
     def __init__(self) -> None:
         self._are_users = _Ages.are_users = _Ages.are_users or gc.get_freeze_count() > 0
         self._noted: set[int] = set()
@@ -209,11 +213,13 @@ class _Ages:
     def told_apart(self) -> Generator[None, None, None]:
         """Keep them apart while what is inside runs."""
         if not self._are_users:
+            _Ages.is_frozen = True
             gc.freeze()
             try:
                 yield
             finally:
                 gc.unfreeze()
+                _Ages.is_frozen = False
             return
         note = self._before_collection  # the very object that is taken away again
         gc.callbacks.append(note)
@@ -260,6 +266,16 @@ class _Ages:
         finally:
             if not self._are_users:
                 gc.freeze()
+
+
+def _after_fork() -> None:
+    """Have the collector look at all objects in a child process, where the thread does not exist whose trace it was."""
+    if _Ages.is_frozen and _trace.modes is None:
+        gc.unfreeze()
+        _Ages.is_frozen = False
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _ids(values: Iterable[Any]) -> frozenset[int]:

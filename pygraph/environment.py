@@ -18,6 +18,7 @@ import functools
 import gc
 import heapq
 import itertools
+import os
 import pathlib
 import queue
 import sys
@@ -98,6 +99,9 @@ _CALLED_BY_TORCH = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap"
 # What is code or its machinery in a class, not state.
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType)
+
+# What code calls that which a process is given by its shell.
+_ENVIRONMENT_VARIABLES = frozenset({"environ", "environb", "getenv"})
 
 _MISSING: Any = object()
 
@@ -760,6 +764,11 @@ class Environment:
                 self._entries.append((variables, key, value))
         for setting in settings_named(self._code_names, self._library.named):
             self._entries.append((Contents(setting.read, lambda _: None), 0, True))
+        if not self._code_names.isdisjoint(_ENVIRONMENT_VARIABLES):
+            variables: dict[Any, Any] = os.environ._data  # pyright: ignore  # as from CPython 3.11 to 3.14
+            self._namespaces[id(variables)] = "os.environ"
+            self._lengths.append((variables, len(variables)))
+            self._entries += [(variables, key, value) for key, value in variables.items()]
 
     def _imported(self, name: str, module: types.ModuleType, names: set[str], depth: int) -> None:
         """The same for a module of the user's that code has a name for; once for each code."""

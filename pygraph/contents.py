@@ -10,6 +10,7 @@ import contextvars
 import operator
 import threading
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -139,6 +140,26 @@ def contents_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> 
             state.update(zip(items[::2], items[1::2], strict=True))
 
     return Contents(lambda: [part for item in items_in_thread(value).items() for part in item], write)
+
+
+def is_weak(value: Any) -> bool:
+    """Whether it is a weak reference or a proxy, which says that it is of its referent's class."""
+    return issubclass(type(value), (weakref.ReferenceType, *weakref.ProxyTypes))
+
+
+def referent_of(reference: Any) -> Any:
+    """What a weak reference or a proxy refers to; None if that is no more, or cannot be told."""
+    if issubclass(type(reference), weakref.ReferenceType):
+        return weakref.ReferenceType.__call__(reference)
+    try:
+        return reference.__init__.__self__
+    except (ReferenceError, AttributeError):
+        return None
+
+
+def life_of(reference: Any) -> Contents:
+    """Whether there still is what a weak reference or a proxy refers to; it is never another object."""
+    return Contents(lambda: (referent_of(reference) is not None,), lambda _: None)
 
 
 def length_of(value: Any) -> Contents:

@@ -18,6 +18,7 @@ import functools
 import gc
 import heapq
 import itertools
+import os
 import pathlib
 import queue
 import sys
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
+from torch.nn.utils.parametrize import ParametrizationList
 
 from pygraph.contents import (
     IMMUTABLE,
@@ -38,8 +40,11 @@ from pygraph.contents import (
     contents_in_thread,
     contents_of,
     gradients_of,
+    is_weak,
     items_in_thread,
     length_of,
+    life_of,
+    referent_of,
     same,
     slots_of,
 )
@@ -49,6 +54,8 @@ from pygraph.errors import TraceError, describe
 from pygraph.guards.code import CodeGuards
 from pygraph.guards.dicts import DictGuard
 from pygraph.guards.library import LibraryNames
+from pygraph.guards.settings import NAMES as SETTINGS
+from pygraph.guards.settings import PARAMETRIZED, settings_named
 from pygraph.guards.versions import Versions
 from pygraph.places import Item, Place, Variable
 from pygraph.storage import is_derived, store, stored_copy, stored_item, stored_items, stored_length
@@ -93,6 +100,9 @@ _CALLED_BY_TORCH = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap"
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType)
 
+# What code calls that which a process is given by its shell.
+_ENVIRONMENT_VARIABLES = frozenset({"environ", "environb", "getenv"})
+
 _MISSING: Any = object()
 
 
@@ -121,12 +131,14 @@ class Environment:
         self._places: list[tuple[str, Any, str, Any]] = []
         self._placed: set[tuple[int, str]] = set()
         self._classes: list[tuple[str, type, frozenset[str]]] = []
-        # Modules and classes of which the part counts that code has names for: (name, module or class, depth).
+        # Of which the part counts that code has names for: (name, module or class or dict of an object, depth).
         self._spaces: list[tuple[str, Any, int]] = []
         self._code_names: set[str] = set(_CALLED_BY_TORCH)
         self._imports: set[tuple[int, int]] = set()
         self._named_before: set[tuple[int, str]] = set()
         self._queue: list[tuple[int, int, str, Any, bool]] = []
+        # What weak references lead to, which is looked at when nothing else is left: it may be found in other ways.
+        self._later: list[tuple[int, int, str, Any, bool]] = []
         # Whether what is being looked at belongs to an installed package, and the ids of all that does.
         self._packaged = False
         self._owned: set[int] = set()
@@ -145,6 +157,9 @@ class Environment:
         self.code = CodeGuards(is_library)
         self._library = LibraryNames(_global_names, is_library)
         self._seen: set[int] = set()
+        # The ids of what weak references lead to, and of what is found in other ways.
+        self._weakly: set[int] = set()
+        self._strongly: set[int] = set()
         self._keep: list[Any] = [fn]
         if fn is not None:
             self._look("", torch.nn.Parameter, 0)  # what an operator does, which no code has a name for
@@ -153,6 +168,8 @@ class Environment:
             self._visit(name, root, 0)
         self._walk()
         self._close_code()
+        self._weakly -= self._strongly
+        self._hold_no_longer(self._weakly)
         self._gradients = gradients_of(gradients) if gradients else None
         if self._gradients is not None:
             self._entries.append((self._gradients, 0, True))
@@ -163,6 +180,14 @@ class Environment:
     def reaches(self, value: Any) -> bool:
         """Whether this very object was there when the walk was made."""
         return id(value) in self._seen
+
+    def reaches_weakly(self, value: Any) -> bool:
+        """Whether nothing but weak references led to it, so that it may be gone at any time."""
+        return id(value) in self._weakly
+
+    def has_code_for(self, name: str) -> bool:
+        """Whether code of the user's has this name for anything."""
+        return name in self._code_names
 
     # -- what a training step changes ---------------------------------------------------------------------------------
 
@@ -257,13 +282,18 @@ class Environment:
         released = {id(tensor) for tensor in tensors}
         self._entries = [entry for entry in self._entries if id(entry[2]) not in released]
         self._cells = [cell for cell in self._cells if id(cell[1]) not in released]
-        self.tensors = [tensor for tensor in self.tensors if id(tensor) not in released]
         self.differentiable = [tensor for tensor in self.differentiable if id(tensor) not in released]
-        self._keep = [value for value in self._keep if id(value) not in released]
-        self._seen -= released
-        self.code.release(released)
+        self._hold_no_longer(released)
         self._containers.clear()
         self._check = None
+
+    def _hold_no_longer(self, released: set[int]) -> None:
+        """Keep no objects of these ids alive for themselves."""
+        if released:
+            self.tensors = [tensor for tensor in self.tensors if id(tensor) not in released]
+            self._keep = [value for value in self._keep if id(value) not in released]
+            self._seen -= released
+            self.code.release(released)
 
     def narrow_to_modes(self) -> None:
         """Guard only which modules there are and whether they are in training; nothing can be restored after it."""
@@ -460,11 +490,13 @@ class Environment:
 
     # -- the walk -------------------------------------------------------------------------------------------------
 
-    def _visit(self, name: str, value: Any, depth: int) -> None:
+    def _visit(self, name: str, value: Any, depth: int, *, weakly: bool = False) -> None:
         """Have a value looked at, after all that is less deep."""
+        (self._weakly if weakly else self._strongly).add(id(value))
         if not isinstance(value, IMMUTABLE) and id(value) not in self._seen:
             self._visits += 1
-            heapq.heappush(self._queue, (depth, self._visits, name, value, self._packaged))
+            queue = self._later if weakly else self._queue
+            heapq.heappush(queue, (depth, self._visits, name, value, self._packaged))
 
     def _visit_code(self, name: str, value: Any, depth: int) -> None:
         """The same for what a function was found to have a name for: helpers of helpers end somewhere."""
@@ -483,9 +515,15 @@ class Environment:
             if not self._queue:  # code that is found in a module or class has names of its own
                 for name, space, depth in list(self._spaces):
                     self._named(name, space, depth)
+            if not self._queue and self._later:
+                heapq.heappush(self._queue, heapq.heappop(self._later))
 
     def _look(self, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, types.ModuleType):
+        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and value.__name__ in SETTINGS:
+            self._code_names.add(value.__name__)  # a variable of any name holds it
+        if is_weak(value):
+            self._weak(name, value, depth)
+        elif isinstance(value, types.ModuleType):
             if not is_library(vars(value).get("__name__")):
                 self._spaces.append((name, value, depth))
         elif isinstance(value, type):
@@ -525,6 +563,8 @@ class Environment:
             self._of_thread(name, value, depth)
         elif issubclass(type(value), (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):  # asks no object
             self._container(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
+        elif issubclass(type(value), weakref.WeakSet):
+            self._items(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
         else:
             if isinstance(value, (dict, list)):
                 self._container(name, value, depth)
@@ -545,6 +585,15 @@ class Environment:
             self.unseen = self.unseen or name
             return False
         return True
+
+    def _weak(self, name: str, reference: Any, depth: int) -> None:
+        """Guard that there is what a weak reference refers to, and walk that without keeping it alive."""
+        self._entries.append((life_of(reference), 0, True))
+        referent = referent_of(reference)
+        if referent is not None:
+            self._visit(name, referent, depth + 1, weakly=True)
+        if isinstance(reference, weakref.WeakMethod):
+            self._visit(name, reference._func_ref, depth)  # pyright: ignore  # as from CPython 3.11 to 3.14
 
     def _memo(self, name: str, memo: Any, depth: int) -> None:
         """Guard what a function's cache remembers, but not that it remembers no more, and walk it."""
@@ -713,6 +762,13 @@ class Environment:
         for variables, key, value in self._library.entries:
             if (id(variables), key) not in self._placed:
                 self._entries.append((variables, key, value))
+        for setting in settings_named(self._code_names, self._library.named):
+            self._entries.append((Contents(setting.read, lambda _: None), 0, True))
+        if not self._code_names.isdisjoint(_ENVIRONMENT_VARIABLES):
+            variables: dict[Any, Any] = os.environ._data  # pyright: ignore  # as from CPython 3.11 to 3.14
+            self._namespaces[id(variables)] = "os.environ"
+            self._lengths.append((variables, len(variables)))
+            self._entries += [(variables, key, value) for key, value in variables.items()]
 
     def _imported(self, name: str, module: types.ModuleType, names: set[str], depth: int) -> None:
         """The same for a module of the user's that code has a name for; once for each code."""
@@ -727,13 +783,17 @@ class Environment:
             self._variables(name, vars(module), names, depth)
 
     def _named(self, name: str, space: Any, depth: int) -> None:
-        """Guard what any code that was found may mean by an attribute of a module, or by a method of a class."""
-        for key in sorted(vars(space).keys() & self._code_names):
+        """Guard what any code that was found may mean by an attribute of a module, an object, or a class (methods)."""
+        held: Any = space if isinstance(space, dict) else vars(space)
+        for key in sorted(held.keys() & self._code_names):
             if (id(space), key) in self._named_before:
                 continue
             self._named_before.add((id(space), key))
-            value = vars(space)[key]
-            if isinstance(space, types.ModuleType):
+            value = held[key]
+            if isinstance(space, dict):
+                self._entries.append((space, key, value))
+                self._visit(_join(name, key), value, depth + 1)
+            elif isinstance(space, types.ModuleType):
                 self._variables(name, vars(space), {key}, depth)
             elif isinstance(value, _METHODS):
                 self._packaged = _is_installed(space.__module__)
@@ -779,6 +839,8 @@ class Environment:
             elif key not in _MACHINERY:
                 self._entries.append((state, key, value))
                 self._visit(_join(name, key), value, depth)
+        if isinstance(module, ParametrizationList):
+            self._code_names.add(PARAMETRIZED)
         for key in _GLOBAL_HOOKS:
             self._visit(key, getattr(torch.nn.modules.module, key), depth)
         self._visit(name, type(module), depth)
@@ -816,9 +878,13 @@ class Environment:
         if state is not None:
             self._snapshot(name, state)
             self._lengths.append((state, len(state)))
-            for key, item in list(state.items()):
-                self._entries.append((state, key, item))
-                self._visit(_join(name, key), item, depth + 1)
+            if id(value) in self._weakly - self._strongly:
+                # It belongs to somebody else, as a trainer that counts steps: not all of it concerns who refers to it.
+                self._spaces.append((name, state, depth))
+            else:
+                for key, item in list(state.items()):
+                    self._entries.append((state, key, item))
+                    self._visit(_join(name, key), item, depth + 1)
             record = state.get(_RECORD) if isinstance(value, torch.amp.GradScaler) else None
             if record is not None and not record:
                 self._records.append((state, record))

@@ -123,10 +123,16 @@ def mode_key(device_type: str) -> tuple[Hashable, ...]:
         cpu and torch.get_autocast_dtype("cpu"),
         torch.get_default_dtype(),
         *(getter() for getter in _SETTINGS),
+        looks_at_gradients(),
         _default_device(),
         # Where "cuda" without a number is. Checked with torch 2.11 and 2.13.
         torch._C._cuda_getDevice() if on_cuda else 0,
     )
+
+
+def looks_at_gradients() -> bool:
+    """Whether autograd looks for what is not a number in all that it computes, and raises an error where it is."""
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
 
 
 @functools.cache

@@ -292,8 +292,13 @@ def _saved_tensors_unseen() -> Generator[None, None, None]:
     if hooks._top_saved_tensors_default_hooks(True) is None:
         yield  # functions of torch.func refuse any hooks
         return
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(_without_graph, lambda tensor: tensor):
         yield
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """What a node may hold of a tensor; of the node's own result, that is not to be the node again."""
+    return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 # What torch says where an operation takes sizes as plain integers only (torch 2.11 to 2.13).

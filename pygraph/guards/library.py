@@ -42,6 +42,7 @@ class LibraryNames:
         entries: Dicts of modules, with a key and what lies there.
         functions: The library's functions that may run.
         modules: The names of the modules that `entries` belong to, by the id of their dict.
+        named: The names that its code has.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class LibraryNames:
         self._entered: set[tuple[int, str]] = set()
         self._functions: set[int] = set()
         self._classes: dict[int, type] = {}
-        self._named: set[str] = set(_CALLED)
+        self.named: set[str] = set(_CALLED)
         self._queue: list[types.FunctionType] = []
 
     def add_module(self, module: types.ModuleType, names: Iterable[str]) -> None:
@@ -81,19 +82,19 @@ class LibraryNames:
 
     def close(self, names: Iterable[str]) -> None:
         """Follow all to the end; ``names`` are those of the code that uses it."""
-        self._named.update(names)
+        self.named.update(names)
         before = -1
         while self._queue or before != len(self._functions):
             before = len(self._functions)
             while self._queue:
                 fn = self._queue.pop()
                 found = self._names_of(fn.__code__)
-                self._named |= found
+                self.named |= found
                 self._look_up(fn.__globals__, found)
                 for cell in fn.__closure__ or ():
                     self._follow(_contents(cell), found)
             for cls in self._classes.values():
-                for key in vars(cls).keys() & self._named:
+                for key in vars(cls).keys() & self.named:
                     self._follow(vars(cls)[key], ())
 
     def _look_up(self, variables: dict[str, Any], names: Iterable[str], values: tuple[type, ...] = ()) -> None:

@@ -20,6 +20,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -86,9 +87,10 @@ std::vector<int64_t> to_ints(PyObject* sequence) {
 // ---- settings ------------------------------------------------------------------------------------------------------
 
 // What `pygraph.keys.mode_key` reads, without the device's autocast settings, which each plan compares itself.
-using Settings = std::array<int64_t, 28>;
+using Settings = std::array<int64_t, 29>;
 
 Settings current_settings() {
+  using torch::autograd::AnomalyMode;
   at::Context& context = at::globalContext();
   const auto& autograd = c10::AutogradState::get_tls_state();
   const auto keys = c10::impl::tls_local_dispatch_key_set();
@@ -125,6 +127,7 @@ Settings current_settings() {
       static_cast<int64_t>(context.linalgPreferredBackend()),
       static_cast<int64_t>(context.blasPreferredBackend()),
       context.deterministicFillUninitializedMemory(),
+      AnomalyMode::is_enabled() && AnomalyMode::should_check_nan(),
   };
 }
 

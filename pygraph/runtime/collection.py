@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 from collections.abc import Generator
 
 _lock = threading.RLock()  # a signal handler may come here while the same thread is here
 _depth = 0
 _was_on = False
+
+
+class _Here(threading.local):
+    depth = 0
+
+
+_here = _Here()
+"""Of the current thread: in how many blocks of `no_collection` it is."""
 
 
 @contextlib.contextmanager
@@ -31,6 +40,7 @@ def no_collection() -> Generator[None, None, None]:
     global _depth, _was_on
     with _lock:
         _depth += 1
+        _here.depth += 1
         if _depth == 1:
             _was_on = gc.isenabled()
             gc.disable()
@@ -41,6 +51,7 @@ def no_collection() -> Generator[None, None, None]:
             if _depth == 1 and _was_on:
                 gc.enable()
             _depth -= 1
+            _here.depth -= 1
 
 
 def collect(generation: int = 2) -> bool:
@@ -52,3 +63,15 @@ def collect(generation: int = 2) -> bool:
             return False
         gc.collect(generation)
         return True
+
+
+def _after_fork() -> None:
+    """Have the garbage collector start again in a child process, where other threads and their blocks do not exist."""
+    global _depth
+    _lock._at_fork_reinit()  # pyright: ignore  # as CPython does for its own locks, 3.11 to 3.14
+    if _depth and not _here.depth and _was_on:
+        gc.enable()
+    _depth = _here.depth
+
+
+os.register_at_fork(after_in_child=_after_fork)

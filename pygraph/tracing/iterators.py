@@ -60,6 +60,7 @@ class Iterators:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._thread: int | None = None
+        self._process = os.getpid()
         self._stand_ins: dict[int, StandIn] = {}
         self.made: list[object] = []
         self.problem: str | None = None
@@ -86,6 +87,8 @@ class Iterators:
 
     def is_asking(self) -> bool:
         """Whether it is the function that is running, not other code in another thread."""
+        if self._process != os.getpid():
+            return False  # a child, in which the thread that traces does not exist
         # A backward runs in a thread of autograd's, under the modes of the one that waits for it.
         return self._thread is not None and (threading.get_ident() == self._thread or get_proxy_mode() is not None)
 

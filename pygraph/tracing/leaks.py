@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 import threading
 import traceback
@@ -93,7 +94,7 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
         return run()  # as part of a larger trace, which looks when it is over
     _trace.modes, _trace.lines = [], []
     try:
-        with turn(), no_collection():
+        with turn(), no_collection(), _unprofiled():
             _trace.ages = _Ages()
             with _trace.ages.told_apart():
                 try:
@@ -115,6 +116,24 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
     )  # fmt: skip
     error.fills = True
     raise error
+
+
+@contextlib.contextmanager
+def _unprofiled() -> Generator[None, None, None]:
+    """Keep what is inside from this thread's profiler, whose events may refer to tensors as long as it runs.
+
+    Of one with ``record_shapes=True``, a reference in C++ keeps what a tensor of functionalization stands for. Nor are
+    operations on fakes what a profile is made for. Private; checked with torch 2.11 and 2.13.
+    """
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    if not autograd._profiler_enabled():
+        yield
+        return
+    autograd._enable_record_function(False)
+    try:
+        yield
+    finally:
+        autograd._enable_record_function(True)
 
 
 def _remove_what_is_left(*, failed: bool) -> tuple[list[str], str | None] | None:
@@ -181,6 +200,9 @@ class _Ages:
     are_users = False
     """Whether the user has been seen to ask the same of the collector. Asking takes long where it is so."""
 
+    is_frozen = False
+    """Whether a trace has asked it of the collector just now."""
+
     def __init__(self) -> None:
         self._are_users = _Ages.are_users = _Ages.are_users or gc.get_freeze_count() > 0
         self._noted: set[int] = set()
@@ -191,11 +213,13 @@ class _Ages:
     def told_apart(self) -> Generator[None, None, None]:
         """Keep them apart while what is inside runs."""
         if not self._are_users:
+            _Ages.is_frozen = True
             gc.freeze()
             try:
                 yield
             finally:
                 gc.unfreeze()
+                _Ages.is_frozen = False
             return
         note = self._before_collection  # the very object that is taken away again
         gc.callbacks.append(note)
@@ -242,6 +266,16 @@ class _Ages:
         finally:
             if not self._are_users:
                 gc.freeze()
+
+
+def _after_fork() -> None:
+    """Have the collector look at all objects in a child process, where the thread does not exist whose trace it was."""
+    if _Ages.is_frozen and _trace.modes is None:
+        gc.unfreeze()
+        _Ages.is_frozen = False
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _ids(values: Iterable[Any]) -> frozenset[int]:

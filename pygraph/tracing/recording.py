@@ -183,6 +183,12 @@ def record(
     outside, ignored = Outside(), IgnoredErrors()
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     inference = torch.is_inference_mode_enabled()
+    if inference and environment.has_code_for("is_inference_mode_enabled"):
+        raise TraceError(
+            describe(
+                call, "it asks for inference mode, which is off in a trace", remedy="Call it under torch.no_grad()."
+            )
+        )
     generators = Generators()
     meta = UsesOfMeta()
     assumptions = Assumptions(shape_env)
@@ -228,6 +234,13 @@ def record(
     refused = sources.problem or refusals.problem or ignored.problem
     if refused is not None:  # the function has caught the error
         raise TraceError(describe(call, refused))
+    held = next(filter(environment.reaches_weakly, sources.used.values()), None)
+    if held is not None:
+        name_of_held = environment.names.get(id(held)) or "a tensor"
+        raise TraceError(
+            describe(call, f"only a weak reference leads to {name_of_held}, which a graph would keep alive",
+                     remedy="Hold the tensor, or pass it as an argument.")
+        )  # fmt: skip
     if changed is not None or gradient is not None:
         kind = GradientChangeError if changed is None else StateChangeError
         error = kind(

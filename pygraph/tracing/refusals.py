@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
+from pygraph.keys import looks_at_gradients
 from pygraph.tracing import interruptions
 from pygraph.tracing.live_numbers import computed_number, is_user_frame
 
@@ -31,6 +32,7 @@ _is_of_functorch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functo
 _TEXT = (_Tensor.__repr__, _Tensor.__format__)
 _NUMBERS = (_Tensor.item, _Tensor.tolist)
 _CHANGE_GRAD = (_Tensor.requires_grad_, _Tensor.requires_grad.__set__, _Tensor.detach_, torch.detach_)
+_DIFFERENTIATE = (torch.autograd.grad, torch.autograd.backward, _Tensor.backward)
 _PLACE = {
     _Tensor.storage_offset: "storage_offset()",
     _Tensor._base.__get__: "_base",
@@ -71,6 +73,8 @@ class Refusals(TorchFunctionMode):
                 self._refuse("it asks for the text of a tensor, whose values are on the device")
         elif func in _PLACE:
             self._check_place(func, args[0])
+        elif func in _DIFFERENTIATE and looks_at_gradients():
+            self._refuse("anomaly detection is on, which looks at the values of all gradients")
         out = func(*args, **kwargs)
         if func in _NUMBERS:
             return pytree.tree_map_only((torch.SymInt, torch.SymFloat), computed_number, out)

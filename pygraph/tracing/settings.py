@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.backends import cuda
 
+from pygraph.guards.settings import NAMED
 from pygraph.keys import mode_key
 
 Setting: TypeAlias = "tuple[str, Callable[[], Any], Callable[[Any], Any]]"
@@ -124,9 +125,13 @@ class _SetterCalls:
             sys.setprofile(None)
 
     def _see(self, frame: Any, event: str, arg: Any) -> None:
-        if not event.startswith("c_") or not getattr(arg, "__name__", "").startswith(_SETTERS):
+        if event.startswith("c_"):
+            is_setter = getattr(arg, "__name__", "").startswith(_SETTERS)
+        else:
+            is_setter = frame.f_code in _SETTERS_IN_PYTHON
+        if not is_setter:
             return
-        if event != "c_call":
+        if not event.endswith("call"):
             self._after = self._values()
         elif self._before is None:
             self._before = self._values()
@@ -135,10 +140,19 @@ class _SetterCalls:
 # How the names of torch._C's functions begin that change a setting of the process. Checked with torch 2.11 and 2.13.
 _SETTERS = (
     "_set_default_dtype", "_set_deterministic", "_set_cudnn", "_set_sdp", "_set_math_sdp", "_set_cublas", "_set_fp32",
-    "_set_float32", "_set_linalg", "_set_blas",
+    "_set_float32", "_set_linalg", "_set_blas", "_set_mkldnn", "_set_nnpack", "_set_warnAlways",
+    "set_anomaly_enabled", "_set_check_sparse",
 )  # fmt: skip
 
-_OF_THREAD = frozenset({"grad mode", "the default device", "autocast"})
+# Those of settings that Python code alone keeps.
+_SETTERS_IN_PYTHON = frozenset(setter.__code__ for setting in NAMED for setter in setting.setters)
+
+_OF_THREAD = frozenset(
+    {
+        "grad mode", "the default device", "autocast", "forward-mode differentiation", "threads of a backward",
+        "how autograd makes views", "the number of threads",
+    }
+)  # fmt: skip
 
 
 def _autocast(kind: str) -> Setting:
@@ -188,6 +202,10 @@ def _put_matmul_precision_back(value: str | None) -> None:
 
 _SETTINGS: list[Setting] = [
     ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    ("forward-mode differentiation", torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled),
+    ("threads of a backward", torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
+    ("how autograd makes views", torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
+    *((setting.title, setting.read, setting.write) for setting in NAMED if setting.write is not None),
     ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("the default device", _default_device, torch.set_default_device),
     ("the use of deterministic algorithms", _deterministic,
@@ -208,6 +226,7 @@ _SETTINGS: list[Setting] = [
     ("the library for matrix products", torch._C._get_blas_preferred_backend, torch._C._set_blas_preferred_backend),
     ("what is in uninitialised memory", torch._C._get_deterministic_fill_uninitialized_memory,
      torch._C._set_deterministic_fill_uninitialized_memory),
+    ("the order of attentions", torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order),
     _of_matmul("allow_fp16_reduced_precision_reduction"),
     _of_matmul("allow_bf16_reduced_precision_reduction"),
     _of_matmul("allow_fp16_accumulation"),

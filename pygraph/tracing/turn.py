@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Generator
 
@@ -20,3 +21,12 @@ def turn() -> Generator[None, None, None]:
         yield
     finally:
         _LOCK.release()
+
+
+def _after_fork() -> None:
+    """Free the lock in a child process, if a thread has it that does not exist there."""
+    if not _LOCK._is_owned():  # pyright: ignore  # CPython 3.11 to 3.14
+        _LOCK._at_fork_reinit()  # pyright: ignore  # as CPython does for its own locks
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -9,6 +9,7 @@ import enum
 import functools
 import importlib
 import logging
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -776,3 +777,21 @@ def test_keys_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     state["state"][weight] = {}
     assert environment.restore() == "state['state'][state['weight']]"
     assert state["state"][weight]["moment"] is moment
+
+
+def test_environment_variables_are_guarded_where_code_asks_for_them(
+    device: torch.device, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jitted = pygraph.jit(lambda x: x * float(os.getenv("PYGRAPH_TEST_SCALE", "1")))
+    x = torch.ones(3, device=device)
+    for value in ("2", "2", "2", "3", "3", None, None):
+        if value is None:
+            monkeypatch.delenv("PYGRAPH_TEST_SCALE", raising=False)
+        else:
+            monkeypatch.setenv("PYGRAPH_TEST_SCALE", value)
+        assert torch.equal(jitted(x), x * float(value or 1))
+    assert jitted.cache_info().misses == 3
+    assert Environment(lambda: os.environ).changed() is None
+    others = Environment(lambda x: x)
+    monkeypatch.setenv("PYGRAPH_TEST_SCALE", "5")
+    assert others.is_current()

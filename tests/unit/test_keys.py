@@ -69,6 +69,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "order of attentions": lambda: changed(
         torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order, [2, 1, 0, 3, 4]
     ),
+    "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
     "uninitialised memory": attribute(
         torch.utils.deterministic, "fill_uninitialized_memory", not torch.utils.deterministic.fill_uninitialized_memory
     ),

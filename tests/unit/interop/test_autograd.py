@@ -337,6 +337,20 @@ def test_checkpoints(device: torch.device, reentrant: bool, random: bool) -> Non
         check_same(*results)
 
 
+@pytest.mark.parametrize("operation", [torch.relu, torch.tanh, torch.exp, lambda x: x.softmax(-1)])
+def test_checkpoints_of_what_saves_its_result(device: torch.device, operation: Any) -> None:
+    """Its node must not hold the very result, which holds the node: that would last for ever, and was refused."""
+    function = pygraph.jit(lambda x, y: operation(x * y) * y)
+    for seed in range(3):
+        results = []
+        for f in (function, function.fn):
+            x, y = leaves(device, seed)
+            checkpoint.checkpoint(f, x, y, use_reentrant=False).sum().backward()
+            results.append((x.grad, y.grad))
+        check_same(*results)
+    assert function.explain().to_dict()["fallbacks"] == []
+
+
 def test_checkpoint_inside_a_jitted_function(device: torch.device) -> None:
     def work(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return checkpoint.checkpoint(fn, x, y, use_reentrant=False) * 2
@@ -376,6 +390,40 @@ def test_anomaly_mode_finds_what_is_not_a_number(device: torch.device) -> None:
             out = f(x).sum()
             with pytest.raises(RuntimeError, match="returned nan values"):
                 out.backward()
+
+
+def test_anomaly_mode_that_is_switched_on_and_off(device: torch.device) -> None:
+    """A graph looks at no values. A call while it is on runs as it is, and tells of no error that there is not."""
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        root = (x.detach().requires_grad_() * 0).sqrt().sum()
+        return torch.func.grad(lambda y: (y * 0).sqrt().nan_to_num().sum())(x).nan_to_num() + root.detach()
+
+    def outside(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.detach().requires_grad_()
+        (found,) = torch.autograd.grad(outer(leaf).sum(), leaf)
+        return found
+
+    outer = pygraph.jit(lambda x: ((x * 0).sqrt() * 0).nan_to_num())
+    inner = pygraph.jit(inside)
+    x = torch.ones(3, device=device)
+    for function, jitted in ((inner, inner), (outside, outer)):
+        for is_on in (True, False, False, True, True, False):
+            with torch.autograd.set_detect_anomaly(is_on):
+                if is_on:
+                    with pytest.warns(UserWarning, match="Error detected") as warned:  # noqa: SIM117
+                        with pytest.raises(RuntimeError, match="returned nan values"):
+                            function(x)
+                    assert len(warned) == 1
+                else:
+                    function(x)
+        reasons = [fallback["reason"] for fallback in jitted.explain().to_dict()["fallbacks"]]
+        assert any("anomaly detection is on" in reason for reason in reasons)
+        captures = jitted.cache_info().captures
+        assert captures > 0
+        function(x)
+        assert jitted.cache_info().captures == captures
+        assert [fallback["reason"] for fallback in jitted.explain().to_dict()["fallbacks"]] == reasons
 
 
 # ---- what results are ------------------------------------------------------------------------------------------

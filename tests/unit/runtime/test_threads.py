@@ -537,6 +537,46 @@ def test_fork_while_another_thread_is_inside_a_call(device: torch.device, tmp_pa
     assert lines == ["DeviceError" if device.type == "cuda" else "True", "0", "True"]
 
 
+FORK_IN_A_TRACE = (
+    START
+    + """
+    import gc
+
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(x):
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            leave.wait(60)
+        return x * 2 + 1
+
+    x = torch.ones(3)  # of the CPU, which a child may use
+    traced = pygraph.trace(slow)
+    thread = threading.Thread(target=traced, args=(x,))
+    thread.start()
+    inside.wait(60)
+    assert not gc.isenabled() and gc.get_freeze_count()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(100)
+        print(gc.isenabled(), gc.get_freeze_count(), flush=True)
+        print("mul" in str(traced(x)), flush=True)
+        print(gc.isenabled(), gc.get_freeze_count(), flush=True)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    leave.set()
+    thread.join()
+    print(gc.isenabled(), gc.get_freeze_count())
+"""
+)
+
+
+def test_fork_while_another_thread_traces(device: torch.device, tmp_path: Path) -> None:
+    """What a trace has switched for the process is switched back in the child, where no thread would do it."""
+    lines = run_script(tmp_path, FORK_IN_A_TRACE, device)
+    assert lines == ["True", "0", "True", "True", "0", "0", "True", "0"]
+
+
 SPAWN = (
     START
     + """

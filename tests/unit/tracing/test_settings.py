@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.__future__
+from torch import _tensor_str
 
 import pygraph
 from pygraph.errors import DisturbedTraceError, TraceError
@@ -36,6 +38,26 @@ SETTERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
         "tf32",
     ),
     "older precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled, True),
+    "printing": (lambda: _tensor_str.PRINT_OPTS.precision, lambda value: torch.set_printoptions(precision=value), 2),
+    "oneDNN": (
+        lambda: torch.backends.mkldnn.enabled,
+        lambda on: torch.backends.mkldnn.set_flags(on),
+        not torch.backends.mkldnn.enabled,
+    ),
+    "warnings": (torch.is_warn_always_enabled, torch.set_warn_always, True),
+    "fast paths": (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False),
+    "checks of sparse tensors": (
+        torch.sparse.check_sparse_tensor_invariants.is_enabled,
+        torch._C._set_check_sparse_tensor_invariants,
+        True,
+    ),
+    "conversions": (
+        torch.__future__.get_swap_module_params_on_conversion,
+        torch.__future__.set_swap_module_params_on_conversion,
+        True,
+    ),
+    "order of attentions": (torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order, [2, 1, 0, 3, 4]),
     "uninitialised memory": (
         lambda: torch.utils.deterministic.fill_uninitialized_memory,
         lambda on: setattr(torch.utils.deterministic, "fill_uninitialized_memory", on),

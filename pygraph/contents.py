@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextvars
 import operator
@@ -16,8 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from pygraph.storage import store, stored_copy, stored_items
+
 # Values that are compared by equality; everything else is compared by identity.
 IMMUTABLE = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+_EXACT = frozenset(IMMUTABLE)
 
 # Memory of arrays is compared at every call, so that of larger ones, or of very many, is taken not to change.
 _MAX_BYTES, MAX_BYTES_IN_ALL = 2**16, 2**20
@@ -25,11 +30,50 @@ _MAX_BYTES, MAX_BYTES_IN_ALL = 2**16, 2**20
 _UNSET = object()
 
 
+def is_plain(value: object) -> bool:
+    """Whether a value is immutable and nothing but what `IMMUTABLE` says: an object of a derived class has attributes.
+
+    Its class may also say of itself what it likes, so that it is only equal to itself.
+    """
+    return type(value) in _EXACT
+
+
+def has_value(value: Any) -> bool:
+    """Whether another object can be the `same`."""
+    kind = type(value)
+    return kind in _EXACT or kind in _COMPOSED or issubclass(kind, np.generic)
+
+
+def is_value(value: Any) -> bool:
+    """Whether a value is made of nothing but plain ones."""
+    return has_value(value) and (type(value) not in _COMPOSED or all(map(is_value, _parts(value))))
+
+
 def same(value: Any, expected: Any) -> bool:
-    """Whether two values are immutable and equal, down to the type and the sign of zero."""
-    if type(value) is not type(expected) or not isinstance(value, IMMUTABLE):
+    """Whether two values are immutable and equal, down to the type and the sign of zero.
+
+    Tuples are, if their items are the same objects or equal in this way.
+    """
+    kind = type(value)
+    if kind is not type(expected):
         return False
-    return value == expected if isinstance(value, (str, bytes)) else repr(value) == repr(expected)
+    if kind is str or kind is bytes:
+        return value == expected
+    if kind in _EXACT:
+        return repr(value) == repr(expected)
+    if kind in _COMPOSED:
+        these, those = _parts(value), _parts(expected)
+        return len(these) == len(those) and all(a is b or same(a, b) for a, b in zip(these, those, strict=True))
+    if issubclass(kind, np.generic) and not value.dtype.hasobject:
+        return value.dtype == expected.dtype and value.tobytes() == expected.tobytes()
+    return False
+
+
+_COMPOSED = frozenset({tuple, slice, range})
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if type(value) is tuple else (value.start, value.stop, value.step)
 
 
 class Contents:
@@ -116,6 +160,12 @@ def contents_of(value: Any, memory: int) -> Contents | None:
             value[:] = items[0]
 
         return Contents(lambda: (bytes(value),), overwrite)
+    if isinstance(value, array.array) and len(value) * value.itemsize <= _MAX_BYTES:
+
+        def refill(items: Sequence[Any]) -> None:
+            value[:] = array.array(value.typecode, items[0])  # pyright: ignore
+
+        return Contents(lambda: (value.tobytes(),), refill)  # pyright: ignore
     if isinstance(value, np.ndarray) and value.nbytes <= min(_MAX_BYTES, memory):
         return _ArrayContents(value)
     return None
@@ -125,8 +175,10 @@ def items_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> dic
     """What the current thread finds in a thread-local, or as the value of a context variable."""
     if isinstance(value, threading.local):
         return threading.local.__getattribute__(value, "__dict__")
-    found = value.get(_UNSET)
-    return {} if found is _UNSET else {"get()": found}
+    try:
+        return {"get()": value.get()}  # its default, too
+    except LookupError:
+        return {}
 
 
 def contents_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> Contents:
@@ -139,6 +191,88 @@ def contents_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> 
             state.update(zip(items[::2], items[1::2], strict=True))
 
     return Contents(lambda: [part for item in items_in_thread(value).items() for part in item], write)
+
+
+def factory_of(value: collections.defaultdict[Any, Any]) -> Contents:
+    """What makes the missing values of a dict."""
+    field: Any = vars(collections.defaultdict)["default_factory"]
+
+    def read() -> list[Any]:
+        return [field.__get__(value)]
+
+    def write(items: Sequence[Any]) -> None:
+        field.__set__(value, items[0])
+
+    return Contents(read, write)
+
+
+def variable_of(cell: types.CellType) -> Contents:
+    """The value of a variable that a function closes over, or that it has none yet."""
+
+    def read() -> list[Any]:
+        try:
+            return [cell.cell_contents]
+        except ValueError:
+            return []
+
+    def write(items: Sequence[Any]) -> None:
+        if items:
+            cell.cell_contents = items[0]
+        else:
+            del cell.cell_contents
+
+    return Contents(read, write)
+
+
+class Behind(Contents):
+    """What a weak reference leads to: whether that is there, its attributes, and the items of its dicts and lists.
+
+    Nothing of it is kept alive: what has no value is told apart by where it lies. It can be put back after `hold`.
+
+    Args:
+        reference: The reference, or a function that gives what it leads to.
+    """
+
+    def __init__(self, reference: Callable[[], object]) -> None:
+        super().__init__(lambda: _told_apart(reference()), lambda _: None)
+        self._reference = reference
+        self._copies: list[tuple[Any, Any]] = []
+
+    def hold(self) -> None:
+        """Keep what is there until `restore`."""
+        self._copies = [(held, stored_copy(held)) for held in _holding(self._reference())]
+
+    def restore(self) -> bool:
+        """Put back what has changed; whether anything had."""
+        copies, self._copies = self._copies, []
+        if self[0]:
+            return False
+        for container, before in copies:
+            store(container, before)
+        return True
+
+
+def _holding(target: object) -> list[Any]:
+    """The dict of an object, and the dicts and lists among its attributes."""
+    state = None if target is None else attributes_of(target)
+    items = {} if state is None else state
+    return [*([] if state is None else [state]), *(i for i in items.values() if issubclass(type(i), (dict, list)))]
+
+
+def _told_apart(target: object) -> list[Any]:
+    """What lies in an object, in a form that holds nothing of it."""
+    if target is None:
+        return []
+    slots = slots_of(target)
+    parts: list[Any] = [type(target), *({} if slots is None else slots[0]).items()]
+    parts += [item for held in _holding(target) for item in (len(held), *stored_items(held))]
+    return [part for item in parts for part in _without_objects(item)]
+
+
+def _without_objects(item: Any) -> list[Any]:
+    if type(item) is tuple:
+        return [part if is_value(part) else id(part) for part in item]
+    return [item]
 
 
 def length_of(value: Any) -> Contents:

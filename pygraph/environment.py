@@ -10,6 +10,7 @@ since the trace; a *snapshot* puts back what tracing changed (a traced tensor mu
 
 from __future__ import annotations
 
+import abc
 import argparse
 import collections
 import contextvars
@@ -18,6 +19,7 @@ import functools
 import gc
 import heapq
 import itertools
+import os
 import pathlib
 import queue
 import sys
@@ -34,21 +36,29 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torc
 from pygraph.contents import (
     IMMUTABLE,
     MAX_BYTES_IN_ALL,
+    Behind,
     Contents,
     contents_in_thread,
     contents_of,
+    factory_of,
     gradients_of,
+    has_value,
+    is_plain,
+    is_value,
     items_in_thread,
     length_of,
     same,
     slots_of,
+    variable_of,
 )
 from pygraph.contents import attributes_of as _attributes
 from pygraph.donated import DonatedTensor
 from pygraph.errors import TraceError, describe
+from pygraph.guards import names as naming
 from pygraph.guards.code import CodeGuards
 from pygraph.guards.dicts import DictGuard
 from pygraph.guards.library import LibraryNames
+from pygraph.guards.registrations import Registrations
 from pygraph.guards.versions import Versions
 from pygraph.places import Item, Place, Variable
 from pygraph.storage import is_derived, store, stored_copy, stored_item, stored_items, stored_length
@@ -65,6 +75,7 @@ _STATEFUL = (
     torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
     torch.distributions.Distribution, types.SimpleNamespace, argparse.Namespace,
     collections.UserDict, collections.UserList, collections.ChainMap, queue.Queue, BaseException,
+    functools.partialmethod, functools.singledispatchmethod, threading.Event,
 )  # fmt: skip
 
 # Where packages are installed: what their modules and classes hold (caches, registries) is not the function's doing.
@@ -124,6 +135,12 @@ class Environment:
         # Modules and classes of which the part counts that code has names for: (name, module or class, depth).
         self._spaces: list[tuple[str, Any, int]] = []
         self._code_names: set[str] = set(_CALLED_BY_TORCH)
+        # The ids of classes that code may call, and classes with a method that may call what it is called on.
+        self._made: set[int] = set()
+        self._factories: set[type] = set()
+        # Weak references, by name.
+        self._references: list[tuple[str, Callable[[], object]]] = []
+        self._abstract: list[abc.ABCMeta] = []
         self._imports: set[tuple[int, int]] = set()
         self._named_before: set[tuple[int, str]] = set()
         self._queue: list[tuple[int, int, str, Any, bool]] = []
@@ -138,12 +155,12 @@ class Environment:
         # The dicts of modules, by id, with the modules' names.
         self._namespaces: dict[int, str] = {}
         # Names that mean nothing in a module, or something built in: (name, dict of the module, key).
-        self._absent: list[tuple[str, dict[str, Any], str]] = []
+        self._absent: list[tuple[str, dict[Any, Any], Any]] = []
         # The keys of dicts in the order of whose items a function may have gone.
         self._ordered: dict[int, tuple[Any, ...]] = {}
         #: What is guarded of code.
         self.code = CodeGuards(is_library)
-        self._library = LibraryNames(_global_names, is_library)
+        self._library = LibraryNames(naming.looked_up, is_library)
         self._seen: set[int] = set()
         self._keep: list[Any] = [fn]
         if fn is not None:
@@ -153,6 +170,9 @@ class Environment:
             self._visit(name, root, 0)
         self._walk()
         self._close_code()
+        self._close_references()
+        if self._abstract:
+            self._entries.append((Registrations(self._abstract), 0, True))
         self._gradients = gradients_of(gradients) if gradients else None
         if self._gradients is not None:
             self._entries.append((self._gradients, 0, True))
@@ -208,14 +228,14 @@ class Environment:
             found += [Item(container, key, self._entry_name(name, key)) for key in keys]
         for name, owner, key, before in self._places:
             now = _lookup(owner, key)
-            if now is before or id(owner) in self._owned or (isinstance(now, _CODE) and before is _MISSING):
+            if now is before or id(owner) in self._owned or (_is(now, _CODE) and before is _MISSING):
                 continue
             if isinstance(owner, type):
                 return None
             found.append(Item(owner, key, _join(name, key)))
         for _, cls, keys in self._classes:
             new = [key for key in vars(cls).keys() - keys if not key.startswith("__")]
-            if id(cls) not in self._owned and not all(isinstance(vars(cls)[key], _CODE) for key in new):
+            if id(cls) not in self._owned and not all(_is(vars(cls)[key], _CODE) for key in new):
                 return None
         cells = [cell for cell, before in self._cells if _contents(cell) is not before]
         return (*found, *(Variable(cell, self.names.get(id(cell), "a closed-over variable")) for cell in cells))
@@ -268,7 +288,7 @@ class Environment:
     def narrow_to_modes(self) -> None:
         """Guard only which modules there are and whether they are in training; nothing can be restored after it."""
         self._entries = [entry for entry in self._entries if _is_mode(entry[1], entry[2])]
-        self._cells = [cell for cell in self._cells if isinstance(cell[1], torch.nn.Module)]
+        self._cells = [cell for cell in self._cells if _is(cell[1], torch.nn.Module)]
         self._lengths.clear()
         self._containers.clear()
         self._contents.clear()
@@ -407,6 +427,12 @@ class Environment:
 
     # -- snapshot -------------------------------------------------------------------------------------------------
 
+    def hold_references(self) -> None:
+        """Keep what weak references lead to until it is put back."""
+        for _, contents in self._contents:
+            if isinstance(contents, Behind):
+                contents.hold()
+
     def restore(self) -> str | None:
         """Undo every change since the walk; the name of the first thing that had changed, or None.
 
@@ -429,13 +455,13 @@ class Environment:
         for name, owner, key, before in self._places:
             now = _lookup(owner, key)
             # Code that is imported when it is first needed may stay.
-            if now is not before and not (isinstance(now, _CODE) and (before is None or before is _MISSING)):
+            if now is not before and not (_is(now, _CODE) and (before is None or before is _MISSING)):
                 if id(owner) not in self._owned:
                     changed = changed or _join(name, key)
                 _put(owner, key, before)
         for name, cls, keys in self._classes:
             for key in vars(cls).keys() - keys:
-                if not key.startswith("__") and not isinstance(vars(cls)[key], _CODE):
+                if not key.startswith("__") and not _is(vars(cls)[key], _CODE):
                     if id(cls) not in self._owned:
                         changed = changed or _join(name, key)
                     _put(cls, key, _MISSING)
@@ -462,13 +488,15 @@ class Environment:
 
     def _visit(self, name: str, value: Any, depth: int) -> None:
         """Have a value looked at, after all that is less deep."""
-        if not isinstance(value, IMMUTABLE) and id(value) not in self._seen:
+        if not is_plain(value) and id(value) not in self._seen:
             self._visits += 1
             heapq.heappush(self._queue, (depth, self._visits, name, value, self._packaged))
 
     def _visit_code(self, name: str, value: Any, depth: int) -> None:
         """The same for what a function was found to have a name for: helpers of helpers end somewhere."""
-        if not isinstance(value, types.FunctionType):
+        if _is(value, type):
+            self._made.update(map(id, value.__mro__))
+        if not _is(value, types.FunctionType):
             self._visit(name, value, depth)
         elif depth < _DEEP_FUNCTIONS:
             self._visit(name, value, depth + 1)
@@ -485,48 +513,55 @@ class Environment:
                     self._named(name, space, depth)
 
     def _look(self, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, types.ModuleType):
+        if _is(value, (weakref.ReferenceType, *weakref.ProxyTypes)):
+            self._references.append((name, _reference(value)))
+            if _is(value, weakref.WeakMethod) and (method := value()) is not None:
+                self._visit(name, method.__func__, depth)
+        elif _is(value, types.ModuleType):
             if not is_library(vars(value).get("__name__")):
                 self._spaces.append((name, value, depth))
-        elif isinstance(value, type):
+        elif _is(value, type):
             self._class(name, value, depth)
-        elif isinstance(value, DonatedTensor):
+        elif _is(value, DonatedTensor):
             pass  # whether the function uses it will show; its identity is guarded where it was found
-        elif isinstance(value, torch.Tensor):
+        elif _is(value, torch.Tensor):
             self.names[id(value)] = name
-            self.kinds.setdefault(id(value), "parameter" if isinstance(value, torch.nn.Parameter) else "closed-over")
+            self.kinds.setdefault(id(value), "parameter" if _is(value, torch.nn.Parameter) else "closed-over")
             self.tensors.append(value)
             self.code.add_object(name, value)
             self._own_dict(name, value, depth)
-        elif isinstance(value, functools.partial):
+        elif _is(value, functools.partial):
             self.code.add_partial(value)
             self._visit(name, value.func, depth)
             self._container(f"{name}.args", list(value.args), depth)
             self._container(f"{name}.keywords", value.keywords, depth)
-        elif isinstance(value, types.MethodType):
+        elif _is(value, types.MethodType):
             # Who has only this of it reads nothing: what functools.singledispatch has looked up outdates nothing.
             if value.__name__ != "clear" or not is_library(type(value.__self__).__module__):
                 self._visit(name, value.__self__, depth)
             self._visit(name, value.__func__, depth)
-        elif isinstance(value, types.FunctionType):
+        elif _is(value, types.FunctionType):
             self._function(name, value, depth)
-        elif isinstance(value, torch.jit.ScriptModule):
+        elif _is(value, torch.jit.ScriptModule):
             raise TraceError(
                 describe(name, f"a {type(value).__name__}", expected="modules whose state lies in Python objects",
                          remedy="Transform the module that it was made from.")
             )  # fmt: skip
-        elif isinstance(value, torch.nn.Module):
+        elif _is(value, torch.nn.Module):
             self._module(name, value, depth)
-        elif isinstance(value, types.MappingProxyType):
-            self._visit(name, underlying(value), depth)
-        elif isinstance(value, memos.Memo):
+        elif _is(value, types.MappingProxyType):
+            for behind in gc.get_referents(value):
+                self._visit(name, behind, depth)
+        elif _is(value, memos.Memo):
             self._memo(name, value, depth)
-        elif isinstance(value, (threading.local, contextvars.ContextVar)):
+        elif _is(value, (threading.local, contextvars.ContextVar)):
             self._of_thread(name, value, depth)
-        elif issubclass(type(value), (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):  # asks no object
+        elif _is(value, weakref.WeakSet):
+            self._visit(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
+        elif _is(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
             self._container(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
         else:
-            if isinstance(value, (dict, list)):
+            if _is(value, (dict, list)):
                 self._container(name, value, depth)
             elif self._goes_on(name, depth):
                 self._items(name, value, depth)
@@ -553,7 +588,7 @@ class Environment:
         if cache is not None and len(results) <= _LARGE:
             self._keep.append(cache)
             for key, entry, result in results:
-                if not isinstance(result, IMMUTABLE):
+                if not is_plain(result):
                     self._entries.append((cache, key, entry))
                     self._visit(f"{name}({self._key_name(key)})", result, depth + 1)
         wrapped = memo.__dict__.get("__wrapped__")
@@ -568,6 +603,9 @@ class Environment:
         self._entries.append((contents, 0, True))
         for key, item in items_in_thread(value).items():
             self._visit(_join(name, key), item, depth + 1)
+        if not is_library(type(value).__module__):
+            self.code.add_object(name, value)
+            self._visit(name, type(value), depth)
 
     def _snapshot(self, name: str, value: Any) -> None:
         self._keep.append(value)
@@ -586,9 +624,15 @@ class Environment:
         self._lengths.append((value, length))
         if length > _LARGE or not self._goes_on(name, depth):
             return
-        if isinstance(value, dict):
+        if _is(value, dict):
             self._ordered[id(value)] = tuple(dict.__iter__(value))
-        if isinstance(value, collections.OrderedDict) and length > 1:  # which keeps an order of its own
+        if _is(value, collections.defaultdict):
+            factory = factory_of(value)
+            self._contents.append((f"{name}.default_factory", factory))
+            self._own(factory)
+            self._entries.append((factory, 0, True))
+            self._visit(f"{name}.default_factory", value.default_factory, depth)
+        if _is(value, collections.OrderedDict) and length > 1:  # which keeps an order of its own
             keys = Contents(lambda: list(collections.OrderedDict.__iter__(value)), lambda _: None)
             self._entries.append((keys, 0, True))
         for key, item in stored_items(value):
@@ -618,15 +662,15 @@ class Environment:
         """Guard and snapshot a container of another kind, and walk its items."""
         contents = contents_of(value, self._memory)
         if contents is not None:
-            self._memory -= value.nbytes if isinstance(value, np.ndarray) else 0
+            self._memory -= value.nbytes if _is(value, np.ndarray) else 0
             self._contents.append((name, contents))
             self._own(contents)
-            large = isinstance(value, (set, collections.deque)) and len(value) > _LARGE
+            large = _is(value, (set, collections.deque)) and len(value) > _LARGE
             self._entries.append((length_of(value) if large else contents, 0, True))
         items: Iterable[Any] = ()
-        if isinstance(value, (tuple, set, frozenset, collections.deque)) and len(value) <= _LARGE:
+        if _is(value, (tuple, set, frozenset, collections.deque)) and len(value) <= _LARGE:
             items = list(value)
-        elif isinstance(value, np.ndarray) and value.dtype == object and value.size <= _LARGE:
+        elif _is(value, np.ndarray) and value.dtype == object and value.size <= _LARGE:
             items = value.ravel().tolist()
         for index, item in enumerate(items):
             self._visit(f"{name}[{index}]", item, depth + 1)
@@ -651,7 +695,7 @@ class Environment:
                 if callable(contents := _contents(cell)):
                     self._visit(name, contents, depth)
             return
-        names = _global_names(fn.__code__)
+        names = naming.asked_for(fn.__code__)
         self._code_names |= names
         self.code.add_function(fn)
         self._builtins(fn.__globals__, fn.__builtins__, names)
@@ -659,26 +703,34 @@ class Environment:
             try:
                 value = cell.cell_contents
             except ValueError:  # not yet assigned
+                contents = variable_of(cell)
+                self._contents.append((_join(name, variable), contents))
+                self._own(contents)
+                self._entries.append((contents, 0, True))
                 continue
             self.names[id(cell)] = variable
             self._cells.append((cell, value))
             self._seen.add(id(cell))
             self._keep.append(cell)
-            if isinstance(value, types.ModuleType):
+            if _is(value, types.ModuleType):
                 self._imported(_join(name, variable), value, names, depth)
             else:
                 self._visit(_join(name, variable), value, depth)
         self._variables(name, fn.__globals__, names, depth)
-        modules: dict[str, Any] = sys.modules  # where some put other objects
-        for variable in sorted(names & modules.keys()):  # imported inside the function
-            if isinstance(modules[variable], types.ModuleType):
-                self._imported(_join(name, variable), modules[variable], names, depth)
+        for module in naming.imported(fn.__code__, fn.__globals__, names):
+            self._imported(_join(name, module.__name__), module, names, depth)
+        stored: dict[Any, Any] = os.environ._data  # pyright: ignore  # checked with CPython 3.11 to 3.14
+        for key in naming.variables_of_process(fn.__code__, names):
+            if key in stored:
+                self._entries.append((stored, key, stored[key]))
+            else:
+                self._absent.append(("os.environ", stored, key))
         for index, default in enumerate(fn.__defaults__ or ()):
             self._visit(_join(name, f"__defaults__[{index}]"), default, depth)
         if fn.__kwdefaults__:
             self._container(_join(name, "__kwdefaults__"), fn.__kwdefaults__, depth)
         wrapped = vars(fn).get("__wrapped__")
-        if wrapped is None or isinstance(wrapped, _CODE) or self._is_user_object(wrapped):
+        if wrapped is None or _is(wrapped, _CODE) or self._is_user_object(wrapped):
             self._own_dict(name, fn, depth)
             return
         # functools.wraps has copied the attributes of a library's object, which are no state of the user's.
@@ -694,7 +746,7 @@ class Environment:
         for key in sorted(names):
             value = variables.get(key, _MISSING)
             self._place(name, variables, key, value)
-            if isinstance(value, types.ModuleType):
+            if _is(value, types.ModuleType):
                 self._imported(_join(name, key), value, names, depth)
             elif value is not _MISSING:
                 self._visit_code(_join(name, key), value, depth)
@@ -714,6 +766,15 @@ class Environment:
             if (id(variables), key) not in self._placed:
                 self._entries.append((variables, key, value))
 
+    def _close_references(self) -> None:
+        """Guard what weak references lead to, which nothing else was found to hold and nothing here may hold either."""
+        for name, reference in self._references:
+            target = reference()
+            if target is None or id(target) not in self._seen:
+                self._contents.append((name, behind := Behind(reference)))
+                self._own(behind)
+                self._entries.append((behind, 0, True))
+
     def _imported(self, name: str, module: types.ModuleType, names: set[str], depth: int) -> None:
         """The same for a module of the user's that code has a name for; once for each code."""
         visit = (id(module), id(names))
@@ -728,20 +789,34 @@ class Environment:
 
     def _named(self, name: str, space: Any, depth: int) -> None:
         """Guard what any code that was found may mean by an attribute of a module, or by a method of a class."""
-        for key in sorted(vars(space).keys() & self._code_names):
+        for key in sorted(filter(functools.partial(self._is_named, space), vars(space))):
             if (id(space), key) in self._named_before:
                 continue
             self._named_before.add((id(space), key))
             value = vars(space)[key]
             if isinstance(space, types.ModuleType):
                 self._variables(name, vars(space), {key}, depth)
-            elif isinstance(value, _METHODS):
+            elif _is(value, _METHODS):
                 self._packaged = _is_installed(space.__module__)
                 self._place(name, space, key, value)
-                if isinstance(value, functools.cached_property):
+                if _is(value, classmethod):
+                    self._factories.add(space)
+                if _is(value, functools.cached_property):
                     self._entries.append((vars(value), "func", value.func))
                 for function in _functions(value):
                     self._visit_code(name, function, depth)
+
+    def _is_named(self, space: Any, key: str) -> bool:
+        """Whether code that was found may mean an attribute of a module, or run a method of a class."""
+        if not isinstance(space, type):
+            return key in self._code_names
+        if not naming.is_making(key):
+            return key in self._code_names or naming.is_called_by_interpreter(key)
+        if _is_installed(space.__module__):
+            return False  # what packages read where they make their objects, they would rather keep for themselves
+        if id(space) in self._made or any(issubclass(space, factory) for factory in self._factories):
+            return True
+        return naming.may_make_others(self._code_names) and not issubclass(space, torch.nn.Module)
 
     def _place(self, name: str, owner: Any, key: str, value: Any) -> None:
         """Guard and snapshot a variable of a module or an attribute of a class, once."""
@@ -790,8 +865,8 @@ class Environment:
         """Guard the values among the attributes of a user's class and its bases, and its methods that code names."""
         self.code.add_class(cls)
         self._library.add_class(cls)
-        if issubclass(cls, enum.Enum):
-            return  # its members are constants
+        if issubclass(type(cls), abc.ABCMeta) and id(cls) in self._made:
+            self._abstract.append(cls)  # pyright: ignore[reportArgumentType]
         if not is_library(type(cls).__module__):
             self._visit(name, type(cls), depth)
         for base in cls.__mro__:
@@ -804,13 +879,15 @@ class Environment:
             self._classes.append((name, base, frozenset(vars(base))))
             self._spaces.append((name, base, depth))
             for key, value in list(vars(base).items()):
-                if not key.startswith("__") and not isinstance(value, (*_METHODS, *_DESCRIPTORS)):
+                if issubclass(base, enum.Enum) and key not in self._code_names:
+                    continue  # its members are constants; one that code has a name for may have attributes
+                if not key.startswith("__") and not _is(value, (*_METHODS, *_DESCRIPTORS)):
                     self._place(name, base, key, value)
                     self._visit(_join(name, key), value, depth + 1)
 
     def _object(self, name: str, value: Any, depth: int) -> None:
         self.code.add_object(name, value)
-        if isinstance(value, torch.optim.Optimizer):
+        if _is(value, torch.optim.Optimizer):
             self._optimizers.append(value)
         state = _attributes(value)
         if state is not None:
@@ -819,10 +896,10 @@ class Environment:
             for key, item in list(state.items()):
                 self._entries.append((state, key, item))
                 self._visit(_join(name, key), item, depth + 1)
-            record = state.get(_RECORD) if isinstance(value, torch.amp.GradScaler) else None
+            record = state.get(_RECORD) if _is(value, torch.amp.GradScaler) else None
             if record is not None and not record:
                 self._records.append((state, record))
-        if isinstance(value, BaseException):
+        if _is(value, BaseException):
             contents = Contents(lambda: value.args, lambda args: setattr(value, "args", args))
             self._contents.append((_join(name, "args"), contents))
             self._own(contents)
@@ -844,9 +921,14 @@ class Environment:
 
     @staticmethod
     def _is_user_object(value: Any) -> bool:
-        if issubclass(type(value), _STATEFUL):  # asks no object
+        if _is(value, _STATEFUL):
             return True
         return not is_library(type(value).__module__)
+
+
+def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether an object is of a class; the object, which may pass for one of another class, is not asked."""
+    return issubclass(type(value), kinds)
 
 
 def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[str]:
@@ -854,7 +936,7 @@ def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[s
     if expected is None or expected is True or expected is False:
         return [f"    if {place} is not {expected}: return False"]
     name = bind(expected)
-    if isinstance(expected, IMMUTABLE):
+    if has_value(expected):
         return [f"    if {place} is not {name} and not same({place}, {name}): return False"]
     return [f"    if {place} is not {name}: return False"]
 
@@ -893,11 +975,11 @@ def modes_of(fn: Any, roots: dict[str, Any]) -> Environment | None:
 
 
 def _is_mode(key: Any, expected: Any) -> bool:
-    return (key == "training" and isinstance(expected, bool)) or isinstance(expected, torch.nn.Module)
+    return (key == "training" and _is(expected, bool)) or _is(expected, torch.nn.Module)
 
 
 def _are_values(now: Any, expected: Any) -> bool:
-    return isinstance(now, IMMUTABLE) and isinstance(expected, IMMUTABLE)
+    return is_value(now) and is_value(expected)
 
 
 def _changed_keys(container: Any, before: dict[Any, Any]) -> list[Any]:
@@ -945,6 +1027,22 @@ def underlying(container: Any) -> Any:
     return container
 
 
+def _reference(value: Any) -> Callable[[], object]:
+    """What gives the object that a weak reference or a proxy refers to, None if it is gone."""
+    if _is(value, weakref.WeakMethod):
+        return lambda: getattr(value(), "__self__", None)
+    if _is(value, weakref.ReferenceType):
+        return value
+    return functools.partial(_behind_proxy, value)
+
+
+def _behind_proxy(proxy: Any) -> object:
+    try:
+        return proxy.__repr__.__self__
+    except (ReferenceError, AttributeError):
+        return None
+
+
 def _lookup(owner: Any, key: str) -> Any:
     return (vars(owner) if isinstance(owner, type) else owner).get(key, _MISSING)
 
@@ -960,15 +1058,6 @@ def _put(owner: Any, key: str, value: Any) -> None:
         type.__delattr__(owner, key)
     else:
         type.__setattr__(owner, key, value)
-
-
-def _global_names(code: types.CodeType) -> set[str]:
-    """Names that code and the functions defined in it may look up in globals."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _global_names(constant)
-    return names
 
 
 def is_library(module: str | None) -> bool:

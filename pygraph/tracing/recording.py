@@ -190,6 +190,7 @@ def record(
     attributes = _attributes(fakes)
     accumulations = Accumulations()
     before_gradients = environment.gradients()
+    environment.hold_references()
     failure: BaseException | None = None
     module: fx.GraphModule | None = None
     try:

@@ -841,8 +841,7 @@ class Environment:
         for key, value in list(state.items()):
             if key in ("_parameters", "_buffers", "_modules"):
                 self._snapshot(_join(name, key), value)
-                if key == "_modules":
-                    self._lengths.append((value, len(value)))
+                self._lengths.append((value, len(value)))
                 self._ordered[id(value)] = tuple(value)
                 for child_name, child in list(value.items()):
                     self._entries.append((value, child_name, child))

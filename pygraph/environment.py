@@ -587,8 +587,10 @@ class Environment:
         results = memos.results_of(memo)
         if cache is not None and len(results) <= _LARGE:
             self._keep.append(cache)
+            # One that is full forgets some when it comes to remember others.
+            is_full = len(results) == memo.cache_info().maxsize
             for key, entry, result in results:
-                if not is_plain(result):
+                if not is_plain(result) or not is_full:
                     self._entries.append((cache, key, entry))
                     self._visit(f"{name}({self._key_name(key)})", result, depth + 1)
         wrapped = memo.__dict__.get("__wrapped__")

@@ -119,6 +119,8 @@ CASES: dict[str, Case] = {
         "x * float.__mul__(a.k, 1.0)", ("a.k = D(5.0)",)),
     "attribute of a number": Case("class D(float): pass\nd = D(2.0)\nd.k = 3.0", "x * d.k", ("d.k = 5.0",)),
     "attribute of a text": Case("class D(str): pass\nd = D('a')\nd.k = 3.0", "x * d.k", ("d.k = 5.0",)),
+    "what a function remembers": Case(
+        "K = 2.0\n@functools.lru_cache\ndef k(): return K", "x * k()", ("K = 5.0", "k.cache_clear()")),
     "registered class": Case(
         "import abc\nclass I(abc.ABC): pass\nclass A: pass\na = A()", "x * 2 if isinstance(a, I) else x * 3",
         ("I.register(A)",)),

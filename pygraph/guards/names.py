@@ -57,10 +57,10 @@ def imported(code: types.CodeType, variables: dict[str, Any], names: Set[str]) -
     """The modules that a function imports, which is defined in a module with these variables and has these names.
 
     >>> def fn():
-    ...     import collections.abc
-    ...     return collections.abc
+    ...     import json.decoder
+    ...     return json
     >>> [module.__name__ for module in imported(fn.__code__, {}, looked_up(fn.__code__))]
-    ['collections.abc']
+    ['json.decoder']
     """
     modules: dict[str, Any] = sys.modules
     found = sorted(names & modules.keys())

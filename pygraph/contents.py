@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextvars
 import operator
@@ -20,17 +21,58 @@ import torch
 # Values that are compared by equality; everything else is compared by identity.
 IMMUTABLE = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
+_EXACT = frozenset(IMMUTABLE)
+
 # Memory of arrays is compared at every call, so that of larger ones, or of very many, is taken not to change.
 _MAX_BYTES, MAX_BYTES_IN_ALL = 2**16, 2**20
 
 _UNSET = object()
 
 
+def is_plain(value: object) -> bool:
+    """Whether a value is immutable and nothing but what `IMMUTABLE` says: an object of a derived class has attributes.
+
+    Its class may also say of itself what it likes, so that it is only equal to itself.
+    """
+    return type(value) in _EXACT
+
+
+def has_value(value: Any) -> bool:
+    """Whether another object can be the `same`."""
+    kind = type(value)
+    return kind in _EXACT or kind in _COMPOSED or issubclass(kind, np.generic)
+
+
+def is_value(value: Any) -> bool:
+    """Whether a value is made of nothing but plain ones."""
+    return has_value(value) and (type(value) not in _COMPOSED or all(map(is_value, _parts(value))))
+
+
 def same(value: Any, expected: Any) -> bool:
-    """Whether two values are immutable and equal, down to the type and the sign of zero."""
-    if type(value) is not type(expected) or not isinstance(value, IMMUTABLE):
+    """Whether two values are immutable and equal, down to the type and the sign of zero.
+
+    Tuples are, if their items are the same objects or equal in this way.
+    """
+    kind = type(value)
+    if kind is not type(expected):
         return False
-    return value == expected if isinstance(value, (str, bytes)) else repr(value) == repr(expected)
+    if kind is str or kind is bytes:
+        return value == expected
+    if kind in _EXACT:
+        return repr(value) == repr(expected)
+    if kind in _COMPOSED:
+        these, those = _parts(value), _parts(expected)
+        return len(these) == len(those) and all(a is b or same(a, b) for a, b in zip(these, those, strict=True))
+    if issubclass(kind, np.generic) and not value.dtype.hasobject:
+        return value.dtype == expected.dtype and value.tobytes() == expected.tobytes()
+    return False
+
+
+_COMPOSED = frozenset({tuple, slice, range})
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if type(value) is tuple else (value.start, value.stop, value.step)
 
 
 class Contents:
@@ -117,6 +159,12 @@ def contents_of(value: Any, memory: int) -> Contents | None:
             value[:] = items[0]
 
         return Contents(lambda: (bytes(value),), overwrite)
+    if isinstance(value, array.array) and len(value) * value.itemsize <= _MAX_BYTES:
+
+        def refill(items: Sequence[Any]) -> None:
+            value[:] = array.array(value.typecode, items[0])  # pyright: ignore
+
+        return Contents(lambda: (value.tobytes(),), refill)  # pyright: ignore
     if isinstance(value, np.ndarray) and value.nbytes <= min(_MAX_BYTES, memory):
         return _ArrayContents(value)
     return None
@@ -126,8 +174,10 @@ def items_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> dic
     """What the current thread finds in a thread-local, or as the value of a context variable."""
     if isinstance(value, threading.local):
         return threading.local.__getattribute__(value, "__dict__")
-    found = value.get(_UNSET)
-    return {} if found is _UNSET else {"get()": found}
+    try:
+        return {"get()": value.get()}  # its default, too
+    except LookupError:
+        return {}
 
 
 def contents_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> Contents:
@@ -160,6 +210,57 @@ def referent_of(reference: Any) -> Any:
 def life_of(reference: Any) -> Contents:
     """Whether there still is what a weak reference or a proxy refers to; it is never another object."""
     return Contents(lambda: (referent_of(reference) is not None,), lambda _: None)
+
+
+class AttributesBehind:
+    """The attributes of an object to which only weak references lead; neither it nor its dict is kept alive."""
+
+    def __init__(self, value: object) -> None:
+        self._reference = weakref.ref(value)
+
+    def now(self) -> dict[str, Any]:
+        """All of them; none if it is no more."""
+        value = self._reference()
+        return {} if value is None else attributes_of(value) or {}
+
+    def number(self) -> Contents:
+        """How many there are."""
+        return Contents(lambda: (len(self.now()),), lambda _: None)
+
+    def attribute(self, key: str) -> Contents:
+        """One of them."""
+        return Contents(lambda: (self.now().get(key, _UNSET),), lambda _: None)
+
+
+def factory_of(value: collections.defaultdict[Any, Any]) -> Contents:
+    """What makes the missing values of a dict."""
+    field: Any = vars(collections.defaultdict)["default_factory"]
+
+    def read() -> list[Any]:
+        return [field.__get__(value)]
+
+    def write(items: Sequence[Any]) -> None:
+        field.__set__(value, items[0])
+
+    return Contents(read, write)
+
+
+def variable_of(cell: types.CellType) -> Contents:
+    """The value of a variable that a function closes over, or that it has none yet."""
+
+    def read() -> list[Any]:
+        try:
+            return [cell.cell_contents]
+        except ValueError:
+            return []
+
+    def write(items: Sequence[Any]) -> None:
+        if items:
+            cell.cell_contents = items[0]
+        else:
+            del cell.cell_contents
+
+    return Contents(read, write)
 
 
 def length_of(value: Any) -> Contents:

@@ -10,6 +10,7 @@ since the trace; a *snapshot* puts back what tracing changed (a traced tensor mu
 
 from __future__ import annotations
 
+import abc
 import argparse
 import collections
 import contextvars
@@ -36,10 +37,15 @@ from torch.nn.utils.parametrize import ParametrizationList
 from pygraph.contents import (
     IMMUTABLE,
     MAX_BYTES_IN_ALL,
+    AttributesBehind,
     Contents,
     contents_in_thread,
     contents_of,
+    factory_of,
     gradients_of,
+    has_value,
+    is_plain,
+    is_value,
     is_weak,
     items_in_thread,
     length_of,
@@ -47,13 +53,16 @@ from pygraph.contents import (
     referent_of,
     same,
     slots_of,
+    variable_of,
 )
 from pygraph.contents import attributes_of as _attributes
 from pygraph.donated import DonatedTensor
 from pygraph.errors import TraceError, describe
+from pygraph.guards import names as naming
 from pygraph.guards.code import CodeGuards
 from pygraph.guards.dicts import DictGuard
 from pygraph.guards.library import LibraryNames
+from pygraph.guards.registrations import Registrations
 from pygraph.guards.settings import NAMES as SETTINGS
 from pygraph.guards.settings import PARAMETRIZED, settings_named
 from pygraph.guards.versions import Versions
@@ -72,6 +81,7 @@ _STATEFUL = (
     torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
     torch.distributions.Distribution, types.SimpleNamespace, argparse.Namespace,
     collections.UserDict, collections.UserList, collections.ChainMap, queue.Queue, BaseException,
+    functools.partialmethod, functools.singledispatchmethod, threading.Event,
 )  # fmt: skip
 
 # Where packages are installed: what their modules and classes hold (caches, registries) is not the function's doing.
@@ -131,9 +141,13 @@ class Environment:
         self._places: list[tuple[str, Any, str, Any]] = []
         self._placed: set[tuple[int, str]] = set()
         self._classes: list[tuple[str, type, frozenset[str]]] = []
-        # Of which the part counts that code has names for: (name, module or class or dict of an object, depth).
+        # Of which the part counts that code has names for: (name, module, class or attributes of an object, depth).
         self._spaces: list[tuple[str, Any, int]] = []
         self._code_names: set[str] = set(_CALLED_BY_TORCH)
+        # The ids of classes that code may call, and classes with a method that may call what it is called on.
+        self._made: set[int] = set()
+        self._factories: set[type] = set()
+        self._abstract: list[abc.ABCMeta] = []
         self._imports: set[tuple[int, int]] = set()
         self._named_before: set[tuple[int, str]] = set()
         self._queue: list[tuple[int, int, str, Any, bool]] = []
@@ -150,12 +164,12 @@ class Environment:
         # The dicts of modules, by id, with the modules' names.
         self._namespaces: dict[int, str] = {}
         # Names that mean nothing in a module, or something built in: (name, dict of the module, key).
-        self._absent: list[tuple[str, dict[str, Any], str]] = []
+        self._absent: list[tuple[str, dict[Any, Any], Any]] = []
         # The keys of dicts in the order of whose items a function may have gone.
         self._ordered: dict[int, tuple[Any, ...]] = {}
         #: What is guarded of code.
         self.code = CodeGuards(is_library)
-        self._library = LibraryNames(_global_names, is_library)
+        self._library = LibraryNames(naming.looked_up, is_library)
         self._seen: set[int] = set()
         # The ids of what weak references lead to, and of what is found in other ways.
         self._weakly: set[int] = set()
@@ -170,6 +184,8 @@ class Environment:
         self._close_code()
         self._weakly -= self._strongly
         self._hold_no_longer(self._weakly)
+        if self._abstract:
+            self._entries.append((Registrations(self._abstract), 0, True))
         self._gradients = gradients_of(gradients) if gradients else None
         if self._gradients is not None:
             self._entries.append((self._gradients, 0, True))
@@ -233,14 +249,14 @@ class Environment:
             found += [Item(container, key, self._entry_name(name, key)) for key in keys]
         for name, owner, key, before in self._places:
             now = _lookup(owner, key)
-            if now is before or id(owner) in self._owned or (isinstance(now, _CODE) and before is _MISSING):
+            if now is before or id(owner) in self._owned or (_is(now, _CODE) and before is _MISSING):
                 continue
             if isinstance(owner, type):
                 return None
             found.append(Item(owner, key, _join(name, key)))
         for _, cls, keys in self._classes:
             new = [key for key in vars(cls).keys() - keys if not key.startswith("__")]
-            if id(cls) not in self._owned and not all(isinstance(vars(cls)[key], _CODE) for key in new):
+            if id(cls) not in self._owned and not all(_is(vars(cls)[key], _CODE) for key in new):
                 return None
         cells = [cell for cell, before in self._cells if _contents(cell) is not before]
         return (*found, *(Variable(cell, self.names.get(id(cell), "a closed-over variable")) for cell in cells))
@@ -287,6 +303,11 @@ class Environment:
         self._containers.clear()
         self._check = None
 
+    def forget_copies(self) -> None:
+        """Keep no copies of containers, which may hold what only a weak reference leads to; nothing can be restored."""
+        containers = [(name, container) for name, container, _ in self._containers if id(container) not in self._weakly]
+        self._containers = [(name, container, None) for name, container in containers]
+
     def _hold_no_longer(self, released: set[int]) -> None:
         """Keep no objects of these ids alive for themselves."""
         if released:
@@ -298,7 +319,7 @@ class Environment:
     def narrow_to_modes(self) -> None:
         """Guard only which modules there are and whether they are in training; nothing can be restored after it."""
         self._entries = [entry for entry in self._entries if _is_mode(entry[1], entry[2])]
-        self._cells = [cell for cell in self._cells if isinstance(cell[1], torch.nn.Module)]
+        self._cells = [cell for cell in self._cells if _is(cell[1], torch.nn.Module)]
         self._lengths.clear()
         self._containers.clear()
         self._contents.clear()
@@ -459,13 +480,13 @@ class Environment:
         for name, owner, key, before in self._places:
             now = _lookup(owner, key)
             # Code that is imported when it is first needed may stay.
-            if now is not before and not (isinstance(now, _CODE) and (before is None or before is _MISSING)):
+            if now is not before and not (_is(now, _CODE) and (before is None or before is _MISSING)):
                 if id(owner) not in self._owned:
                     changed = changed or _join(name, key)
                 _put(owner, key, before)
         for name, cls, keys in self._classes:
             for key in vars(cls).keys() - keys:
-                if not key.startswith("__") and not isinstance(vars(cls)[key], _CODE):
+                if not key.startswith("__") and not _is(vars(cls)[key], _CODE):
                     if id(cls) not in self._owned:
                         changed = changed or _join(name, key)
                     _put(cls, key, _MISSING)
@@ -493,14 +514,16 @@ class Environment:
     def _visit(self, name: str, value: Any, depth: int, *, weakly: bool = False) -> None:
         """Have a value looked at, after all that is less deep."""
         (self._weakly if weakly else self._strongly).add(id(value))
-        if not isinstance(value, IMMUTABLE) and id(value) not in self._seen:
+        if not is_plain(value) and id(value) not in self._seen:
             self._visits += 1
             queue = self._later if weakly else self._queue
             heapq.heappush(queue, (depth, self._visits, name, value, self._packaged))
 
     def _visit_code(self, name: str, value: Any, depth: int) -> None:
         """The same for what a function was found to have a name for: helpers of helpers end somewhere."""
-        if not isinstance(value, types.FunctionType):
+        if _is(value, type):
+            self._made.update(map(id, value.__mro__))
+        if not _is(value, types.FunctionType):
             self._visit(name, value, depth)
         elif depth < _DEEP_FUNCTIONS:
             self._visit(name, value, depth + 1)
@@ -519,54 +542,55 @@ class Environment:
                 heapq.heappush(self._queue, heapq.heappop(self._later))
 
     def _look(self, name: str, value: Any, depth: int) -> None:
-        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and value.__name__ in SETTINGS:
+        if _is(value, (types.FunctionType, types.BuiltinFunctionType)) and value.__name__ in SETTINGS:
             self._code_names.add(value.__name__)  # a variable of any name holds it
         if is_weak(value):
             self._weak(name, value, depth)
-        elif isinstance(value, types.ModuleType):
+        elif _is(value, types.ModuleType):
             if not is_library(vars(value).get("__name__")):
                 self._spaces.append((name, value, depth))
-        elif isinstance(value, type):
+        elif _is(value, type):
             self._class(name, value, depth)
-        elif isinstance(value, DonatedTensor):
+        elif _is(value, DonatedTensor):
             pass  # whether the function uses it will show; its identity is guarded where it was found
-        elif isinstance(value, torch.Tensor):
+        elif _is(value, torch.Tensor):
             self.names[id(value)] = name
-            self.kinds.setdefault(id(value), "parameter" if isinstance(value, torch.nn.Parameter) else "closed-over")
+            self.kinds.setdefault(id(value), "parameter" if _is(value, torch.nn.Parameter) else "closed-over")
             self.tensors.append(value)
             self.code.add_object(name, value)
             self._own_dict(name, value, depth)
-        elif isinstance(value, functools.partial):
+        elif _is(value, functools.partial):
             self.code.add_partial(value)
             self._visit(name, value.func, depth)
             self._container(f"{name}.args", list(value.args), depth)
             self._container(f"{name}.keywords", value.keywords, depth)
-        elif isinstance(value, types.MethodType):
+        elif _is(value, types.MethodType):
             # Who has only this of it reads nothing: what functools.singledispatch has looked up outdates nothing.
             if value.__name__ != "clear" or not is_library(type(value.__self__).__module__):
                 self._visit(name, value.__self__, depth)
             self._visit(name, value.__func__, depth)
-        elif isinstance(value, types.FunctionType):
+        elif _is(value, types.FunctionType):
             self._function(name, value, depth)
-        elif isinstance(value, torch.jit.ScriptModule):
+        elif _is(value, torch.jit.ScriptModule):
             raise TraceError(
                 describe(name, f"a {type(value).__name__}", expected="modules whose state lies in Python objects",
                          remedy="Transform the module that it was made from.")
             )  # fmt: skip
-        elif isinstance(value, torch.nn.Module):
+        elif _is(value, torch.nn.Module):
             self._module(name, value, depth)
-        elif isinstance(value, types.MappingProxyType):
-            self._visit(name, underlying(value), depth)
-        elif isinstance(value, memos.Memo):
+        elif _is(value, types.MappingProxyType):
+            for behind in gc.get_referents(value):
+                self._visit(name, behind, depth)
+        elif _is(value, memos.Memo):
             self._memo(name, value, depth)
-        elif isinstance(value, (threading.local, contextvars.ContextVar)):
+        elif _is(value, (threading.local, contextvars.ContextVar)):
             self._of_thread(name, value, depth)
-        elif issubclass(type(value), (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):  # asks no object
+        elif _is(value, weakref.WeakSet):
+            self._visit(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
+        elif _is(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
             self._container(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
-        elif issubclass(type(value), weakref.WeakSet):
-            self._items(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
         else:
-            if isinstance(value, (dict, list)):
+            if _is(value, (dict, list)):
                 self._container(name, value, depth)
             elif self._goes_on(name, depth):
                 self._items(name, value, depth)
@@ -592,7 +616,7 @@ class Environment:
         referent = referent_of(reference)
         if referent is not None:
             self._visit(name, referent, depth + 1, weakly=True)
-        if isinstance(reference, weakref.WeakMethod):
+        if _is(reference, weakref.WeakMethod):
             self._visit(name, reference._func_ref, depth)  # pyright: ignore  # as from CPython 3.11 to 3.14
 
     def _memo(self, name: str, memo: Any, depth: int) -> None:
@@ -601,8 +625,10 @@ class Environment:
         results = memos.results_of(memo)
         if cache is not None and len(results) <= _LARGE:
             self._keep.append(cache)
+            # One that is full forgets some when it comes to remember others.
+            is_full = len(results) == memo.cache_info().maxsize
             for key, entry, result in results:
-                if not isinstance(result, IMMUTABLE):
+                if not is_plain(result) or not is_full:
                     self._entries.append((cache, key, entry))
                     self._visit(f"{name}({self._key_name(key)})", result, depth + 1)
         wrapped = memo.__dict__.get("__wrapped__")
@@ -617,6 +643,9 @@ class Environment:
         self._entries.append((contents, 0, True))
         for key, item in items_in_thread(value).items():
             self._visit(_join(name, key), item, depth + 1)
+        if not is_library(type(value).__module__):
+            self.code.add_object(name, value)
+            self._visit(name, type(value), depth)
 
     def _snapshot(self, name: str, value: Any) -> None:
         self._keep.append(value)
@@ -635,9 +664,15 @@ class Environment:
         self._lengths.append((value, length))
         if length > _LARGE or not self._goes_on(name, depth):
             return
-        if isinstance(value, dict):
+        if _is(value, dict):
             self._ordered[id(value)] = tuple(dict.__iter__(value))
-        if isinstance(value, collections.OrderedDict) and length > 1:  # which keeps an order of its own
+        if _is(value, collections.defaultdict):
+            factory = factory_of(value)
+            self._contents.append((f"{name}.default_factory", factory))
+            self._own(factory)
+            self._entries.append((factory, 0, True))
+            self._visit(f"{name}.default_factory", value.default_factory, depth)
+        if _is(value, collections.OrderedDict) and length > 1:  # which keeps an order of its own
             keys = Contents(lambda: list(collections.OrderedDict.__iter__(value)), lambda _: None)
             self._entries.append((keys, 0, True))
         for key, item in stored_items(value):
@@ -667,15 +702,15 @@ class Environment:
         """Guard and snapshot a container of another kind, and walk its items."""
         contents = contents_of(value, self._memory)
         if contents is not None:
-            self._memory -= value.nbytes if isinstance(value, np.ndarray) else 0
+            self._memory -= value.nbytes if _is(value, np.ndarray) else 0
             self._contents.append((name, contents))
             self._own(contents)
-            large = isinstance(value, (set, collections.deque)) and len(value) > _LARGE
+            large = _is(value, (set, collections.deque)) and len(value) > _LARGE
             self._entries.append((length_of(value) if large else contents, 0, True))
         items: Iterable[Any] = ()
-        if isinstance(value, (tuple, set, frozenset, collections.deque)) and len(value) <= _LARGE:
+        if _is(value, (tuple, set, frozenset, collections.deque)) and len(value) <= _LARGE:
             items = list(value)
-        elif isinstance(value, np.ndarray) and value.dtype == object and value.size <= _LARGE:
+        elif _is(value, np.ndarray) and value.dtype == object and value.size <= _LARGE:
             items = value.ravel().tolist()
         for index, item in enumerate(items):
             self._visit(f"{name}[{index}]", item, depth + 1)
@@ -700,7 +735,7 @@ class Environment:
                 if callable(contents := _contents(cell)):
                     self._visit(name, contents, depth)
             return
-        names = _global_names(fn.__code__)
+        names = naming.asked_for(fn.__code__)
         self._code_names |= names
         self.code.add_function(fn)
         self._builtins(fn.__globals__, fn.__builtins__, names)
@@ -708,26 +743,28 @@ class Environment:
             try:
                 value = cell.cell_contents
             except ValueError:  # not yet assigned
+                contents = variable_of(cell)
+                self._contents.append((_join(name, variable), contents))
+                self._own(contents)
+                self._entries.append((contents, 0, True))
                 continue
             self.names[id(cell)] = variable
             self._cells.append((cell, value))
             self._seen.add(id(cell))
             self._keep.append(cell)
-            if isinstance(value, types.ModuleType):
+            if _is(value, types.ModuleType):
                 self._imported(_join(name, variable), value, names, depth)
             else:
                 self._visit(_join(name, variable), value, depth)
         self._variables(name, fn.__globals__, names, depth)
-        modules: dict[str, Any] = sys.modules  # where some put other objects
-        for variable in sorted(names & modules.keys()):  # imported inside the function
-            if isinstance(modules[variable], types.ModuleType):
-                self._imported(_join(name, variable), modules[variable], names, depth)
+        for module in naming.imported(fn.__code__, fn.__globals__, names):
+            self._imported(_join(name, module.__name__), module, names, depth)
         for index, default in enumerate(fn.__defaults__ or ()):
             self._visit(_join(name, f"__defaults__[{index}]"), default, depth)
         if fn.__kwdefaults__:
             self._container(_join(name, "__kwdefaults__"), fn.__kwdefaults__, depth)
         wrapped = vars(fn).get("__wrapped__")
-        if wrapped is None or isinstance(wrapped, _CODE) or self._is_user_object(wrapped):
+        if wrapped is None or _is(wrapped, _CODE) or self._is_user_object(wrapped):
             self._own_dict(name, fn, depth)
             return
         # functools.wraps has copied the attributes of a library's object, which are no state of the user's.
@@ -743,7 +780,7 @@ class Environment:
         for key in sorted(names):
             value = variables.get(key, _MISSING)
             self._place(name, variables, key, value)
-            if isinstance(value, types.ModuleType):
+            if _is(value, types.ModuleType):
                 self._imported(_join(name, key), value, names, depth)
             elif value is not _MISSING:
                 self._visit_code(_join(name, key), value, depth)
@@ -784,24 +821,38 @@ class Environment:
 
     def _named(self, name: str, space: Any, depth: int) -> None:
         """Guard what any code that was found may mean by an attribute of a module, an object, or a class (methods)."""
-        held: Any = space if isinstance(space, dict) else vars(space)
-        for key in sorted(held.keys() & self._code_names):
+        held: Any = space.now() if isinstance(space, AttributesBehind) else vars(space)
+        for key in sorted(filter(functools.partial(self._is_named, space), held)):
             if (id(space), key) in self._named_before:
                 continue
             self._named_before.add((id(space), key))
             value = held[key]
-            if isinstance(space, dict):
-                self._entries.append((space, key, value))
+            if isinstance(space, AttributesBehind):
+                self._entries.append((space.attribute(key), 0, True))
                 self._visit(_join(name, key), value, depth + 1)
             elif isinstance(space, types.ModuleType):
                 self._variables(name, vars(space), {key}, depth)
-            elif isinstance(value, _METHODS):
+            elif _is(value, _METHODS):
                 self._packaged = _is_installed(space.__module__)
                 self._place(name, space, key, value)
-                if isinstance(value, functools.cached_property):
+                if _is(value, classmethod):
+                    self._factories.add(space)
+                if _is(value, functools.cached_property):
                     self._entries.append((vars(value), "func", value.func))
                 for function in _functions(value):
                     self._visit_code(name, function, depth)
+
+    def _is_named(self, space: Any, key: str) -> bool:
+        """Whether code that was found may mean an attribute of a module, or run a method of a class."""
+        if not isinstance(space, type):
+            return key in self._code_names
+        if not naming.is_making(key):
+            return key in self._code_names or naming.is_called_by_interpreter(key)
+        if _is_installed(space.__module__):
+            return False  # what packages read where they make their objects, they would rather keep for themselves
+        if id(space) in self._made or any(issubclass(space, factory) for factory in self._factories):
+            return True
+        return naming.may_make_others(self._code_names) and not issubclass(space, torch.nn.Module)
 
     def _place(self, name: str, owner: Any, key: str, value: Any) -> None:
         """Guard and snapshot a variable of a module or an attribute of a class, once."""
@@ -826,8 +877,7 @@ class Environment:
         for key, value in list(state.items()):
             if key in ("_parameters", "_buffers", "_modules"):
                 self._snapshot(_join(name, key), value)
-                if key == "_modules":
-                    self._lengths.append((value, len(value)))
+                self._lengths.append((value, len(value)))
                 self._ordered[id(value)] = tuple(value)
                 for child_name, child in list(value.items()):
                     self._entries.append((value, child_name, child))
@@ -852,8 +902,8 @@ class Environment:
         """Guard the values among the attributes of a user's class and its bases, and its methods that code names."""
         self.code.add_class(cls)
         self._library.add_class(cls)
-        if issubclass(cls, enum.Enum):
-            return  # its members are constants
+        if issubclass(type(cls), abc.ABCMeta) and id(cls) in self._made:
+            self._abstract.append(cls)  # pyright: ignore[reportArgumentType]
         if not is_library(type(cls).__module__):
             self._visit(name, type(cls), depth)
         for base in cls.__mro__:
@@ -866,29 +916,34 @@ class Environment:
             self._classes.append((name, base, frozenset(vars(base))))
             self._spaces.append((name, base, depth))
             for key, value in list(vars(base).items()):
-                if not key.startswith("__") and not isinstance(value, (*_METHODS, *_DESCRIPTORS)):
+                if issubclass(base, enum.Enum) and key not in self._code_names:
+                    continue  # its members are constants; one that code has a name for may have attributes
+                if not key.startswith("__") and not _is(value, (*_METHODS, *_DESCRIPTORS)):
                     self._place(name, base, key, value)
                     self._visit(_join(name, key), value, depth + 1)
 
     def _object(self, name: str, value: Any, depth: int) -> None:
         self.code.add_object(name, value)
-        if isinstance(value, torch.optim.Optimizer):
+        if _is(value, torch.optim.Optimizer):
             self._optimizers.append(value)
         state = _attributes(value)
         if state is not None:
             self._snapshot(name, state)
-            self._lengths.append((state, len(state)))
             if id(value) in self._weakly - self._strongly:
                 # It belongs to somebody else, as a trainer that counts steps: not all of it concerns who refers to it.
-                self._spaces.append((name, state, depth))
+                self._weakly.add(id(state))
+                behind = AttributesBehind(value)
+                self._entries.append((behind.number(), 0, True))
+                self._spaces.append((name, behind, depth))
             else:
+                self._lengths.append((state, len(state)))
                 for key, item in list(state.items()):
                     self._entries.append((state, key, item))
                     self._visit(_join(name, key), item, depth + 1)
-            record = state.get(_RECORD) if isinstance(value, torch.amp.GradScaler) else None
+            record = state.get(_RECORD) if _is(value, torch.amp.GradScaler) else None
             if record is not None and not record:
                 self._records.append((state, record))
-        if isinstance(value, BaseException):
+        if _is(value, BaseException):
             contents = Contents(lambda: value.args, lambda args: setattr(value, "args", args))
             self._contents.append((_join(name, "args"), contents))
             self._own(contents)
@@ -910,9 +965,14 @@ class Environment:
 
     @staticmethod
     def _is_user_object(value: Any) -> bool:
-        if issubclass(type(value), _STATEFUL):  # asks no object
+        if _is(value, _STATEFUL):
             return True
         return not is_library(type(value).__module__)
+
+
+def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether an object is of a class; the object, which may pass for one of another class, is not asked."""
+    return issubclass(type(value), kinds)
 
 
 def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[str]:
@@ -920,7 +980,7 @@ def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[s
     if expected is None or expected is True or expected is False:
         return [f"    if {place} is not {expected}: return False"]
     name = bind(expected)
-    if isinstance(expected, IMMUTABLE):
+    if has_value(expected):
         return [f"    if {place} is not {name} and not same({place}, {name}): return False"]
     return [f"    if {place} is not {name}: return False"]
 
@@ -959,11 +1019,11 @@ def modes_of(fn: Any, roots: dict[str, Any]) -> Environment | None:
 
 
 def _is_mode(key: Any, expected: Any) -> bool:
-    return (key == "training" and isinstance(expected, bool)) or isinstance(expected, torch.nn.Module)
+    return (key == "training" and _is(expected, bool)) or _is(expected, torch.nn.Module)
 
 
 def _are_values(now: Any, expected: Any) -> bool:
-    return isinstance(now, IMMUTABLE) and isinstance(expected, IMMUTABLE)
+    return is_value(now) and is_value(expected)
 
 
 def _changed_keys(container: Any, before: dict[Any, Any]) -> list[Any]:
@@ -1026,15 +1086,6 @@ def _put(owner: Any, key: str, value: Any) -> None:
         type.__delattr__(owner, key)
     else:
         type.__setattr__(owner, key, value)
-
-
-def _global_names(code: types.CodeType) -> set[str]:
-    """Names that code and the functions defined in it may look up in globals."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _global_names(constant)
-    return names
 
 
 def is_library(module: str | None) -> bool:

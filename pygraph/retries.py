@@ -100,13 +100,18 @@ class Traces:
         """Note that there is one, which has taken so long."""
         self._seconds = seconds
 
-    def is_outdated(self, *, wasted: bool) -> None:
-        """Note that the last one does not serve a call of its form; ``wasted``: it has served no call but its own."""
+    def is_outdated(self, *, wasted: bool, more: float = 0.0) -> None:
+        """Note that the last one does not serve a call of its form.
+
+        Args:
+            wasted: It has served no call but its own.
+            more: What it has taken, in seconds, after it was made.
+        """
         if self._seconds is None:
             return
-        self._outdated.lose(self._seconds)
+        self._outdated.lose(self._seconds + more)
         if wasted:
-            self._wasted.lose(self._seconds)
+            self._wasted.lose(self._seconds + more)
         else:
             self._wasted.renew()
         self._seconds = None

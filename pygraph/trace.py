@@ -226,12 +226,12 @@ def reached_besides(
 ) -> Environment:
     """What a call depends on besides what it is passed; ``read`` are tensors of which it reads gradients."""
     passing = _passing(fn)
-    if passing is None:
-        return Environment(fn, objects_among(args, kwargs), read)
-    with passing.emptied():
+    with contextlib.nullcontext() if passing is None else passing.emptied():
         environment = Environment(fn, objects_among(args, kwargs), read)
-    environment.release_rates(passing.groups)
-    environment.release_places(passing.places)
+    if passing is not None:
+        environment.release_rates(passing.groups)
+        environment.release_places(passing.places)
+    environment.forget_copies()
     return environment
 
 

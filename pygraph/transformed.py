@@ -306,6 +306,7 @@ class Transformed(Generic[P, R]):
         from pygraph.composition.shell import compose
         from pygraph.composition.sites import InlineError
 
+        site.serves()
         try:
             return compose(site, pytree.tree_leaves((args, kwargs)), lifted)
         except InlineError as error:

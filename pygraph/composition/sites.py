@@ -39,7 +39,7 @@ from pygraph.effects import is_random, is_view, root, written_arguments
 from pygraph.environment import Environment, Item, Variable, modes_of
 from pygraph.errors import DisturbedTraceError, StateChangeError, TraceError
 from pygraph.interop.functorch import NOTHING_ON_DEVICE
-from pygraph.keys import UnhashableError, static_key
+from pygraph.keys import UnhashableError, form_of, static_key
 from pygraph.native.callpath import Reached
 from pygraph.objects import holds_tensors
 from pygraph.places import Place as StatePlace
@@ -86,6 +86,12 @@ class Refused:
     once: bool = False
     until: Traces | None = None
     filled: tuple[StatePlace, ...] = ()
+    calls: int = 0
+    seconds: float = 0.0
+
+    def changed(self) -> str | None:
+        """What is not as it was, as a user would write it; None if that is not known."""
+        return None if self.modes is None else self.modes.changed()
 
     def is_current(self) -> bool:
         """Whether that holds now."""
@@ -121,6 +127,9 @@ class Site:
         baked: The leaves whose numbers decide what the function does.
         refusals: Why calls must run as they are, by torch.func's transforms around them; found out by calls.
         planned: What the plans by which calls come here natively depend on, and these plans.
+        calls: How many calls it has served besides the one that it was found out for.
+        seconds: What it took to find it out.
+        traces: The budget of such calls.
     """
 
     primal: Primal
@@ -134,6 +143,9 @@ class Site:
     baked: tuple[int, ...] = ()
     refusals: dict[tuple[Level, ...], str] = dataclasses.field(default_factory=dict)
     planned: tuple[Reached, list[object]] | None = None
+    calls: int = 0
+    seconds: float = 0.0
+    traces: Traces = dataclasses.field(default_factory=Traces)
     _replanned: int = 0
 
     def is_current(self) -> bool:
@@ -148,6 +160,16 @@ class Site:
         if any(other is not values[0] for values in groups for other in values) or len({*map(id, found)}) < len(found):
             return False
         return tuple(map(describe_tensor, found)) == self.lifted and _special_among(self.environment) == self.unused
+
+    def changed(self) -> str | None:
+        """What is not as it was, as a user would write it; None if that is not known."""
+        return self.environment.changed()
+
+    def serves(self) -> None:
+        """Note a call that it was there for."""
+        self.calls += 1
+        if self.calls <= retries.SETTLED:
+            self.traces.is_used(self.calls)
 
     def may_return(self) -> bool:
         """Whether it may describe calls again, although it may not now."""
@@ -259,14 +281,21 @@ def find_site(
     """
     settings = Settings.now()
     try:
-        key = (tree, static, settings, _leaf_keys(leaves, static))
+        key = (tree, static, _leaf_keys(leaves, static), settings)
     except UnhashableError:
         raise InlineError("an argument cannot be part of a cache key") from None
     baked = function.sites.baked.get(key, ())
     known = function.sites.get((key, _values(leaves, baked)))
     if isinstance(known, Refused):
         raise InlineError(known.reason)
-    if known is None:
+    if known is not None:
+        known.serves()
+    else:
+        form = form_of((key, ()))
+        traces = function.sites.traces_of(form)
+        reason = function.sites.refusal((key, _values(leaves, baked)), traces, of_objects=form is not key)
+        if reason is not None:
+            raise InlineError(reason)
         began = retries.clock()
         try:
             with function.turn():
@@ -296,6 +325,8 @@ def find_site(
             kind = InlineError if once or is_memo else UntraceableError
             raise kind(str(error)) from error
         known.baked = function.sites.baked[key] = baked
+        known.traces, known.seconds = traces, retries.clock() - began
+        traces.is_made(known.seconds)
         function.sites.put((key, _values(leaves, baked)), known)
     return known
 

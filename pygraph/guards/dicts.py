@@ -29,7 +29,7 @@ class DictGuard:
     container: dict[Any, Any]
     length: int = -1
     entries: list[tuple[Any, Any]] = dataclasses.field(default_factory=list[tuple[Any, Any]])
-    absent: list[str] = dataclasses.field(default_factory=list[str])
+    absent: list[Any] = dataclasses.field(default_factory=list[Any])
     is_ordered: bool = False
     is_namespace: bool = False
 

@@ -9,6 +9,7 @@ import functools
 import random
 import sys
 import types
+import weakref
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ def is_opaque(value: object) -> bool:
 
     An iterator that a user's class defines in Python has attributes, which are guarded and put back like any others.
     """
+    if issubclass(type(value), weakref.ProxyTypes):
+        return False  # its class has every method there is
     if isinstance(value, _BOUND):
         bound: object = value.__self__
         if bound is _PYTHONS or bound is _NUMPYS:

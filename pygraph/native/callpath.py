@@ -19,7 +19,7 @@ import torch
 from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
-from pygraph.contents import IMMUTABLE, SetContents, same
+from pygraph.contents import IMMUTABLE, SetContents, has_value, same
 from pygraph.environment import Environment, underlying
 from pygraph.guards.dicts import DictGuard
 from pygraph.keys import Key
@@ -296,15 +296,15 @@ def _environment_guards(
         if isinstance(container, list):
             lists.setdefault(id(container), [container, -1, []])[1] = length
     for container, key, expected in (*environment._entries, *more_items):
-        entry = (key, expected, isinstance(expected, IMMUTABLE))
+        entry = (key, expected, has_value(expected))
         if isinstance(container, SetContents) and type(container.members) is set:
-            members = tuple((None, member, isinstance(member, IMMUTABLE)) for member in container.before)
+            members = tuple((None, member, has_value(member)) for member in container.before)
             sets.append((container.members, members))
         elif isinstance(container, list):
             lists.setdefault(id(container), [container, -1, []])[2].append(entry)
         elif not isinstance(underlying(container), dict):
             items.append((container, entry))
-    cells = tuple((cell, value, isinstance(value, IMMUTABLE)) for cell, value in (*environment._cells, *more_cells))
+    cells = tuple((cell, value, has_value(value)) for cell, value in (*environment._cells, *more_cells))
     return (
         tuple(map(_dict_guard, dicts.values())),
         tuple((container, length, tuple(entries)) for container, length, entries in lists.values()),
@@ -317,7 +317,7 @@ def _environment_guards(
 
 
 def _dict_guard(guard: DictGuard) -> tuple[Any, ...]:
-    entries = ((key, value, isinstance(value, IMMUTABLE)) for key, value in guard.entries)
+    entries = ((key, value, has_value(value)) for key, value in guard.entries)
     absent = ((key,) for key in guard.absent)
     return guard.container, guard.length, (*entries, *absent), guard.is_ordered, guard.is_namespace
 

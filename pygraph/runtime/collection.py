@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 _lock = threading.RLock()  # a signal handler may come here while the same thread is here
 _depth = 0
@@ -63,6 +65,34 @@ def collect(generation: int = 2) -> bool:
             return False
         gc.collect(generation)
         return True
+
+
+def ids_of_objects(generation: int | None = None) -> list[int]:
+    """The ids of all objects that the collector knows, or of those in a generation, in its order.
+
+    Another thread may be filling a tuple, which fails if anybody else refers to that. So the list of objects must be
+    gone before another thread can run: it lives within one call in C.
+    """
+    return list(map(id, _all_objects(generation)))
+
+
+def objects_of(is_wanted: Callable[[type], bool]) -> list[Any]:
+    """All objects of classes that are wanted that the collector knows, but tuples; in a block of `no_collection`."""
+    wanted = frozenset(kind for kind in set(map(type, _all_objects(None))) if kind is not tuple and is_wanted(kind))
+    found: list[Any] = []
+    for generation in range(3):
+        # Two lists, as what splits one in two would be in it, and hold itself. The second one has more at its end, of
+        # no wanted class; it must be read to there, since it holds what reads it.
+        found += itertools.compress(
+            itertools.chain(_all_objects(generation), itertools.repeat(None)),
+            map(wanted.__contains__, map(type, _all_objects(generation))),
+        )
+    return found
+
+
+def _all_objects(generation: int | None) -> Iterator[Any]:
+    """The same, which are asked for when the first one is."""
+    return itertools.chain.from_iterable(map(gc.get_objects, (generation,)))
 
 
 def _after_fork() -> None:

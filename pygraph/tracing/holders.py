@@ -18,6 +18,7 @@ import torch
 
 from pygraph.contents import IMMUTABLE, attributes_of, items_in_thread, slots_of
 from pygraph.environment import _is_installed, underlying
+from pygraph.runtime.collection import objects_of
 from pygraph.storage import delete_item, stored_items
 from pygraph.tracing import memos
 
@@ -175,9 +176,9 @@ def owner_of(container: dict[Any, Any]) -> Any:
             is_owner = not isinstance(referrer, (dict, list, tuple)) and attributes_of(referrer) is container
         if is_owner:
             return referrer
-    for value in gc.get_objects():
+    for value in objects_of(lambda kind: issubclass(kind, threading.local)):
         # A thread's values of a thread-local are in a dict that does not belong to the object.
-        if issubclass(type(value), threading.local) and items_in_thread(value) is container:
+        if items_in_thread(value) is container:
             return value
     return None
 

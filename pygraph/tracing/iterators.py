@@ -103,7 +103,7 @@ class Iterators:
         """What lies in the place of a value meanwhile: itself, where there is no iterator in it."""
         if is_opaque(value):
             return self._stand_ins.setdefault(id(value), StandIn(value, self))
-        if isinstance(value, tuple):
+        if issubclass(type(value), tuple):
             items = [self.instead(item) for item in value]
             if any(item is not before for item, before in zip(items, value, strict=True)):
                 return tuple.__new__(type(value), items)
@@ -221,18 +221,18 @@ def _places_of(environment: Environment) -> Iterator[_Swap]:
 
 
 def _may_be(value: object) -> bool:
-    return is_opaque(value) or (isinstance(value, tuple) and any(map(_may_be, value)))
+    return is_opaque(value) or (issubclass(type(value), tuple) and any(map(_may_be, value)))  # pyright: ignore
 
 
 def _inside(value: Any) -> Iterator[_Swap]:
     """The same for what an object holds elsewhere than in a dict or a list."""
-    if isinstance(value, types.FunctionType):
+    if issubclass(type(value), types.FunctionType):
         if value.__defaults__ and _may_be(value.__defaults__):
             yield lambda: value.__defaults__, functools.partial(setattr, value, "__defaults__"), value.__defaults__
-    elif isinstance(value, functools.partial):
+    elif issubclass(type(value), functools.partial):
         if _may_be(value.args):
             yield lambda: value.args, functools.partial(_set_arguments, value), value.args
-    elif isinstance(value, collections.deque):
+    elif issubclass(type(value), collections.deque):
         for index, item in enumerate(value):
             if _may_be(item):
                 yield functools.partial(value.__getitem__, index), functools.partial(value.__setitem__, index), item

@@ -33,7 +33,7 @@ from torch.autograd.graph import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import StateChangeError, describe
-from pygraph.runtime.collection import collect, no_collection
+from pygraph.runtime.collection import collect, ids_of_objects, no_collection, objects_of
 from pygraph.tracing.holders import LIBRARIES, Held, is_result, name_of, packages_of, take_out
 from pygraph.tracing.turn import turn
 
@@ -233,7 +233,7 @@ class _Ages:
         """Collect garbage that is young, which would come next anyway; what tells the ids of other young objects."""
         if not self._are_users:
             collect()
-            return lambda: _ids(gc.get_objects())
+            return lambda: frozenset(ids_of_objects())
         if not collect(2 if self._is_moved else 0):
             self._note()
         return lambda: frozenset(self._noted)
@@ -249,9 +249,10 @@ class _Ages:
 
         Where one of these dies, an object that has its address later is young as well.
         """
-        found = gc.get_objects(0)
-        marks = () if self._is_moved else (index for index, value in enumerate(found) if value is self._mark)
-        self._noted.update(map(id, found[next(iter(marks), -1) + 1 :]))
+        found = ids_of_objects(0)
+        mark = id(self._mark)
+        first = found.index(mark) + 1 if not self._is_moved and mark in found else 0
+        self._noted.update(found[first:])
 
     @contextlib.contextmanager
     def all_seen(self) -> Generator[None, None, None]:
@@ -276,10 +277,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _ids(values: Iterable[Any]) -> frozenset[int]:
-    return frozenset(map(id, values))
 
 
 class _Search:
@@ -359,7 +356,7 @@ class _Search:
         made = {id(value) for reference in self._made if (value := reference()) is not None}
         kinds: dict[type, _IsMade | None] = {}
         found: list[Any] = []
-        for value in gc.get_objects():
+        for value in objects_of(lambda kind: _test_for(kind) is not None):
             kind = type(value)
             if kind not in kinds:
                 kinds[kind] = _test_for(kind)

@@ -266,3 +266,33 @@ def test_a_module_without_tensors(device: torch.device) -> None:
         check_same(fast(x), F.gelu(x))
     assert fast.cache_info().captures == 1
     assert not fast.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter"])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_function_that_goes_through_all_tensors_of_a_module_finds_new_ones(
+    kind: str, count: int, native: bool, device: torch.device
+) -> None:
+    """As the penalty of a loss does."""
+
+    class Plain(nn.Module):
+        def add(self, name: str, value: float) -> None:
+            tensor = torch.full((3,), value, device=device)
+            if kind == "buffer":
+                self.register_buffer(name, tensor)
+            else:
+                self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for tensor in self.buffers() if kind == "buffer" else self.parameters():
+                x = x * tensor
+            return x + 1
+
+    module = Plain()
+    for number in range(count):
+        module.add(f"t{number}", number + 2.0)
+    fast, x = pygraph.jit(module), torch.ones(3, device=device)
+    for change in (lambda: None, lambda: module.add("new", 7.0), lambda: delattr(module, "new")):
+        change()
+        for _ in range(3):
+            assert torch.equal(fast(x), module(x))

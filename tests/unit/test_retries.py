@@ -309,3 +309,95 @@ def test_too_many_kinds_in_turn_do_not_push_each_other_out_for_ever(x: torch.Ten
         for n in range(1, 6):
             assert torch.equal(fast(x[:n]), x[:n] + 1)
     assert fast.cache_info().captures < 30
+
+
+# ---- calls that are differentiated from outside --------------------------------------------------------------------
+
+
+def _traces_of(
+    function: Any, fn: Any, calls: int, before: Callable[[int], tuple[Any, ...]], patch: pytest.MonkeyPatch
+) -> int:
+    """How often calls that are differentiated are found out anew; their results and gradients are right."""
+    found: list[int] = []
+    discover = sites._discover
+
+    def counting(*args: Any) -> Any:
+        found.append(0)
+        return discover(*args)
+
+    patch.setattr(sites, "_discover", counting)
+    for number in range(calls):
+        args = before(number)
+        results = [each(*args) for each in (function, fn)]
+        assert torch.equal(*results)
+        weights = [
+            tensor for tensor in (*args, *_weights(fn)) if isinstance(tensor, torch.Tensor) and tensor.requires_grad
+        ]
+        for mine, other in zip(*(torch.autograd.grad(r.sum(), weights) for r in results), strict=True):
+            assert torch.equal(mine, other)
+    return len(found)
+
+
+def _weights(fn: Any) -> list[torch.Tensor]:
+    return list(fn.parameters()) if isinstance(fn, torch.nn.Module) else []
+
+
+@pytest.mark.parametrize("what", ["a number", "a list", "a hook"])
+def test_a_module_in_training_that_finds_something_else_at_every_call_is_given_up(
+    what: str, clock: Clock, native: bool, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = torch.nn.Sequential(torch.nn.Linear(6, 6)).to(x.device)
+    hooks: list[Any] = []
+
+    def change(number: int) -> tuple[Any, ...]:
+        if what == "a hook":
+            for hook in hooks:
+                hook.remove()
+            hooks[:] = [module[0].register_forward_hook(lambda *_: None)]
+        else:
+            module[0].found = float(number) if what == "a number" else [number]
+        return (x,)
+
+    function = pygraph.jit(module)
+    assert _traces_of(function, module, 60, change, monkeypatch) == MAX_WASTED + 1
+    assert any("changes at every call" in note["reason"] for note in function.explain().to_dict()["fallbacks"])
+    clock.now += 1000.0  # it is tried again, and then kept
+    before = function.cache_info().captures
+    for _ in range(3):
+        function(x)
+    assert function.cache_info().captures == before + 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "limit"),
+    [
+        (lambda number: lambda y: y * 2.0, MAX_RETRACES + 1),
+        (lambda number: f"text {number}", 3 * 4 + 4),
+        (lambda number: float(number + 1), 3 * 4 + 4),
+    ],
+)
+def test_arguments_that_are_never_the_same_in_training(
+    argument: Callable[[int], Any], limit: int, clock: Clock, native: bool, x: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def fn(x: torch.Tensor, other: Any) -> torch.Tensor:
+        if callable(other):
+            return other(x) + 1
+        return x * len(other) if isinstance(other, str) else x / other if other > 0 else x
+
+    weight = x.clone().requires_grad_()
+    function = pygraph.jit(fn, max_graphs=4)
+    found = _traces_of(function, fn, 60, lambda number: (weight, argument(number)), monkeypatch)
+    assert 1 < found <= limit
+
+
+def test_kinds_of_calls_that_come_again_in_training_are_found_out_once(
+    clock: Clock, native: bool, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = torch.nn.Linear(6, 6).to(x.device)
+
+    def change(number: int) -> tuple[Any, ...]:
+        module.train(number % 2 == 0)
+        return (x.repeat(number % 3 + 1, 1),)
+
+    assert _traces_of(pygraph.jit(module), module, 60, change, monkeypatch) == 6

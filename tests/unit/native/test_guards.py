@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.native import build
+from pygraph.contents import same
+from pygraph.native import build, callpath
 from pygraph.runtime.devices import driver_for
 
 pytestmark = pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
@@ -578,62 +579,62 @@ def test_a_dropped_entry_takes_its_plan_along(device: torch.device) -> None:
     torch.testing.assert_close(function(x), x * 2)
 
 
-class _Slow(float):
-    """A number that is slow to compare, and lets others run meanwhile."""
+class _Comparison:
+    """A comparison of values that is slow, and lets others run meanwhile."""
 
     meanwhile: Callable[[], Any] | None = None
 
-    def __repr__(self) -> str:
-        if _Slow.meanwhile is not None:
-            _Slow.meanwhile()
-        return super().__repr__()
-
-    __hash__ = float.__hash__
+    def __call__(self, value: Any, expected: Any) -> bool:
+        if self.meanwhile is not None:
+            self.meanwhile()
+        return same(value, expected)
 
 
-def test_a_change_is_seen_by_a_thread_that_comes_while_another_compares(device: torch.device) -> None:
+@pytest.fixture
+def comparison(monkeypatch: pytest.MonkeyPatch) -> _Comparison:
+    """How plans compare values that are other objects."""
+    slow = _Comparison()
+    monkeypatch.setattr(callpath, "same", slow)
+    return slow
+
+
+def test_a_change_is_seen_by_a_thread_that_comes_while_another_compares(
+    device: torch.device, comparison: _Comparison
+) -> None:
     import threading
 
-    table = {"scale": _Slow(2.0)}
-    function = planned(lambda x: x * float(table["scale"]), torch.ones(2, device=device))
-    table["scale"] = _Slow(5.0)
+    table = {"scale": 2.0}
+    function = planned(lambda x: x * table["scale"], torch.ones(2, device=device))
+    table["scale"] = 5.0
     seen: list[bool] = []
 
     def another() -> None:
-        _Slow.meanwhile = None
+        comparison.meanwhile = None
         thread = threading.Thread(target=lambda: seen.append(matches(function, torch.ones(2, device=device))))
         thread.start()
         thread.join()
 
-    _Slow.meanwhile = another
-    try:
-        seen.append(matches(function, torch.ones(2, device=device)))
-    finally:
-        _Slow.meanwhile = None
+    comparison.meanwhile = another
+    seen.append(matches(function, torch.ones(2, device=device)))
     assert seen == [False, False]
 
 
-def test_arguments_are_held_while_they_are_compared(device: torch.device) -> None:
+def test_arguments_are_held_while_they_are_compared(device: torch.device, comparison: _Comparison) -> None:
     """A list among the arguments may lose what it had, by another thread or by what a comparison runs."""
-    table = {"scale": _Slow(2.0)}
-    function = planned(
-        lambda xs: xs[0] * float(table["scale"]) + xs[1], [torch.ones(2, device=device) for _ in range(2)]
-    )
+    table = {"scale": 2.0}
+    function = planned(lambda xs: xs[0] * table["scale"] + xs[1], [torch.ones(2, device=device) for _ in range(2)])
     xs = [torch.ones(2, device=device), torch.ones(2, device=device)]
     gone = weakref.ref(xs[0])
     alive: list[bool] = []
 
     def clear() -> None:
-        _Slow.meanwhile = None
+        comparison.meanwhile = None
         xs.clear()
         alive.append(gone() is not None)
 
-    table["scale"] = _Slow(2.0)
-    _Slow.meanwhile = clear
-    try:
-        assert matches(function, xs)
-    finally:
-        _Slow.meanwhile = None
+    table["scale"] = float("2.0")
+    comparison.meanwhile = clear
+    assert matches(function, xs)
     assert alive == [True]
     assert gone() is None
 

@@ -1,0 +1,100 @@
+"""The names by which code asks for what it uses: those that it looks up, texts that it asks by, modules it imports.
+
+Methods that the interpreter calls by itself (`__getitem__`, `__init__`) have no name in anybody's code.
+"""
+
+from __future__ import annotations
+
+import opcode
+import sys
+import types
+from collections.abc import Iterator, Set
+from typing import Any
+
+# What looks something up whose name is given as text.
+_BY_TEXT = frozenset(
+    {
+        "getattr", "hasattr", "setattr", "delattr", "globals", "locals", "vars", "__dict__", "__getattribute__",
+        "attrgetter", "methodcaller", "getattr_static", "eval", "exec",
+    }
+)  # fmt: skip
+
+# Methods that run where an object or a class is made, and no more when it is used.
+_MAKING = frozenset({"__new__", "__init__", "__post_init__", "__init_subclass__", "__set_name__", "__prepare__"})
+
+# Code with one of these may make an object of a class that it has no name for: `type(self)()`, `dataclasses.replace`.
+_MAKE_LIKE = frozenset({"type", "__class__", "replace", "__replace__"})
+
+# Methods that run where an object is printed, copied, stored or let go, of which a trace keeps nothing.
+_ASIDE = frozenset(
+    {
+        "__repr__", "__str__", "__format__", "__dir__", "__sizeof__", "__del__", "__copy__", "__deepcopy__",
+        "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
+    }
+)  # fmt: skip
+
+_IMPORT = opcode.opmap["IMPORT_NAME"]
+
+
+def looked_up(code: types.CodeType) -> set[str]:
+    """Names that code and the functions defined in it may look up in globals."""
+    names = set(code.co_names)
+    for inner in _functions_in(code):
+        names |= looked_up(inner)
+    return names
+
+
+def asked_for(code: types.CodeType) -> set[str]:
+    """The same, with texts that may be names, where the code has something that looks up by text."""
+    names = looked_up(code)
+    return names if names.isdisjoint(_BY_TEXT) else names | _texts(code)
+
+
+def imported(code: types.CodeType, variables: dict[str, Any], names: Set[str]) -> list[types.ModuleType]:
+    """The modules that a function imports, which is defined in a module with these variables and has these names.
+
+    >>> def fn():
+    ...     import json.decoder
+    ...     return json
+    >>> [module.__name__ for module in imported(fn.__code__, {}, looked_up(fn.__code__))]
+    ['json.decoder']
+    """
+    modules: dict[str, Any] = sys.modules
+    found = sorted(names & modules.keys())
+    package = variables.get("__package__")
+    if isinstance(package, str) and package and _imports(code):  # `from .names import K`
+        parts = package.split(".")
+        for count in range(len(parts), 0, -1):
+            above = ".".join(parts[:count])
+            found += [full for name in sorted(names) if (full := f"{above}.{name}" if name else above) in modules]
+    return [modules[name] for name in dict.fromkeys(found) if isinstance(modules[name], types.ModuleType)]
+
+
+def is_called_by_interpreter(name: str) -> bool:
+    """Whether a method of this name runs where an object is used, without its name."""
+    return name.startswith("__") and name.endswith("__") and name not in _MAKING | _ASIDE
+
+
+def may_make_others(names: Set[str]) -> bool:
+    """Whether code with these names may make an object of a class that it has no name for."""
+    return not names.isdisjoint(_MAKE_LIKE)
+
+
+def is_making(name: str) -> bool:
+    """Whether a method of this name runs where an object or a class is made."""
+    return name in _MAKING
+
+
+def _functions_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def _texts(code: types.CodeType) -> set[str]:
+    texts = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
+    for inner in _functions_in(code):
+        texts |= _texts(inner)
+    return texts
+
+
+def _imports(code: types.CodeType) -> bool:
+    return _IMPORT in code.co_code[::2] or any(map(_imports, _functions_in(code)))

@@ -101,10 +101,16 @@ def may_raise(node: fx.Node) -> bool:
     target: Any = node.target
     if is_action(node) or target.namespace not in _KNOWN_NAMESPACES:
         return True
-    if target._schema.name.partition("::")[2].startswith(_RAISING):
+    name: str = target._schema.name.partition("::")[2]
+    if name.startswith(_RAISING):
         return True
+    if torch.Tag.pointwise in target.tags or name.startswith(_TAKING_ANY):
+        return False
     return any(is_host_number(source) for argument in node.all_input_nodes for source in sources(argument))
 
+
+# How the names of others begin that take any number.
+_TAKING_ANY = ("_foreach_", "_fused_", "fill", "full", "copy", "_to_copy", "scalar_tensor")
 
 # How the names of operations begin that look at what they have computed.
 _RAISING = ("_linalg_", "linalg_", "cholesky", "_cholesky", "lu_", "geqrf", "ormqr", "multinomial")

@@ -73,6 +73,8 @@ class Assumptions:
         order = {node: position for position, node in enumerate(graph.nodes)}
         for assumption in noted:
             symbols = assumption.expr.free_symbols
+            if not all(symbol.is_integer for symbol in symbols):
+                continue  # torch notes such where it computes with them, as an optimizer does with its steps
             if not symbols <= numbers.keys() or all(numbers[symbol].op == "placeholder" for symbol in symbols):
                 continue
             last = max((numbers[symbol] for symbol in symbols), key=lambda node: order[node])

@@ -64,7 +64,7 @@ from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.outside import IgnoredErrors, Outside
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.refusals import Refusals
-from pygraph.tracing.settings import SettingsWatch
+from pygraph.tracing.settings import SettingsWatch, forget_cached_fakes
 
 
 @dataclasses.dataclass
@@ -216,6 +216,7 @@ def record(
         gradient = environment.restore_gradients(before_gradients)
         elsewhere = _changed_attribute(fakes, attributes) or _unreached_gradient(sources.used.values())
         seeded = generators.restore()
+        forget_cached_fakes()
     if settings.unclear is not None:
         return record(fn, args, kwargs, static, name, environment, asked, settings)
     if settings.others is not None:

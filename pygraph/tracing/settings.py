@@ -12,7 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 from torch.backends import cuda
+from torch.nn.utils import parametrize
 
 from pygraph.guards.settings import NAMED
 from pygraph.keys import mode_key
@@ -92,6 +94,14 @@ class SettingsWatch:
         for (name, getter, put_back), then in zip(self._settings, values, strict=True):
             if (of_process or name in _OF_THREAD) and getter() != then:
                 put_back(then)
+
+
+def forget_cached_fakes() -> None:
+    """Take out of the cache of parametrized weights, on in `parametrize.cached`, what a trace has put there."""
+    cache: dict[Any, Any] = parametrize._cache
+    for key, value in list(cache.items()):
+        if is_fake(value):
+            del cache[key]
 
 
 def is_alone() -> bool:

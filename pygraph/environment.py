@@ -81,7 +81,7 @@ _STATEFUL = (
     torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
     torch.distributions.Distribution, types.SimpleNamespace, argparse.Namespace,
     collections.UserDict, collections.UserList, collections.ChainMap, queue.Queue, BaseException,
-    functools.partialmethod, functools.singledispatchmethod, threading.Event,
+    functools.partialmethod, functools.singledispatchmethod,
 )  # fmt: skip
 
 # Where packages are installed: what their modules and classes hold (caches, registries) is not the function's doing.
@@ -585,6 +585,9 @@ class Environment:
             self._memo(name, value, depth)
         elif _is(value, (threading.local, contextvars.ContextVar)):
             self._of_thread(name, value, depth)
+        elif _is(value, threading.Event):
+            # Compared, but not put back: other threads set it, and wait for it.
+            self._entries.append((Contents(lambda: (value.is_set(),), lambda _: None), 0, True))
         elif _is(value, weakref.WeakSet):
             self._visit(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
         elif _is(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):

@@ -80,10 +80,12 @@ class Contents:
 
     Args:
         read: The items, as they are now.
-        write: Puts items back.
+        write: Puts items back; by default, they are only compared.
     """
 
-    def __init__(self, read: Callable[[], Sequence[Any]], write: Callable[[Sequence[Any]], object]) -> None:
+    def __init__(
+        self, read: Callable[[], Sequence[Any]], write: Callable[[Sequence[Any]], object] = lambda _: None
+    ) -> None:
         self._read, self._write = read, write
         self._before = read()
 
@@ -209,7 +211,7 @@ def referent_of(reference: Any) -> Any:
 
 def life_of(reference: Any) -> Contents:
     """Whether there still is what a weak reference or a proxy refers to; it is never another object."""
-    return Contents(lambda: (referent_of(reference) is not None,), lambda _: None)
+    return Contents(lambda: (referent_of(reference) is not None,))
 
 
 class AttributesBehind:
@@ -225,11 +227,11 @@ class AttributesBehind:
 
     def number(self) -> Contents:
         """How many there are."""
-        return Contents(lambda: (len(self.now()),), lambda _: None)
+        return Contents(lambda: (len(self.now()),))
 
     def attribute(self, key: str) -> Contents:
         """One of them."""
-        return Contents(lambda: (self.now().get(key, _UNSET),), lambda _: None)
+        return Contents(lambda: (self.now().get(key, _UNSET),))
 
 
 def factory_of(value: collections.defaultdict[Any, Any]) -> Contents:
@@ -265,7 +267,7 @@ def variable_of(cell: types.CellType) -> Contents:
 
 def length_of(value: Any) -> Contents:
     """The length alone, of what has too many items to compare them."""
-    return Contents(lambda: (len(value),), lambda _: None)
+    return Contents(lambda: (len(value),))
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:

@@ -587,7 +587,7 @@ class Environment:
             self._of_thread(name, value, depth)
         elif _is(value, threading.Event):
             # Compared, but not put back: other threads set it, and wait for it.
-            self._entries.append((Contents(lambda: (value.is_set(),), lambda _: None), 0, True))
+            self._entries.append((Contents(lambda: (value.is_set(),)), 0, True))
         elif _is(value, weakref.WeakSet):
             self._visit(name, value.data, depth)  # pyright: ignore[reportAttributeAccessIssue]
         elif _is(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
@@ -641,9 +641,7 @@ class Environment:
     def _of_thread(self, name: str, value: Any, depth: int) -> None:
         """Guard and snapshot what the current thread finds, and walk it."""
         contents = contents_in_thread(value)
-        self._contents.append((name, contents))
-        self._own(contents)
-        self._entries.append((contents, 0, True))
+        self._guard_contents(name, contents)
         for key, item in items_in_thread(value).items():
             self._visit(_join(name, key), item, depth + 1)
         if not is_library(type(value).__module__):
@@ -654,6 +652,12 @@ class Environment:
         self._keep.append(value)
         self._own(value)
         self._containers.append((name, value, stored_copy(value)))
+
+    def _guard_contents(self, name: str, contents: Contents, compared: Contents | None = None) -> None:
+        """Have contents put back, and compared, or others that are ``compared`` in their stead."""
+        self._contents.append((name, contents))
+        self._own(contents)
+        self._entries.append((contents if compared is None else compared, 0, True))
 
     def _own(self, owner: object) -> None:
         """Note to whom state belongs that `restore` puts back."""
@@ -670,13 +674,10 @@ class Environment:
         if _is(value, dict):
             self._ordered[id(value)] = tuple(dict.__iter__(value))
         if _is(value, collections.defaultdict):
-            factory = factory_of(value)
-            self._contents.append((f"{name}.default_factory", factory))
-            self._own(factory)
-            self._entries.append((factory, 0, True))
+            self._guard_contents(f"{name}.default_factory", factory_of(value))
             self._visit(f"{name}.default_factory", value.default_factory, depth)
         if _is(value, collections.OrderedDict) and length > 1:  # which keeps an order of its own
-            keys = Contents(lambda: list(collections.OrderedDict.__iter__(value)), lambda _: None)
+            keys = Contents(lambda: list(collections.OrderedDict.__iter__(value)))
             self._entries.append((keys, 0, True))
         for key, item in stored_items(value):
             self._entries.append((value, key, item))
@@ -706,10 +707,8 @@ class Environment:
         contents = contents_of(value, self._memory)
         if contents is not None:
             self._memory -= value.nbytes if _is(value, np.ndarray) else 0
-            self._contents.append((name, contents))
-            self._own(contents)
             large = _is(value, (set, collections.deque)) and len(value) > _LARGE
-            self._entries.append((length_of(value) if large else contents, 0, True))
+            self._guard_contents(name, contents, length_of(value) if large else contents)
         items: Iterable[Any] = ()
         if _is(value, (tuple, set, frozenset, collections.deque)) and len(value) <= _LARGE:
             items = list(value)
@@ -746,10 +745,7 @@ class Environment:
             try:
                 value = cell.cell_contents
             except ValueError:  # not yet assigned
-                contents = variable_of(cell)
-                self._contents.append((_join(name, variable), contents))
-                self._own(contents)
-                self._entries.append((contents, 0, True))
+                self._guard_contents(_join(name, variable), variable_of(cell))
                 continue
             self.names[id(cell)] = variable
             self._cells.append((cell, value))
@@ -803,7 +799,7 @@ class Environment:
             if (id(variables), key) not in self._placed:
                 self._entries.append((variables, key, value))
         for setting in settings_named(self._code_names, self._library.named):
-            self._entries.append((Contents(setting.read, lambda _: None), 0, True))
+            self._entries.append((Contents(setting.read), 0, True))
         if not self._code_names.isdisjoint(_ENVIRONMENT_VARIABLES):
             variables: dict[Any, Any] = os.environ._data  # pyright: ignore  # as from CPython 3.11 to 3.14
             self._namespaces[id(variables)] = "os.environ"
@@ -948,17 +944,13 @@ class Environment:
                 self._records.append((state, record))
         if _is(value, BaseException):
             contents = Contents(lambda: value.args, lambda args: setattr(value, "args", args))
-            self._contents.append((_join(name, "args"), contents))
-            self._own(contents)
-            self._entries.append((contents, 0, True))
+            self._guard_contents(_join(name, "args"), contents)
             for index, item in enumerate(value.args):
                 self._visit(f"{name}.args[{index}]", item, depth + 1)
         slots = slots_of(value)
         if slots is not None:
             items, contents = slots
-            self._contents.append((name, contents))
-            self._own(contents)
-            self._entries.append((contents, 0, True))
+            self._guard_contents(name, contents)
             for key, item in items.items():
                 self._visit(_join(name, key), item, depth + 1)
         self._visit(name, type(value), depth)

@@ -285,7 +285,8 @@ def find_site(
     except UnhashableError:
         raise InlineError("an argument cannot be part of a cache key") from None
     baked = function.sites.baked.get(key, ())
-    known = function.sites.get((key, _values(leaves, baked)))
+    kind = (key, _values(leaves, baked))
+    known = function.sites.get(kind)
     if isinstance(known, Refused):
         raise InlineError(known.reason)
     if known is not None:
@@ -293,7 +294,7 @@ def find_site(
     else:
         form = form_of((key, ()))
         traces = function.sites.traces_of(form)
-        reason = function.sites.refusal((key, _values(leaves, baked)), traces, of_objects=form is not key)
+        reason = function.sites.refusal(kind, traces, of_objects=form is not key)
         if reason is not None:
             raise InlineError(reason)
         began = retries.clock()
@@ -306,7 +307,7 @@ def find_site(
         except DisturbedTraceError as error:
             raise InlineError(str(error)) from error  # the next call is traced again
         except TraceError as error:
-            before = function.sites.latest((key, _values(leaves, baked)))
+            before = function.sites.latest(kind)
             adds = isinstance(error, StateChangeError) and (before is None or error.fills)
             last = before if isinstance(before, Refused) else None
             once = adds and not (last is not None and last.once)
@@ -319,11 +320,11 @@ def find_site(
             if not once and until is None:
                 modes = modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
             filled = error.places or () if isinstance(error, StateChangeError) and error.fills else ()
-            function.sites.put((key, _values(leaves, baked)), Refused(str(error), modes, once, until, filled))
+            function.sites.put(kind, Refused(str(error), modes, once, until, filled))
             # One that fills other places than the last time fills a memo, for another key.
             is_memo = until is not None and not (last is not None and are_same(filled, last.filled))
-            kind = InlineError if once or is_memo else UntraceableError
-            raise kind(str(error)) from error
+            refusal = InlineError if once or is_memo else UntraceableError
+            raise refusal(str(error)) from error
         known.baked = function.sites.baked[key] = baked
         known.traces, known.seconds = traces, retries.clock() - began
         traces.is_made(known.seconds)

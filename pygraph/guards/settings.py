@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from itertools import filterfalse
 from typing import Any
 
 import torch
 from torch import __future__, _tensor_str
-from torch._subclasses.fake_tensor import is_fake
 from torch.backends import mha
 from torch.distributions import Distribution
 from torch.nn.utils import parametrize
@@ -113,10 +111,10 @@ NAMED: tuple[NamedSetting, ...] = (
         "checks of distributions", frozenset({"_validate_args", "set_default_validate_args"}),
         lambda: (Distribution._validate_args,), None, is_asked=True,
     ),
-    # What `parametrize.cached` remembers until it ends. What a trace has put there is taken away otherwise.
+    # What `parametrize.cached` remembers until it ends; `forget_cached_fakes` takes away what a trace has put there.
     NamedSetting(
         "the cache of parametrizations", frozenset({PARAMETRIZED}),
-        lambda: (parametrize._cache_enabled, *filterfalse(is_fake, parametrize._cache.values())), None,
+        lambda: (parametrize._cache_enabled, *parametrize._cache.values()), None,
     ),
 )  # fmt: skip
 

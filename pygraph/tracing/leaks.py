@@ -354,20 +354,19 @@ class _Search:
     def _find_stand_ins(self) -> list[Any]:
         """Tensors and symbols of the trace, and young nodes of autograd's graph, which may hold some in C++."""
         made = {id(value) for reference in self._made if (value := reference()) is not None}
-        kinds: dict[type, _IsMade | None] = {}
-        found: list[Any] = []
-        for value in objects_of(lambda kind: _test_for(kind) is not None):
-            kind = type(value)
-            if kind not in kinds:
-                kinds[kind] = _test_for(kind)
-            is_made = kinds[kind]
-            if (
-                is_made is not None
-                and is_made(value, made)
-                and (id(value) in self._young or not issubclass(kind, Node))
-            ):
-                found.append(value)
-        return found
+        tests: dict[type, _IsMade] = {}
+
+        def is_wanted(kind: type) -> bool:
+            test = _test_for(kind)
+            if test is not None:
+                tests[kind] = test
+            return test is not None
+
+        return [
+            value
+            for value in objects_of(is_wanted)
+            if tests[type(value)](value, made) and (id(value) in self._young or not issubclass(type(value), Node))
+        ]
 
 
 _IsMade: TypeAlias = "Callable[[Any, set[int]], bool]"

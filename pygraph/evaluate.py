@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx
 from torch.utils import _pytree as pytree
 
 from pygraph.autocasting import without_autocast
 from pygraph.errors import ArgumentError, describe
+from pygraph.interpreter import Interpreter
 from pygraph.program import (
     Alias,
     Argument,
@@ -65,7 +65,7 @@ def evaluate(program: Program, *args: Any, **kwargs: Any) -> Any:
         return assemble(program, leaves, [*inputs, *slot_values(program, leaves)], outputs)
 
 
-class _Run(fx.Interpreter):
+class _Run(Interpreter):
     """Runs a Program with a pointer table on values for its inputs.
 
     Args:

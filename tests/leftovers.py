@@ -17,6 +17,7 @@ import torch
 import torch.fx._lazy_graph_module
 import torch.fx._symbolic_trace
 import torch.fx.experimental.proxy_tensor
+import torch.fx.traceback
 from torch import nn
 from torch.nn.modules import activation
 from torch.nn.modules import module as module_of_modules
@@ -45,6 +46,13 @@ _READ: dict[str, Callable[[], Any]] = {
         len(module_of_modules._global_forward_hooks), len(module_of_modules._global_forward_pre_hooks),
         len(module_of_modules._global_backward_hooks), len(module_of_modules._global_backward_pre_hooks),
     ),
+    "what FX notes of nodes": lambda: (
+        dict(torch.fx.traceback.current_meta), torch.fx.traceback.should_preserve_node_meta,
+    ),
+    "fx.traceback.annotate": lambda: torch.fx.traceback.annotate,
+    "fx.traceback.has_preserved_node_meta": lambda: torch.fx.traceback.has_preserved_node_meta,
+    "fx.traceback.preserve_node_meta": lambda: torch.fx.traceback.preserve_node_meta,
+    "fx.traceback.set_current_meta": lambda: torch.fx.traceback.set_current_meta,
     "garbage collection": gc.isenabled,
     "sys.gettrace": sys.gettrace,
     "sys.getprofile": sys.getprofile,

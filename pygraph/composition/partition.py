@@ -19,6 +19,7 @@ from pygraph.check import check_program
 from pygraph.composition.values import Values
 from pygraph.effects import has_effect, is_host_number, is_random, is_view, root
 from pygraph.errors import TraceError, describe
+from pygraph.interpreter import Interpreter
 from pygraph.lowering.states import settle_program
 from pygraph.objects import with_parts
 from pygraph.program import (
@@ -539,7 +540,7 @@ def evaluate_cast(program: Program, leaves: Sequence[Any]) -> Any:
     return _joined(program, _InTheirDtypes(program.module).run(*_values(program, leaves)))
 
 
-class _InTheirDtypes(fx.Interpreter):
+class _InTheirDtypes(Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         result, spec = super().run_node(n), n.meta.get("spec")
         return result.to(spec.dtype) if isinstance(spec, TensorSpec) and isinstance(result, torch.Tensor) else result

@@ -26,6 +26,7 @@ from pygraph.effects import has_effect, is_random, root
 from pygraph.environment import Environment
 from pygraph.errors import TraceError, describe
 from pygraph.interop.beside import Parts, apart
+from pygraph.interpreter import Interpreter
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.wrapper import KernelGraph
 from pygraph.program import (
@@ -487,7 +488,7 @@ def _may_act(node: fx.Node) -> bool:
     return has_effect(node) or isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
-class _WithSources(fx.Interpreter):
+class _WithSources(Interpreter):
     """Runs a graph so that a trace of it has the lines that its nodes come from."""
 
     def __init__(self, module: fx.GraphModule) -> None:

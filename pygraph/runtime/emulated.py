@@ -35,7 +35,7 @@ from pygraph.errors import ArgumentError, CaptureError, describe
 from pygraph.program import Mechanism
 from pygraph.runtime import emulated_device as device
 from pygraph.runtime import emulated_tensors as memory
-from pygraph.runtime import emulated_wiring, turns
+from pygraph.runtime import emulated_turns, emulated_wiring, turns
 from pygraph.runtime.collection import no_collection
 from pygraph.runtime.driver import (
     Costs,
@@ -431,7 +431,7 @@ class EmulatedGraph(RecordedGraph):
     @override
     def replay(self) -> None:
         steps = self._check_held("replay")
-        with device.lock:
+        with emulated_turns.lock:
             self._replay(steps)
 
     def _replay(self, steps: list[Step]) -> None:
@@ -477,7 +477,7 @@ class EmulatedDriver(Driver):
 
     def after_fork(self) -> None:
         """Free the device in a child process: what another thread was recording is not recorded there."""
-        for lock in (device.lock, memory.allocator.lock):
+        for lock in (emulated_turns.lock, memory.allocator.lock):
             lock._at_fork_reinit()  # pyright: ignore  # as CPython does for its own locks, 3.11 to 3.14
         if device.recorder is not None:
             device.set_recorder(None)
@@ -499,7 +499,7 @@ class EmulatedDriver(Driver):
             raise ArgumentError(
                 describe(call, f"pool is a {type(pool).__name__}", expected="a pool of driver.new_pool()")
             )
-        with device.lock, no_collection():
+        with emulated_turns.lock, no_collection():
             return self._record(call, body, pool)
 
     def _record(

@@ -13,10 +13,8 @@ Nothing is registered with torch before ``register`` is called.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import functools
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
@@ -43,6 +41,7 @@ from pygraph.runtime.emulated_tensors import (
     span_bytes,
 )
 from pygraph.runtime.emulated_traits import INDEXING, Op, Traits, base_name, traits_of
+from pygraph.runtime.emulated_turns import turn
 
 aten: Final = torch.ops.aten
 counters: Final = Counters()
@@ -84,36 +83,6 @@ class Launch:
 
 recorder: Recorder | None = None
 
-lock = threading.RLock()
-"""Held by every operation, and by a recording from its begin to its end: other threads wait until it is over."""
-
-_no_lock = contextlib.nullcontext()
-
-
-_LONGEST_RECORDING = 2.0
-
-
-def _turn() -> contextlib.AbstractContextManager[object]:
-    """The lock, but for autograd's own threads: they work for a thread that may hold it, and waits for them.
-
-    While a thread records, they most likely work for another one, and wait too; for so long that it must have ended.
-    """
-    if not isinstance(threading.current_thread(), threading._DummyThread):
-        return lock
-    if recorder is None or not lock.acquire(timeout=_LONGEST_RECORDING):
-        return _no_lock
-    return _Held()
-
-
-class _Held:
-    """The lock, taken already."""
-
-    def __enter__(self) -> None:
-        """Keep it."""
-
-    def __exit__(self, *error: object) -> None:
-        lock.release()
-
 
 def set_recorder(value: Recorder | None) -> None:
     """Tell ``value`` of the launches from now on; None stops that."""
@@ -127,7 +96,7 @@ def set_recorder(value: Recorder | None) -> None:
 @hide_from_dynamo
 def _fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
     # No function mode of the user's (a default device, say) may see what the device does inside.
-    with _turn(), torch._C.DisableTorchFunction():
+    with turn(), torch._C.DisableTorchFunction():
         special = _SPECIAL.get(op)
         if special is not None:
             return special(*args, **kwargs)
@@ -139,7 +108,7 @@ def _fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 @hide_from_dynamo
 def _nested_fallback(op: Op, *args: Any, **kwargs: Any) -> Any:
-    with _turn(), torch._C.DisableTorchFunction():
+    with turn(), torch._C.DisableTorchFunction():
         traits = traits_of(op)
         if traits.view or op in GEOMETRY:
             return op.redispatch(NESTED_CPU_KEYS, *args, **kwargs)

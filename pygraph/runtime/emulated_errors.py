@@ -19,6 +19,7 @@ import torch
 from typing_extensions import override  # torch depends on it
 
 from pygraph.runtime.emulated_dynamo import hide_from_dynamo
+from pygraph.runtime.emulated_turns import backward
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,7 +73,8 @@ class _Engine(torch._C._ImperativeEngine):  # pyright: ignore  # torch 2.11 to 2
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         _running.append(self)
         try:
-            return super().run_backward(*args, **kwargs)
+            with backward():
+                return super().run_backward(*args, **kwargs)
         except SystemError:
             if not _taken:
                 raise

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.effects import has_effect, is_view, root, written_arguments
 from pygraph.errors import TraceError, describe
+from pygraph.interpreter import Interpreter
 from pygraph.program import (
     Argument,
     Base,
@@ -188,7 +189,7 @@ def _mark_quiet(recording: Recording, inputs: list[Input], attributes: dict[str,
         inputs[index] = dataclasses.replace(inputs[index], quiet=True)  # pyright: ignore
 
 
-class _Replay(fx.Interpreter):
+class _Replay(Interpreter):
     """Run a recording again, with its attributes given as values and its source lines carried over."""
 
     def __init__(self, module: fx.GraphModule, attributes: dict[str, int], values: list[Any]) -> None:

@@ -170,6 +170,58 @@ def test_first_calls_beside_a_tracer_of_torch(device: torch.device, other: Calla
     run_threads(beside, ours)
 
 
+LAYERS = nn.Sequential(nn.GELU(), nn.Tanh())
+
+
+def _compiled(x: Tensor) -> Callable[[], Any]:
+    """A first call of what Dynamo has compiled before."""
+    from pygraph.interop import dynamo
+
+    compiled = torch.compile(LAYERS, backend=pygraph.backend)
+    compiled(x)
+    dynamo.reset()
+    return lambda: compiled(x)
+
+
+def _gradient_under_autocast(x: Tensor) -> Any:
+    with torch.autocast(x.device.type, dtype=torch.bfloat16):
+        return torch.autograd.grad(pygraph.jit(lambda x: (x @ x).exp())(x).sum(), x)
+
+
+CALLS: dict[str, Callable[[Tensor], Callable[[], Any]]] = {
+    "jit": lambda x: lambda: pygraph.jit(LAYERS)(x),
+    "compile": _compiled,
+    "gradient": lambda x: lambda: torch.autograd.grad(pygraph.jit(lambda x: (x @ x).exp())(x).sum(), x),
+    "autocast": lambda x: lambda: _gradient_under_autocast(x),
+    "interpreter": lambda x: lambda: pygraph.jit(torch.fx.Interpreter(torch.fx.symbolic_trace(LAYERS)).run)(x),
+    "evaluate": lambda x: lambda: pygraph.evaluate(pygraph.indirect(pygraph.trace(torch.sin)(x.detach())), x.detach()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_fx_notes_for_another_thread(device: torch.device, name: str) -> None:
+    """AOTAutograd notes in a variable of the process at which node it is, and checks that it finds it there again."""
+    seen: set[int] = set()
+
+    def look(frame: Any, event: str, arg: Any) -> None:
+        seen.add(id(torch.fx.traceback.current_meta))
+
+    call = CALLS[name](torch.ones(3, 3, device=device).requires_grad_())
+
+    def looked_at() -> None:
+        sys.setprofile(look)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+
+    with torch.fx.traceback.preserve_node_meta():
+        noted = torch.fx.traceback.current_meta = {"in_grad_fn": 1, "grad_fn_seq_nr": [0]}
+        run_threads(looked_at)
+        assert seen == {id(noted)}
+        assert noted == {"in_grad_fn": 1, "grad_fn_seq_nr": [0]}
+
+
 def test_what_dies_under_dynamos_lock_waits_for_nobody(device: torch.device) -> None:
     """Dynamo drops compiled code under its lock; a thread that replays may wait for that lock, and has the graphs'."""
     from torch._dynamo.convert_frame import compile_lock

@@ -9,6 +9,7 @@ import itertools
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -592,6 +593,37 @@ def test_an_error_in_a_backward_does_not_end_the_process(driver: EmulatedDriver)
         with Refusing(), pytest.raises(ValueError, match="not strided"):
             torch.autograd.grad(y.sum(), x)
     assert torch.equal(torch.autograd.grad((x * 2).sum(), x)[0].cpu(), torch.full((10,), 2.0))
+
+
+def test_a_recording_waits_for_what_autograd_does(driver: EmulatedDriver):
+    """An operation of autograd's thread that has begun ends first: it is of another thread's backward."""
+    at_work, recording = threading.Event(), threading.Event()
+
+    def slow(grad: torch.Tensor) -> torch.Tensor:
+        at_work.set()
+        recording.wait(0.2)
+        return grad * 3
+
+    with torch.library._scoped_library("emulated_turns", "DEF") as library:
+        library.define("slow(Tensor grad) -> Tensor")
+        library.impl("slow", slow, "CPU")
+        x = emu(4).requires_grad_()
+        y = x * 2
+        y.register_hook(torch.ops.emulated_turns.slow)  # pyright: ignore
+        found: list[torch.Tensor] = []
+        other = threading.Thread(target=lambda: found.extend(torch.autograd.grad(y.sum(), x)))
+        other.start()
+        at_work.wait(10)
+
+        def body() -> torch.Tensor:
+            recording.set()
+            return x.detach() + 1
+
+        graph, _ = record(driver, body)
+        other.join(10)
+        assert len(graph.nodes) == 1
+        assert found[0].tolist() == [6.0] * 4
+        graph.release()
 
 
 # ---- patching --------------------------------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""Who may work on the emulated device: one thread at a time, and nobody else while a recording is in progress."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator
+
+lock = threading.RLock()
+"""Held by every operation, and by a recording from its begin to its end: other threads wait until it is over."""
+
+_in_backward: int = 0  # backwards that the thread with the lock waits for
+
+
+def turn() -> contextlib.AbstractContextManager[object]:
+    """Wait for the device, but in a thread of autograd's not for one that has it and waits for that thread."""
+    return _turn_of_autograd() if isinstance(threading.current_thread(), threading._DummyThread) else lock  # pyright: ignore
+
+
+@contextlib.contextmanager
+def _turn_of_autograd() -> Generator[None, None, None]:
+    # It may work for several backwards at once: what it does for the others then comes in between as well.
+    while not (taken := lock.acquire(timeout=0.01)) and not _in_backward:
+        pass
+    try:
+        yield
+    finally:
+        if taken:
+            lock.release()
+
+
+@contextlib.contextmanager
+def backward() -> Generator[None, None, None]:
+    """A backward, for which autograd's threads work while this one waits, maybe with the device's lock."""
+    global _in_backward
+    holds = bool(lock._is_owned())  # pyright: ignore  # CPython 3.11 to 3.14
+    _in_backward += holds
+    try:
+        yield
+    finally:
+        _in_backward -= holds

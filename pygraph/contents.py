@@ -8,6 +8,8 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import ctypes
+import mmap
 import operator
 import threading
 import types
@@ -145,7 +147,7 @@ class SetContents(Contents):
 
 
 def contents_of(value: Any, memory: int) -> Contents | None:
-    """The contents of a set, deque, bytearray or NumPy array of at most so much memory; None for anything else."""
+    """The contents of a set, a deque, a NumPy array of at most so much memory, or of raw memory; None for all else."""
     if isinstance(value, set):
         return SetContents(value)
     if isinstance(value, collections.deque):
@@ -169,7 +171,29 @@ def contents_of(value: Any, memory: int) -> Contents | None:
         return Contents(lambda: (value.tobytes(),), refill)  # pyright: ignore
     if isinstance(value, np.ndarray) and value.nbytes <= min(_MAX_BYTES, memory):
         return _ArrayContents(value)
+    if issubclass(type(value), _RAW):
+        return _raw_contents(value)
     return None
+
+
+def _raw_contents(value: Any) -> Contents | None:
+    try:
+        size = memoryview(value).nbytes
+    except ValueError:  # it has been closed
+        return None
+    if size > _MAX_BYTES:
+        return None
+
+    def write(items: Sequence[Any]) -> None:
+        with memoryview(value) as view:
+            if view.c_contiguous and not view.readonly:
+                (ctypes.c_char * size).from_buffer(value).raw = items[0]
+
+    return Contents(lambda: (memoryview(value).tobytes(),), write)
+
+
+# Whose memory is all that they are.
+_RAW = (memoryview, mmap.mmap, ctypes.Array, ctypes.Structure, ctypes.Union, ctypes._SimpleCData)  # pyright: ignore
 
 
 def items_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> dict[str, Any]:
@@ -272,11 +296,17 @@ def length_of(value: Any) -> Contents:
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """An object's dict, if it has one; nothing of the object's class is run for it."""
-    for base in type(value).__mro__:
+    slot = dict_slot_of(type(value))
+    state = None if slot is None else slot.__get__(value)
+    return state if isinstance(state, dict) else None
+
+
+def dict_slot_of(cls: type) -> types.GetSetDescriptorType | types.MemberDescriptorType | None:
+    """What reads and sets the dicts of a class's objects; None if they have none."""
+    for base in cls.__mro__:
         found = vars(base).get("__dict__")
         if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)):
-            state = found.__get__(value)
-            return state if isinstance(state, dict) else None
+            return found
     return None
 
 

@@ -27,6 +27,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import sharedctypes
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ from pygraph.contents import attributes_of as _attributes
 from pygraph.donated import DonatedTensor
 from pygraph.errors import TraceError, describe
 from pygraph.guards import names as naming
+from pygraph.guards.attributes import AttributeDicts
 from pygraph.guards.code import CodeGuards
 from pygraph.guards.dicts import DictGuard
 from pygraph.guards.library import LibraryNames
@@ -81,7 +83,14 @@ _STATEFUL = (
     torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
     torch.distributions.Distribution, types.SimpleNamespace, argparse.Namespace,
     collections.UserDict, collections.UserList, collections.ChainMap, queue.Queue, BaseException,
-    functools.partialmethod, functools.singledispatchmethod,
+    functools.partialmethod, functools.singledispatchmethod, sharedctypes.SynchronizedBase,
+)  # fmt: skip
+
+# Of dicts, which Python's collector knows.
+_VIEWS = (
+    types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()),
+    *(type(view(collections.OrderedDict())) for view in (
+        collections.OrderedDict.keys, collections.OrderedDict.values, collections.OrderedDict.items)),
 )  # fmt: skip
 
 # Where packages are installed: what their modules and classes hold (caches, registries) is not the function's doing.
@@ -169,6 +178,8 @@ class Environment:
         self._ordered: dict[int, tuple[Any, ...]] = {}
         #: What is guarded of code.
         self.code = CodeGuards(is_library)
+        #: In which dicts objects have their attributes.
+        self.attributes = AttributeDicts()
         self._library = LibraryNames(naming.looked_up, is_library)
         self._seen: set[int] = set()
         # The ids of what weak references lead to, and of what is found in other ways.
@@ -236,6 +247,8 @@ class Environment:
         What belongs to an installed package is left out, as by `restore`.
         """
         if any(not contents[0] for _, contents in self._contents if id(contents) not in self._owned):
+            return None
+        if self.attributes.changed() is not None:
             return None
         found: list[Place] = []
         for name, container, before in self._containers:
@@ -315,6 +328,7 @@ class Environment:
             self._keep = [value for value in self._keep if id(value) not in released]
             self._seen -= released
             self.code.release(released)
+            self.attributes.release(released)
 
     def narrow_to_modes(self) -> None:
         """Guard only which modules there are and whether they are in training; nothing can be restored after it."""
@@ -329,6 +343,7 @@ class Environment:
         self.tensors.clear()
         self._absent.clear()
         self.code.clear()
+        self.attributes = AttributeDicts()
         self._check = None
 
     # -- guards ---------------------------------------------------------------------------------------------------
@@ -348,7 +363,7 @@ class Environment:
 
     def changed(self) -> str | None:
         """The name of the first thing that has another value now, as a user would write it; None if it has none."""
-        code = self.code.changed()
+        code = self.code.changed() or self.attributes.changed()
         if code is not None:
             return code
         names = {id(container): name for name, container, _ in self._containers}
@@ -407,7 +422,10 @@ class Environment:
         # To read a version takes as long as to look up a few items.
         versioned = [guard for guard in dicts if guard.is_namespace and len(guard.entries) + len(guard.absent) > 4]
         versions = Versions(versioned, self.code.types, self.code.classes_hold)
-        lines += [f"    if not {bind(check)}(): return False" for check in (versions.hold, self.code.functions_hold)]
+        lines += [
+            f"    if not {bind(check)}(): return False"
+            for check in (versions.hold, self.code.functions_hold, self.attributes.hold)
+        ]
         for guard in dicts:
             if guard not in versioned or not versions.has_dicts:
                 lines += _dict_comparison(guard, bind)
@@ -464,7 +482,7 @@ class Environment:
         What belongs to an installed package is put back without a word: a cache that knows fake tensors now. Gradients
         are not among this, see `restore_gradients`.
         """
-        changed: str | None = None
+        changed = self.attributes.put_back()
         for scaler, record in self._records:
             if not scaler[_RECORD]:  # GradScaler.update has replaced it by another one
                 record.clear()
@@ -564,6 +582,7 @@ class Environment:
             self._visit(name, value.func, depth)
             self._container(f"{name}.args", list(value.args), depth)
             self._container(f"{name}.keywords", value.keywords, depth)
+            self._own_dict(name, value, depth)
         elif _is(value, types.MethodType):
             # Who has only this of it reads nothing: what functools.singledispatch has looked up outdates nothing.
             if value.__name__ != "clear" or not is_library(type(value.__self__).__module__):
@@ -578,7 +597,7 @@ class Environment:
             )  # fmt: skip
         elif _is(value, torch.nn.Module):
             self._module(name, value, depth)
-        elif _is(value, types.MappingProxyType):
+        elif _is(value, _VIEWS):
             for behind in gc.get_referents(value):
                 self._visit(name, behind, depth)
         elif _is(value, memos.Memo):
@@ -637,6 +656,7 @@ class Environment:
         wrapped = memo.__dict__.get("__wrapped__")
         if wrapped is not None:
             self._visit(name, wrapped, depth)
+        self._own_dict(name, memo, depth)
 
     def _of_thread(self, name: str, value: Any, depth: int) -> None:
         """Guard and snapshot what the current thread finds, and walk it."""
@@ -720,6 +740,8 @@ class Environment:
     def _own_dict(self, name: str, value: Any, depth: int) -> None:
         """Guard and snapshot what lies in an object's dict, where there is anything, and walk it."""
         state = _attributes(value)
+        if state is not None:
+            self.attributes.add(name, value, state)
         if state:
             self._container(name, state, depth)
         elif state is not None:
@@ -756,7 +778,11 @@ class Environment:
             else:
                 self._visit(_join(name, variable), value, depth)
         self._variables(name, fn.__globals__, names, depth)
-        for module in naming.imported(fn.__code__, fn.__globals__, names):
+        imports = naming.has_imports(fn.__code__)
+        for full, module in naming.imported(fn.__code__, fn.__globals__, names).items():
+            if imports:
+                self._namespaces[id(sys.modules)] = "sys.modules"
+                self._entries.append((sys.modules, full, module))
             self._imported(_join(name, module.__name__), module, names, depth)
         for index, default in enumerate(fn.__defaults__ or ()):
             self._visit(_join(name, f"__defaults__[{index}]"), default, depth)
@@ -871,6 +897,7 @@ class Environment:
     def _module(self, name: str, module: torch.nn.Module, depth: int) -> None:
         state = module.__dict__
         self.code.add_object(name, module)
+        self.attributes.add(name, module, state)
         self._snapshot(name, state)
         self._lengths.append((state, len(state)))
         for key, value in list(state.items()):
@@ -935,6 +962,7 @@ class Environment:
                 self._entries.append((behind.number(), 0, True))
                 self._spaces.append((name, behind, depth))
             else:
+                self.attributes.add(name, value, state)
                 self._lengths.append((state, len(state)))
                 for key, item in list(state.items()):
                     self._entries.append((state, key, item))

@@ -50,24 +50,29 @@ def asked_for(code: types.CodeType) -> set[str]:
     return names if names.isdisjoint(_BY_TEXT) else names | _texts(code)
 
 
-def imported(code: types.CodeType, variables: dict[str, Any], names: Set[str]) -> list[types.ModuleType]:
-    """The modules that a function imports, which is defined in a module with these variables and has these names.
+def imported(code: types.CodeType, variables: dict[str, Any], names: Set[str]) -> dict[str, types.ModuleType]:
+    """What a function may import, by full names; it is defined in a module with these variables and has these names.
 
     >>> def fn():
     ...     import json.decoder
     ...     return json
-    >>> [module.__name__ for module in imported(fn.__code__, {}, looked_up(fn.__code__))]
+    >>> list(imported(fn.__code__, {}, looked_up(fn.__code__)))
     ['json.decoder']
     """
     modules: dict[str, Any] = sys.modules
     found = sorted(names & modules.keys())
     package = variables.get("__package__")
-    if isinstance(package, str) and package and _imports(code):  # `from .names import K`
+    if isinstance(package, str) and package and has_imports(code):  # `from .names import K`
         parts = package.split(".")
         for count in range(len(parts), 0, -1):
             above = ".".join(parts[:count])
             found += [full for name in sorted(names) if (full := f"{above}.{name}" if name else above) in modules]
-    return [modules[name] for name in dict.fromkeys(found) if isinstance(modules[name], types.ModuleType)]
+    return {name: modules[name] for name in found if isinstance(modules[name], types.ModuleType)}
+
+
+def has_imports(code: types.CodeType) -> bool:
+    """Whether code, or a function defined in it, imports anything."""
+    return _IMPORT in code.co_code[::2] or any(map(has_imports, _functions_in(code)))
 
 
 def is_called_by_interpreter(name: str) -> bool:
@@ -94,7 +99,3 @@ def _texts(code: types.CodeType) -> set[str]:
     for inner in _functions_in(code):
         texts |= _texts(inner)
     return texts
-
-
-def _imports(code: types.CodeType) -> bool:
-    return _IMPORT in code.co_code[::2] or any(map(_imports, _functions_in(code)))

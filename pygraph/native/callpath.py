@@ -277,9 +277,9 @@ def _environment_guards(
     more_items: Sequence[tuple[Any, Any, Any]] = (),
     more_cells: Sequence[tuple[Any, Any]] = (),
 ) -> tuple[Any, ...]:
-    """Guards as ``(dicts, lists, cells, items, same, sets, code)``, each container once."""
+    """Guards as ``(dicts, lists, cells, items, same, sets, code, attributes)``, each container once."""
     if environment is None:
-        return ((), (), (), (), same, (), ((), (), (), (), bool))
+        return ((), (), (), (), same, (), ((), (), (), (), bool), ())
     lists: dict[int, list[Any]] = {}
     items: list[Any] = []
     sets: list[Any] = []
@@ -313,6 +313,7 @@ def _environment_guards(
         same,
         tuple(sets),
         environment.code.description(),
+        environment.attributes.description(),
     )
 
 

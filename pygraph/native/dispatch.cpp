@@ -1122,7 +1122,7 @@ void describe_leaf(PlanState& plan, PyObject* object, PyObject* live, Call& call
 }
 
 void describe_environment(PlanState& plan, PyObject* spec) {
-  // (dicts, lists, cells, items, same, sets, code); entries are (key, value, by_value), or (key,) for nothing
+  // (dicts, lists, cells, items, same, sets, code, attributes); entries are (key, value, by_value), or (key,) for nothing
   auto expected = [&](PyObject* entry) {
     PyObject* key = item(entry, 0);
     hold(plan, key);
@@ -1175,6 +1175,14 @@ void describe_environment(PlanState& plan, PyObject* spec) {
     for (Py_ssize_t j = 0; j < PyTuple_Size(members); ++j) {
       environment.sets.back().members.push_back(expected(item(members, j)));
     }
+  }
+  PyObject* attributes = item(spec, 7);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(attributes); ++i) {
+    PyObject* object = item(item(attributes, i), 0);
+    PyObject* dict = item(item(attributes, i), 1);
+    PyObject** slot = _PyObject_GetDictPtr(object);  // CPython 3.11 to 3.14
+    if (slot != nullptr && *slot != dict) slot = nullptr;
+    environment.attributes.push_back({Py_NewRef(object), slot, Py_NewRef(dict)});
   }
 }
 

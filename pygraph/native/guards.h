@@ -80,6 +80,12 @@ struct KindGuard {
   PyTypeObject* type;         // owned
 };
 
+struct AttributesGuard {
+  PyObject* object;           // owned
+  PyObject** slot;            // where its dict lies in it; nullptr if only the object can tell
+  PyObject* dict;             // owned
+};
+
 struct PartialGuard {
   PyObject* partial;          // owned
   PyObject* parts;            // owned tuple: func, args, keywords
@@ -131,6 +137,7 @@ class Environment {
   std::vector<TypeGuard> types;
   std::vector<FunctionGuard> functions;
   std::vector<KindGuard> kinds;
+  std::vector<AttributesGuard> attributes;
   std::vector<PartialGuard> partials;
   PyObject* same = nullptr;  // owned: same(value, expected) of pygraph.environment
   PyObject* classes_hold = nullptr;  // owned: whether what classes hold is what it was
@@ -249,6 +256,10 @@ class Environment {
       Py_VISIT(guard.object);
       Py_VISIT(reinterpret_cast<PyObject*>(guard.type));
     }
+    for (AttributesGuard& guard : attributes) {
+      Py_VISIT(guard.object);
+      Py_VISIT(guard.dict);
+    }
     for (PartialGuard& guard : partials) {
       Py_VISIT(guard.partial);
       Py_VISIT(guard.parts);
@@ -312,6 +323,8 @@ class Environment {
       drop.insert(drop.end(), {guard.object, reinterpret_cast<PyObject*>(guard.type)});
     }
     kinds.clear();
+    for (AttributesGuard& guard : attributes) drop.insert(drop.end(), {guard.object, guard.dict});
+    attributes.clear();
     for (PartialGuard& guard : partials) drop.insert(drop.end(), {guard.partial, guard.parts});
     partials.clear();
     drop.insert(drop.end(), {same, classes_hold});
@@ -365,6 +378,9 @@ class Environment {
     for (const KindGuard& guard : kinds) {
       if (Py_TYPE(guard.object) != guard.type) return false;
     }
+    for (const AttributesGuard& guard : attributes) {  // of which the class is what it was
+      if (guard.slot != nullptr ? *guard.slot != guard.dict : !has_attributes(guard)) return false;
+    }
     for (const FunctionGuard& guard : functions) {
       auto* now = reinterpret_cast<PyFunctionObject*>(guard.function);
       if (now->func_code != guard.code || now->func_defaults != guard.defaults ||
@@ -385,6 +401,13 @@ class Environment {
       if (guard.type->tp_version_tag != guard.version || guard.version == 0) return compare_classes();
     }
     return true;
+  }
+
+  static bool has_attributes(const AttributesGuard& guard) {
+    PyObject* dict = PyObject_GetAttrString(guard.object, "__dict__");
+    Py_XDECREF(dict);  // the object has it
+    if (dict == nullptr) PyErr_Clear();
+    return dict == guard.dict;
   }
 
   // Compare what classes hold, and note the versions that they had before.

@@ -122,6 +122,16 @@ PLACES: dict[str, Place] = {
         "class M{n}:\n    def get(self): return self.v\no{n} = M{n}()\no{n}.v = {value}\nget{n} = o{n}.get",
         "get{n}()", "o{n}.v = {value}",
     ),
+    "partial": Place("p{n} = functools.partial(max)\np{n}.value = {value}", "p{n}.value"),
+    "memo": Place("@functools.lru_cache\ndef h{n}(): return 1.0\nh{n}.value = {value}", "h{n}.value"),
+    "dict that is replaced": Place(
+        "class R{n}: pass\no{n} = R{n}()\no{n}.value = {value}", "o{n}.value", "o{n}.__dict__ = {{'value': {value}}}"
+    ),
+    "dict that objects share": Place(
+        "class R{n}:\n    all = {{'value': {value}}}\n    def __init__(self): self.__dict__ = self.all\no{n} = R{n}()",
+        "R{n}().value", "o{n}.value = {value}",
+    ),
+    "view of a dict": Place("d{n} = {{'k': {value}}}\nv{n} = d{n}.values()", "next(iter(v{n}))", "d{n}['k'] = {value}"),
     "tuple in an attribute": Place("class T{n}: pass\no{n} = T{n}()\no{n}.pair = (0, {value})", "o{n}.pair[1]",
                                    "o{n}.pair = (0, {value})"),
 }  # fmt: skip
@@ -216,13 +226,13 @@ CODE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "an attribute that was not there": (
         "class A{n}: pass\na{n} = A{n}()", "y = y * 2 if hasattr(a{n}, 'extra') else y + 1",
-        ("a{n}.extra = 1", "del a{n}.extra", "A{n}.extra = 1"),
+        ("a{n}.extra = 1", "vars(a{n}).pop('extra', None)", "A{n}.extra = 1"),
     ),
     "a global that was not there": (
         "", "try: y = y * late{n}\nexcept NameError: y = y + 1",
         ("late{n} = 3.0", "late{n} = 2.0", "globals().pop('late{n}', None)")
     ),
-    "a builtin": ("", "y = y * len((1, 2, 3))", ("len = lambda value: 5", "del len")),
+    "a builtin": ("", "y = y * len((1, 2, 3))", ("len = lambda value: 5", "globals().pop('len', None)")),
     "an imported function": (
         "lib{n} = types.ModuleType('lib{n}')\nlib{n}.f = torch.sin", "y = lib{n}.f(y)", ("lib{n}.f = torch.cos",)
     ),
@@ -233,6 +243,19 @@ CODE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "def w{n}(f):\n    @functools.wraps(f)\n    def inner(*a): return f(*a) * 2\n    return inner\n"
         "def base{n}(y): return y + 1\nf{n} = w{n}(base{n})",
         "y = f{n}(y)", ("base{n}.__code__ = (lambda y: y - 3).__code__",),
+    ),
+    "a module in sys.modules": (
+        "def lib{n}(value):\n    made = sys.modules['pygraph_lib{n}'] = types.ModuleType('pygraph_lib{n}')\n"
+        "    made.value = value\nlib{n}(2.0)",
+        "import pygraph_lib{n}\ny = y * pygraph_lib{n}.value",
+        ("lib{n}(3.0)", "sys.modules['pygraph_lib{n}'].value = 4.0"),
+    ),
+    "raw memory": (
+        "data{n} = bytearray([2])\nm{n} = memoryview(data{n})", "y = y * m{n}[0]", ("data{n}[0] = 3", "m{n}[0] = 4"),
+    ),
+    "a number of C": ("c{n} = ctypes.c_float(2.0)", "y = y * c{n}.value", ("c{n}.value = 3.0",)),
+    "a number that processes share": (
+        "c{n} = multiprocessing.Value('d', 2.0)", "y = y * c{n}.value", ("c{n}.value = 3.0",)
     ),
     "a static method": (
         "class A{n}:\n    @staticmethod\n    def go(y): return y + 1", "y = A{n}.go(y)",
@@ -293,6 +316,8 @@ SPECIAL: dict[str, tuple[str, str]] = {
     "a list of results": ("log{n} = []", "log{n}.append(y * 1.0)\ny = y + log{n}[0]"),
     "a set": ("seen{n} = set()", "seen{n}.add(k)\ny = y + len(seen{n})"),
     "a queue that is emptied": ("q{n} = collections.deque(range(1, 40))", "y = y + q{n}.popleft()"),
+    "raw memory": ("m{n} = memoryview(bytearray([2]))", "m{n}[0] += 1\ny = y + m{n}[0]"),
+    "a number of C": ("c{n} = ctypes.c_float(2.0)", "c{n}.value += 1\ny = y + c{n}.value"),
     "setdefault": ("d{n} = {{}}", "y = y + d{n}.setdefault('k', k)"),
     "a weak dictionary": (
         "d{n} = weakref.WeakValueDictionary()\nclass V{n}: pass\nkept{n} = []",
@@ -306,7 +331,8 @@ SPECIAL: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 _HEADER = """\
-import collections, contextvars, dataclasses, functools, itertools, queue, random, threading, types, weakref
+import collections, contextvars, ctypes, dataclasses, functools, itertools, multiprocessing, queue, random, sys
+import threading, types, weakref
 import numpy as np
 import torch
 from torch import nn

@@ -8,11 +8,12 @@ import collections
 import dataclasses
 import functools
 import math
+import operator
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
@@ -343,6 +344,34 @@ def _multihead(device: torch.device) -> Case:
     )
 
 
+def _dict_of(owner: Any, name: str, value: Any, use: Callable[[Any, torch.Tensor], Any]) -> Any:
+    """A case about the whole dict of an object's attributes, which another one replaces."""
+
+    def make(device: torch.device) -> Case:
+        mine = owner()
+        if isinstance(mine, nn.Module):
+            mine.to(device)
+        setattr(mine, name, 2.0)
+        return Case(lambda x: use(mine, x), *_attribute_of(mine, "__dict__", {**vars(mine), name: value}))
+
+    return make
+
+
+def _imported_module(device: torch.device) -> Case:
+    modules = [types.ModuleType("pygraph_tests_imported") for _ in range(2)]
+    for k, module in enumerate(modules):
+        module.k = float(k)  # type: ignore[attr-defined]
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        import pygraph_tests_imported  # type: ignore[import-not-found]
+
+        return x * pygraph_tests_imported.k
+
+    put = functools.partial(operator.setitem, sys.modules, "pygraph_tests_imported")
+    put(modules[0])
+    return Case(fn, lambda: put(modules[1]), lambda: put(modules[0]))
+
+
 def _less(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
     return input - 1
 
@@ -409,6 +438,18 @@ CASES: dict[str, Callable[[torch.device], Case]] = {
     "attribute of an object": _hasattr(lambda: _derived()()),
     "attribute of a tensor": _hasattr(lambda: torch.zeros(2)),
     "attribute of a module": _module_attribute,
+    "dict of an object": _dict_of(lambda: _derived()(), "k", 5.0, lambda value, x: value(x) * value.k),
+    "dict of a module": _dict_of(lambda: nn.ReLU(), "k", 5.0, lambda value, x: value(x) * value.k),
+    "dict of a function": _dict_of(
+        lambda: types.FunctionType(_plain.__code__, globals()), "k", 5.0, lambda value, x: value(x) * value.k),
+    "dict of a partial": _dict_of(lambda: functools.partial(_plain), "k", 5.0, lambda value, x: value(x) * value.k),
+    "dict of a memo": _dict_of(
+        lambda: functools.lru_cache(lambda: 1.0), "k", 5.0, lambda value, x: x * value() * value.k),
+    "attribute of a partial": _hasattr(lambda: functools.partial(_plain)),
+    "attribute of a memo": _hasattr(lambda: functools.lru_cache(_plain)),
+    "dict of an exception": _dict_of(lambda: KeyError(), "k", 5.0, lambda value, x: x * value.k),
+    "dict of a tensor": _dict_of(lambda: torch.zeros(2), "k", 5.0, lambda value, x: x * value.k),
+    "imported module": _imported_module,
     "order of modules": _order_of_modules,
     "order of a dict": _ordered(
         lambda: {"a": 2.0, "b": 3.0}, lambda d: _reorder(d, "a"), lambda d: _reorder(d, "b")),
@@ -497,6 +538,49 @@ def test_what_has_changed_is_named() -> None:
     back()
     instance.__class__ = type("Other", (type(instance),), {})
     assert environment.changed() == "the class of instance"
+    instance.__class__ = type(instance).__mro__[1]
+    assert environment.is_current()
+    instance.__dict__ = dict(instance.__dict__)
+    assert not environment.is_current()
+    assert environment.changed() == "instance.__dict__"
+
+
+class _Shared:
+    """Of which all objects have one dict between them."""
+
+    everything: ClassVar[dict[str, Any]] = {"calls": 0.0}
+
+    def __init__(self) -> None:
+        self.__dict__ = self.everything
+
+
+def test_a_dict_that_is_replaced_in_a_call(native: bool, device: torch.device) -> None:
+    holder = _derived()()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * holder.k
+        holder.__dict__ = {"k": holder.k + 1}
+        return y
+
+    x = torch.ones(4, device=device)
+    fast = pygraph.jit(fn)
+    for expected in (2.0, 3.0, 4.0):
+        assert torch.equal(fast(x), x * expected)
+    assert vars(holder) == {"k": 5.0}
+    assert "holder.__dict__" in str(fast.explain())
+
+
+def test_objects_that_share_a_dict(native: bool, device: torch.device) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        shared = _Shared()
+        shared.calls += 1.0
+        return x * shared.calls
+
+    x = torch.ones(4, device=device)
+    fast = pygraph.jit(fn)
+    _Shared.everything["calls"] = 0.0
+    assert [fast(x).tolist() for _ in range(4)] == [[k] * 4 for k in (1.0, 2.0, 3.0, 4.0)]
+    assert _Shared.everything == {"calls": 4.0}
 
 
 def test_a_cache_that_a_library_keeps_in_a_class_is_no_change() -> None:

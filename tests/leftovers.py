@@ -24,6 +24,7 @@ from torch.nn.modules import module as module_of_modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pygraph.runtime.turns import here
+from pygraph.tracing import fx_notes
 from pygraph.tracing.patches import without_ended
 from pygraph.tracing.proxy_trace import session_here
 from pygraph.tracing.settings import SettingsWatch
@@ -49,10 +50,9 @@ _READ: dict[str, Callable[[], Any]] = {
     "what FX notes of nodes": lambda: (
         dict(torch.fx.traceback.current_meta), torch.fx.traceback.should_preserve_node_meta,
     ),
-    "fx.traceback.annotate": lambda: torch.fx.traceback.annotate,
-    "fx.traceback.has_preserved_node_meta": lambda: torch.fx.traceback.has_preserved_node_meta,
-    "fx.traceback.preserve_node_meta": lambda: torch.fx.traceback.preserve_node_meta,
-    "fx.traceback.set_current_meta": lambda: torch.fx.traceback.set_current_meta,
+    "what notes them": lambda: [
+        type(torch.fx.traceback), *(without_ended(vars(torch.fx.traceback)[name]) for name in fx_notes.FUNCTIONS),
+    ],
     "garbage collection": gc.isenabled,
     "sys.gettrace": sys.gettrace,
     "sys.getprofile": sys.getprofile,

@@ -20,6 +20,8 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from pygraph.effects import is_view
+
 aten = torch.ops.aten
 
 
@@ -33,7 +35,8 @@ class Assumptions:
     def __init__(self, shapes: ShapeEnv) -> None:
         self._shapes = shapes
         self._seen: set[int] = set()
-        self._of_operations: set[int] = set()
+        self._of_operations: set[int] = set()  # which they check themselves
+        self._in_operations: set[int] = set()  # which they do not
 
     def _noted(self) -> list[Any]:
         return [noted for found in self._shapes.deferred_runtime_asserts.values() for noted in found]
@@ -45,16 +48,14 @@ class Assumptions:
     def after_operation(self, graph: fx.Graph, func: Any) -> None:
         """Take what was assumed since then for what this one checks itself when it is run.
 
-        One that is recorded as its parts does not. Of these, only that a number is in a range is asserted: that it is
-        another number may be how a size is worked out for which eager takes -1 as well.
+        One that is recorded as its parts does not, nor does a view, of which only the result is known then.
         """
         last = next(iter(reversed(graph.nodes)), None)
-        is_recorded = last is not None and last.target is func
+        is_run = last is not None and last.target is func and not is_view(last)
         for one in self._noted():
             if id(one) not in self._seen:
                 self._seen.add(id(one))
-                if is_recorded or isinstance(one.expr, sympy.Eq):
-                    self._of_operations.add(id(one))
+                (self._of_operations if is_run else self._in_operations).add(id(one))
 
     def write(self, graph: fx.Graph) -> None:
         """Add assertions after the numbers that they are about, of which some were read from tensors.
@@ -79,7 +80,9 @@ class Assumptions:
                 continue
             last = max((numbers[symbol] for symbol in symbols), key=lambda node: order[node])
             with graph.inserting_before(last.next):
-                _assert(graph, assumption, {symbol: numbers[symbol] for symbol in symbols}, last.meta.get("source"))
+                is_users = _is_checked_by_python(assumption) and id(assumption) not in self._in_operations
+                expression = assumption.expr if is_users else _or_worked_out(assumption.expr)
+                _assert(graph, expression, {symbol: numbers[symbol] for symbol in symbols}, last.meta.get("source"))
 
 
 def _is_of_size(expression: Any) -> bool:
@@ -87,23 +90,33 @@ def _is_of_size(expression: Any) -> bool:
     return isinstance(expression, (sympy.Le, sympy.Ge)) and 0 in expression.args and len(expression.free_symbols) == 1
 
 
+def _is_checked_by_python(assumption: Any) -> bool:
+    """Whether it comes from ``torch._check``, not from an operation's code in C++."""
+    return str(assumption.msg).startswith(torch.__file__)
+
+
+def _or_worked_out(expression: Any) -> Any:
+    """The same, or that one of its numbers is -1, which operations take for a size that they work out."""
+    return sympy.Or(expression, *(sympy.Eq(symbol, -1) for symbol in expression.free_symbols))  # pyright: ignore
+
+
 def _symbol_of(node: fx.Node) -> Any:
     """The symbol that a node's value is; None if it is anything else."""
     value = node.meta.get("val")
     if not isinstance(value, (torch.SymInt, torch.SymFloat)):
         return None
-    expression = value.node.expr
+    expression = value.node._expr  # what it was, though it may have been found to be equal to another since
     return expression if expression.is_symbol else None
 
 
-def _assert(graph: fx.Graph, assumption: Any, numbers: dict[Any, fx.Node], source: str | None) -> None:
+def _assert(graph: fx.Graph, expression: Any, numbers: dict[Any, fx.Node], source: str | None) -> None:
     before = set(graph.nodes)
     tracer = GraphAppendingTracer(graph)
     values = {symbol: fx.Proxy(node, tracer) for symbol, node in numbers.items()}
-    holds = sympy_interp(PythonReferenceAnalysis, values, assumption.expr)
+    holds = sympy_interp(PythonReferenceAnalysis, values, expression)
     if isinstance(holds, fx.Proxy):
         where = "" if source is None else f", from {source}"
-        text = f"a number that was read from a tensor{where} does not fulfil {assumption.expr}"
+        text = f"a number that was read from a tensor{where} does not fulfil {expression}"
         graph.call_function(aten._assert_scalar.default, (holds.node, text))
     for node in graph.nodes:
         if node not in before:

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import (
 import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
 from pygraph.program import TensorSpec
+from pygraph.tracing import fx_notes
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.indexing import selected
@@ -50,7 +51,7 @@ def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
-        with mode, launches_written_down(), patched():
+        with mode, launches_written_down(), patched(), fx_notes.apart():
             yield
     finally:
         torch.set_autocast_cache_enabled(autocast_cache)

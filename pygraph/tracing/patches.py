@@ -18,7 +18,6 @@ from typing import Any, cast
 import torch
 import torch.fx._symbolic_trace as symbolic_trace
 import torch.fx.experimental.proxy_tensor as proxy_tensor
-import torch.fx.traceback as fx_traceback
 from torch.nn.modules import activation
 
 from pygraph.tracing.proxy_trace import session_here, tracing_here
@@ -70,10 +69,6 @@ def patched() -> Generator[None, None, None]:
         # make_fx might look on; its results differ in the last bits, and for padding in more.
         stack.enter_context(replaced(torch.overrides, "has_torch_function", _has_torch_function))
         stack.enter_context(replaced(activation, "_is_make_fx_tracing", _is_make_fx_tracing))
-        # What FX notes of the node that it is at is that of a trace of torch's, in another thread.
-        stack.enter_context(replaced(fx_traceback, "has_preserved_node_meta", _has_preserved_node_meta))
-        for name in ("annotate", "preserve_node_meta", "set_current_meta"):
-            stack.enter_context(replaced(fx_traceback, name, _nothing_noted))
         # It logs a traceback for every error of the function; that error is reported, or raised by eager.
         log.addFilter(_is_elsewhere)
         stack.callback(log.removeFilter, _is_elsewhere)
@@ -166,25 +161,6 @@ def _is_make_fx_tracing(asked: Callable[[], bool]) -> Callable[[], bool]:
         return asked() and not tracing_here()
 
     return is_make_fx_tracing
-
-
-def _has_preserved_node_meta(asked: Callable[[], bool]) -> Callable[[], bool]:
-    def has_preserved_node_meta() -> bool:
-        return asked() and not tracing_here()
-
-    return has_preserved_node_meta
-
-
-def _nothing_noted(asked: Callable[..., contextlib.AbstractContextManager[None]]) -> Callable[..., Any]:
-    def note(*args: Any, **kwargs: Any) -> contextlib.AbstractContextManager[None]:
-        return _nothing() if tracing_here() else asked(*args, **kwargs)
-
-    return note
-
-
-@contextlib.contextmanager
-def _nothing() -> Generator[None, None, None]:
-    yield
 
 
 def _is_elsewhere(record: logging.LogRecord) -> bool:

@@ -1,0 +1,104 @@
+"""What FX notes of the node that it is at, kept apart for traces of ours.
+
+FX has variables for it in a module, for the whole process: a tracer of torch's says that it keeps what nodes are known
+to be, notes node after node, and checks what it finds there. Traces of ours have a copy of that module, to which its
+functions go on in threads that are in such a trace.
+"""
+
+# FX's notes are private. Checked with torch 2.13; tests/unit/tracing/test_fx_notes.py says what another has not.
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Generator
+from typing import Any, cast
+
+import torch.fx.traceback as shared
+
+from pygraph.tracing.patches import replaced
+from pygraph.tracing.proxy_trace import tracing_here
+
+# What reads or writes the notes, besides `annotate`, which Dynamo knows by identity: where another thread exports,
+# functions that are kept from Dynamo note their names by it.
+FUNCTIONS = (
+    "preserve_node_meta", "has_preserved_node_meta", "_preserve_node_seq_nr", "_is_preserving_node_seq_nr",
+    "set_current_meta", "get_current_meta", "set_current_replay_node", "get_current_replay_node",
+    "set_stack_trace", "format_stack", "set_grad_fn_seq_nr", "reset_grad_fn_seq_nr",
+    "_set_autograd_backward", "_mark_autograd_backward", "_reset_autograd_backward",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def apart() -> Generator[None, None, None]:
+    """Have threads that are in a trace of ours find notes of their own."""
+    module: Any = shared
+    before = cast("Any", type(module))
+    with contextlib.ExitStack() as stack:
+        for name in FUNCTIONS:
+            if hasattr(shared, name):
+                stack.enter_context(replaced(shared, name, functools.partial(_going_on, name)))
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        if dynamo is not None:
+            stack.enter_context(replaced(dynamo, "fx_traceback", _Unannotated))
+        try:
+            module.__class__ = _Module
+            yield
+        finally:
+            module.__class__ = before
+
+
+@functools.cache
+def own() -> types.ModuleType:
+    """The copy."""
+    spec = importlib.util.spec_from_file_location("torch.fx._traceback_of_pygraph", shared.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, value in vars(shared).items():
+        if isinstance(value, type):  # of what it puts at nodes, there is one class
+            setattr(module, name, value)
+    return module
+
+
+def _going_on(name: str, asked: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(asked)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return (getattr(own(), name) if tracing_here() else asked)(*args, **kwargs)
+
+    return function
+
+
+class _Unannotated:
+    """The module, of which `annotate` does nothing in a trace of ours."""
+
+    pygraph_ended = False
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "annotate" and tracing_here():
+            return _nothing
+        return getattr(self._module, name)
+
+
+@contextlib.contextmanager
+def _nothing(notes: object) -> Generator[None, None, None]:
+    del notes
+    yield
+
+
+class _Module(types.ModuleType):
+    """The module of the notes, of which some use the variable itself."""
+
+    @property
+    def current_meta(self) -> Any:
+        return vars(own() if tracing_here() else self)["current_meta"]
+
+    @current_meta.setter
+    def current_meta(self, value: Any) -> None:
+        vars(own() if tracing_here() else self)["current_meta"] = value

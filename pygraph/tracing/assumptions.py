@@ -10,6 +10,7 @@ again by itself when it is run.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import sympy  # pyright: ignore[reportMissingTypeStubs]
@@ -63,8 +64,8 @@ class Assumptions:
         Args:
             graph: The recording, of which nodes know the symbols that their values were.
         """
-        noted = [one for one in self._noted() if id(one) not in self._of_operations and not _is_of_size(one.expr)]
-        if not noted:
+        asserted = list(self._asserted())
+        if not asserted:
             return
         numbers: dict[Any, fx.Node] = {}
         for node in graph.nodes:
@@ -72,32 +73,40 @@ class Assumptions:
             if symbol is not None and (node.op == "placeholder" or node.target is aten._local_scalar_dense.default):
                 numbers.setdefault(symbol, node)
         order = {node: position for position, node in enumerate(graph.nodes)}
-        for assumption in noted:
-            symbols = assumption.expr.free_symbols
+        for expression in asserted:
+            symbols = expression.free_symbols
             if not all(symbol.is_integer for symbol in symbols):
                 continue  # torch notes such where it computes with them, as an optimizer does with its steps
             if not symbols <= numbers.keys() or all(numbers[symbol].op == "placeholder" for symbol in symbols):
                 continue
             last = max((numbers[symbol] for symbol in symbols), key=lambda node: order[node])
             with graph.inserting_before(last.next):
-                is_users = _is_checked_by_python(assumption) and id(assumption) not in self._in_operations
-                expression = assumption.expr if is_users else _or_worked_out(assumption.expr)
                 _assert(graph, expression, {symbol: numbers[symbol] for symbol in symbols}, last.meta.get("source"))
+
+    def _asserted(self) -> Iterator[Any]:
+        """What has to hold; operations take -1 for a size that they work out."""
+        for one in self._noted():
+            if id(one) in self._of_operations:
+                continue
+            if self._is_users(one):
+                yield one.expr
+            elif isinstance(one.expr, sympy.Eq):
+                worked_out = (sympy.Eq(symbol, -1) for symbol in one.expr.free_symbols)
+                yield sympy.Or(one.expr, *worked_out)  # pyright: ignore[reportArgumentType]
+            elif not _is_of_size(one.expr):
+                yield one.expr
+
+    def _is_users(self, assumption: Any) -> bool:
+        """Whether ``torch._check`` was called for it, by no operation; the code of operations in C++ names a file."""
+        return id(assumption) not in self._in_operations and str(assumption.msg).startswith(torch.__file__)
 
 
 def _is_of_size(expression: Any) -> bool:
-    """Whether it says that a number is not negative: eager takes -1 for a size that it works out."""
-    return isinstance(expression, (sympy.Le, sympy.Ge)) and 0 in expression.args and len(expression.free_symbols) == 1
-
-
-def _is_checked_by_python(assumption: Any) -> bool:
-    """Whether it comes from ``torch._check``, not from an operation's code in C++."""
-    return str(assumption.msg).startswith(torch.__file__)
-
-
-def _or_worked_out(expression: Any) -> Any:
-    """The same, or that one of its numbers is -1, which operations take for a size that they work out."""
-    return sympy.Or(expression, *(sympy.Eq(symbol, -1) for symbol in expression.free_symbols))  # pyright: ignore
+    """Whether it says that a number is not negative."""
+    if len(expression.free_symbols) != 1:
+        return False
+    (symbol,) = expression.free_symbols
+    return [expression.subs(symbol, value) for value in (-1, 0, 1, 2**40)] == [False, True, True, True]
 
 
 def _symbol_of(node: fx.Node) -> Any:

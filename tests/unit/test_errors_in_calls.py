@@ -90,7 +90,11 @@ CHECKED: dict[str, tuple[Callable[[Tensor, Any], Tensor], tuple[int, ...], tuple
     "check": (lambda x, k: torch._check(k < 3) or x * k, (0, 2, -1), (3, 9)),
     "narrow": (lambda x, k: x.narrow(0, k, 2), (0, 1, 2, -2, -4), (3, 4, 9, -1, -9)),
     "written": (lambda x, k: x.clone().narrow(0, k, 1).fill_(7), (0, 3, -1), (4, -5)),
-    "size that is worked out": (lambda x, k: x.reshape(k, 3), (4, -1), ()),
+    "not negative": (lambda x, k: torch._check(k >= 0) or x * k, (0, 3), (-1, -2)),
+    "equal": (lambda x, k: torch._check(k == 3) or x * k, (3,), (4, -1)),
+    "size that is worked out": (lambda x, k: x.reshape(k, 3), (4, -1), (5, 2)),
+    "expanded": (lambda x, k: x.expand(k, 3), (4, -1), (5, 1)),
+    "taken apart": (lambda x, k: x.flatten().unflatten(0, (k, 3)), (4, -1), (5, 2)),
     "select": (lambda x, k: x.select(0, k), (0, 3, -4), (4, -5)),
 }
 

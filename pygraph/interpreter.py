@@ -4,7 +4,7 @@ FX notes which node an interpreter is at in a variable of the process, while any
 are known to be, as AOTAutograd does all the while it traces. Another interpreter would take that note away from it.
 """
 
-# Checked with torch 2.11 and 2.13.
+# Checked with torch 2.13; where FX has no such method any more, a test of threads fails.
 from __future__ import annotations
 
 import contextlib

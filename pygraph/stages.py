@@ -14,7 +14,7 @@ from pygraph.evaluate import check_call, evaluate
 from pygraph.keys import overlap_key
 from pygraph.program import Program
 from pygraph.report.explain import Explanation, explain
-from pygraph.runtime.body import alignment
+from pygraph.runtime.body import WIDEST_LOAD, is_placed, placement
 from pygraph.runtime.turns import reason_inside
 from pygraph.trace import Traced
 from pygraph.transformed import Transformed
@@ -68,7 +68,7 @@ class Compiled:
         self._name = entry.program.name
         self._entry = entry
         self.program = entry.program
-        self._alignments = [(index, _alignment(leaf)) for index, leaf in enumerate(leaves) if _alignment(leaf) > 1]
+        self._placements = [(index, _placement(leaf)) for index, leaf in enumerate(leaves) if _placement(leaf)]
         self._overlap = overlap_key(leaves)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,10 +86,11 @@ class Compiled:
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         check_call(self.program, leaves, tree)
-        for index, needed in self._alignments:
-            if leaves[index].data_ptr() % needed:
+        for index, needed in self._placements:
+            if not is_placed(leaves[index].data_ptr(), needed):
                 problem = f"tensor number {index} is not aligned as when it was compiled"
-                wanted = f"an address that is a multiple of {needed}"
+                multiple = f"a multiple of {max(needed, WIDEST_LOAD)}"
+                wanted = f"an address that is {multiple if needed >= WIDEST_LOAD else f'{needed} more than {multiple}'}"
                 raise ArgumentError(describe(f"{self._name}(…)", problem, expected=wanted, remedy="Clone it."))
         if overlap_key(leaves) != self._overlap:
             raise ArgumentError(describe(f"{self._name}(…)", "the arguments share memory otherwise than when compiled"))
@@ -109,9 +110,9 @@ class Compiled:
         return explain(self._name, [self._entry], {})
 
 
-def _alignment(leaf: Any) -> int:
-    """How a tensor's address must be aligned, in bytes; 1 for what graphs do not read there."""
-    return alignment(leaf.data_ptr()) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu and leaf.numel() else 1
+def _placement(leaf: Any) -> int:
+    """How a tensor's address must lie; 0 for what graphs do not read there."""
+    return placement(leaf.data_ptr()) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu and leaf.numel() else 0
 
 
 def lower(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:

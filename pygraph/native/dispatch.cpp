@@ -143,8 +143,11 @@ int64_t autocast_dtype(at::DeviceType type) {
 // ---- arguments -----------------------------------------------------------------------------------------------------
 
 constexpr uint64_t kAlignment = 256;
+constexpr uint64_t kWidestLoad = 16;
 
-uint64_t alignment_of(uint64_t address) {
+// As `placement` in pygraph/runtime/body.py.
+uint64_t placement_of(uint64_t address) {
+  if (address % kWidestLoad != 0) return address % kWidestLoad;
   return address % kAlignment == 0 ? kAlignment : address & (~address + 1);
 }
 
@@ -451,7 +454,7 @@ bool leaf_fits(PlanState& plan, const Leaf& leaf, PyObject* object, Call& call) 
         // mutable_data also gives a lazily cloned tensor memory of its own, as Tensor.data_ptr() does.
         address = reinterpret_cast<uint64_t>(spec.host ? tensor->data() : tensor->mutable_data());
       }
-      if (!spec.host && alignment_of(address) != spec.aligned) return false;
+      if (!spec.host && placement_of(address) != spec.aligned) return false;
       call.tensors.push_back(tensor);
       call.addresses.push_back(address);
       call.storages.push_back(tensor->unsafe_storage().unsafeGetStorageImpl()->data());
@@ -1097,7 +1100,7 @@ void describe_leaf(PlanState& plan, PyObject* object, PyObject* live, Call& call
     spec.empty = tensor->numel() == 0;
     uint64_t address = 0;
     if (!spec.empty) address = reinterpret_cast<uint64_t>(spec.host ? tensor->data() : tensor->mutable_data());
-    spec.aligned = alignment_of(address);
+    spec.aligned = placement_of(address);
     spec.deleter = deleter_of(tensor->device_type());
     plan.tensors.push_back(spec);
     call.tensors.push_back(tensor);

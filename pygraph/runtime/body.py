@@ -238,11 +238,11 @@ def copy_span(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of ``tensor`` elsewhere, with the same strides and, on a device, exactly the same alignment."""
+    """A copy of ``tensor`` elsewhere, with the same strides and, on a device, placed in the same way."""
     spec = TensorSpec.of(tensor)
     # Host memory starts where its storage does: torch's set_rng_state (2.13) reads a state from there, wherever it is.
     host = tensor.device.type == "cpu"
-    shift = 0 if host else alignment(tensor.data_ptr()) % ALIGNMENT // tensor.element_size()
+    shift = 0 if host else placement(tensor.data_ptr()) % ALIGNMENT // tensor.element_size()
     flat = torch.empty(spec.span + shift, dtype=spec.dtype, device=spec.device)
     copy = flat.as_strided(spec.shape, spec.stride, shift)
     copy_span(tensor.detach(), copy)
@@ -253,6 +253,19 @@ ALIGNMENT = 256
 """Kernels are chosen for alignments up to this many bytes; more makes no difference."""
 
 
-def alignment(address: int) -> int:
-    """The largest power of two up to `ALIGNMENT` that divides an address."""
-    return min(address & -address, ALIGNMENT) if address else ALIGNMENT
+WIDEST_LOAD = 16
+"""Of a GPU thread, in bytes."""
+
+
+def placement(address: int) -> int:
+    """How an address lies, as far as kernels are chosen for it or for what lies behind it, as a view does.
+
+    The largest power of two up to `ALIGNMENT` that divides it; what it is more than a multiple of `WIDEST_LOAD`, if it
+    is none: behind one that is 4 more lies a multiple at another distance than behind one that is 12 more.
+    """
+    return address % WIDEST_LOAD or (min(address & -address, ALIGNMENT) if address else ALIGNMENT)
+
+
+def is_placed(address: int, needed: int) -> bool:
+    """Whether an address will do where one of this `placement` was."""
+    return address % needed == 0 if needed >= WIDEST_LOAD else address % WIDEST_LOAD == needed

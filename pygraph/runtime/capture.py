@@ -22,7 +22,7 @@ from pygraph.errors import CaptureError
 from pygraph.evaluate import as_lazy
 from pygraph.printing import target_text
 from pygraph.program import Fallback, Mechanism, TensorSpec, Way
-from pygraph.runtime.body import RegionBody, alignment, copy_span
+from pygraph.runtime.body import RegionBody, copy_span, is_placed, placement
 from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.indices import Reach
@@ -88,7 +88,7 @@ class RegionGraph:
         self.driver = driver
         self.pool = pool
         self._input_specs = [TensorSpec.of(tensor) for tensor in example.inputs]
-        self._alignments = [alignment(tensor.data_ptr()) for tensor in example.inputs]
+        self._placements = [placement(tensor.data_ptr()) for tensor in example.inputs]
         notes: list[Fallback] = []
         self._room: dict[int, list[int]] = {}
         attempts = _attempts("copy" if way == "copy" else mechanism)
@@ -502,10 +502,10 @@ class RegionGraph:
         return tensor
 
     def fits(self, position: int, tensor: torch.Tensor) -> bool:
-        """Whether input number ``position`` may be ``tensor``: laid out, and at least aligned, as it was recorded."""
+        """Whether input number ``position`` may be ``tensor``: laid out and placed as it was recorded."""
         spec = self._input_specs[position]
         same = tensor.shape == spec.shape and tensor.stride() == spec.stride and tensor.dtype == spec.dtype
-        return same and tensor.data_ptr() % self._alignments[position] == 0
+        return same and is_placed(tensor.data_ptr(), self._placements[position])
 
     # -- replay ---------------------------------------------------------------------------------------------------
 

@@ -323,6 +323,9 @@ VECTORISED = {
     "index": lambda x: x[:, [3, 1]],
     "conv": lambda x: torch.nn.functional.conv1d(x.float()[:, None], torch.ones(1, 1, 3, device=x.device)),
     "update": lambda x: x.mul_(2),
+    # Where the argument lies 4 bytes behind a multiple of 16, this lies at one; where it lies 12 behind, it does not.
+    "three behind": lambda x: x.flatten()[3:] * 2,
+    "one behind": lambda x: x.flatten()[1:] * 2,
 }
 
 

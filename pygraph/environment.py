@@ -88,10 +88,9 @@ _STATEFUL = (
 
 # Of dicts, which Python's collector knows.
 _VIEWS = (
-    types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()),
-    *(type(view(collections.OrderedDict())) for view in (
-        collections.OrderedDict.keys, collections.OrderedDict.values, collections.OrderedDict.items)),
-)  # fmt: skip
+    types.MappingProxyType,
+    *(type(view) for one in ({}, collections.OrderedDict()) for view in (one.keys(), one.values(), one.items())),
+)
 
 # Where packages are installed: what their modules and classes hold (caches, registries) is not the function's doing.
 _INSTALLED = ("site-packages", "dist-packages")
@@ -779,7 +778,7 @@ class Environment:
                 self._visit(_join(name, variable), value, depth)
         self._variables(name, fn.__globals__, names, depth)
         imports = naming.has_imports(fn.__code__)
-        for full, module in naming.imported(fn.__code__, fn.__globals__, names).items():
+        for full, module in naming.imported(names, fn.__globals__.get("__package__") if imports else None).items():
             if imports:
                 self._namespaces[id(sys.modules)] = "sys.modules"
                 self._entries.append((sys.modules, full, module))

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.guards.iterators import is_opaque
 from pygraph.ranges import are_apart, holder, span_of
-from pygraph.runtime.body import placement
+from pygraph.runtime.body import ALIGNMENT, placement
 from pygraph.tracing.leaves import is_live_number, overlap_groups
 
 Key: TypeAlias = tuple[Hashable, tuple[tuple[int, Hashable], ...]]
@@ -48,11 +48,10 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             address = 0 if leaf.is_cpu else leaf.data_ptr()  # graphs read host memory through copies only
+            placed = ALIGNMENT if address % ALIGNMENT == 0 else placement(address)
             # Also under no_grad: a function may ask for it, or enable gradients inside.
             flags = (leaf.requires_grad, leaf.is_inference())
-            keys.append(
-                (leaf.__class__, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, placement(address), *flags)
-            )
+            keys.append((leaf.__class__, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, placed, *flags))
         elif index not in static and is_live_number(leaf):
             keys.append(leaf.__class__)
         else:

@@ -89,8 +89,8 @@ class Compiled:
         for index, needed in self._placements:
             if not is_placed(leaves[index].data_ptr(), needed):
                 problem = f"tensor number {index} is not aligned as when it was compiled"
-                multiple = f"a multiple of {max(needed, WIDEST_LOAD)}"
-                wanted = f"an address that is {multiple if needed >= WIDEST_LOAD else f'{needed} more than {multiple}'}"
+                multiple = f"{needed} more than a multiple of {WIDEST_LOAD}"
+                wanted = "an address that is " + (f"a multiple of {needed}" if needed >= WIDEST_LOAD else multiple)
                 raise ArgumentError(describe(f"{self._name}(…)", problem, expected=wanted, remedy="Clone it."))
         if overlap_key(leaves) != self._overlap:
             raise ArgumentError(describe(f"{self._name}(…)", "the arguments share memory otherwise than when compiled"))

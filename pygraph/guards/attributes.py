@@ -14,8 +14,8 @@ class AttributeDicts:
 
     def __init__(self) -> None:
         self._all: list[tuple[str, object, dict[str, Any]]] = []
-        # In columns, which are compared faster; of objects whose class says nothing of its own of how to read it.
-        self._columns: tuple[list[Any], list[dict[str, Any]], list[int]] | None = None
+        # Objects and dicts in columns, which are compared faster; and pairs of which only the class can tell.
+        self._columns: tuple[list[Any], list[dict[str, Any]], list[tuple[object, dict[str, Any]]]] | None = None
 
     def add(self, name: str, value: object, attributes: dict[str, Any]) -> None:
         """Guard that these are an object's attributes, if its class lets it have others."""
@@ -26,20 +26,19 @@ class AttributeDicts:
     def hold(self) -> bool:
         """Whether all objects have the same dicts."""
         if self._columns is None:
-            plain = [_is_plain(type(value)) for _, value, _ in self._all]
-            self._columns = (
-                [value for (_, value, _), is_plain in zip(self._all, plain, strict=True) if is_plain],
-                [attributes for (_, _, attributes), is_plain in zip(self._all, plain, strict=True) if is_plain],
-                [index for index, is_plain in enumerate(plain) if not is_plain],
-            )
+            plain = [(value, attributes) for _, value, attributes in self._all if _is_plain(type(value))]
+            others = [(value, attributes) for _, value, attributes in self._all if not _is_plain(type(value))]
+            self._columns = [value for value, _ in plain], [attributes for _, attributes in plain], others
         objects, dicts, others = self._columns
         same = all(map(operator.is_, [value.__dict__ for value in objects], dicts))
-        return same and all(self._is_same(index) for index in others)
+        return same and all(attributes_of(value) is attributes for value, attributes in others)
 
     def changed(self) -> str | None:
-        """What has another dict, as a user would write it; None if nothing has."""
-        index = next((index for index in range(len(self._all)) if not self._is_same(index)), None)
-        return None if index is None else f"{self._all[index][0] or 'an object'}.__dict__"
+        """What has another dict, as a user would write it; None if nothing has. Nothing of any class is run for it."""
+        for name, value, attributes in self._all:
+            if attributes_of(value) is not attributes:
+                return f"{name or 'an object'}.__dict__"
+        return None
 
     def put_back(self) -> str | None:
         """Give objects their dicts again; the name of the first that had another one, or None."""
@@ -47,8 +46,7 @@ class AttributeDicts:
         if changed is not None:
             for _, value, attributes in self._all:
                 slot = dict_slot_of(type(value))
-                assert slot is not None
-                if slot.__get__(value) is not attributes:
+                if slot is not None and attributes_of(value) is not attributes:
                     slot.__set__(value, attributes)
         return changed
 
@@ -60,10 +58,6 @@ class AttributeDicts:
     def description(self) -> tuple[Any, ...]:
         """All of it, as `native/dispatch.cpp` reads it."""
         return tuple((value, attributes) for _, value, attributes in self._all)
-
-    def _is_same(self, index: int) -> bool:
-        _, value, attributes = self._all[index]
-        return attributes_of(value) is attributes
 
 
 def _is_plain(cls: type) -> bool:

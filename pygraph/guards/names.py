@@ -50,19 +50,18 @@ def asked_for(code: types.CodeType) -> set[str]:
     return names if names.isdisjoint(_BY_TEXT) else names | _texts(code)
 
 
-def imported(code: types.CodeType, variables: dict[str, Any], names: Set[str]) -> dict[str, types.ModuleType]:
-    """What a function may import, by full names; it is defined in a module with these variables and has these names.
+def imported(names: Set[str], package: Any = None) -> dict[str, types.ModuleType]:
+    """The modules that code with these names may mean, by full names; it imports from ``package`` if that is one.
 
     >>> def fn():
     ...     import json.decoder
     ...     return json
-    >>> list(imported(fn.__code__, {}, looked_up(fn.__code__)))
+    >>> list(imported(looked_up(fn.__code__)))
     ['json.decoder']
     """
     modules: dict[str, Any] = sys.modules
     found = sorted(names & modules.keys())
-    package = variables.get("__package__")
-    if isinstance(package, str) and package and has_imports(code):  # `from .names import K`
+    if isinstance(package, str) and package:  # `from .names import K`
         parts = package.split(".")
         for count in range(len(parts), 0, -1):
             above = ".".join(parts[:count])

@@ -220,7 +220,7 @@ struct TensorSpec {
   bool host;           // graphs read it through a copy: its alignment does not matter
   bool empty;          // has no memory to share
   c10::DeleterFnPtr deleter = nullptr;  // of its device's allocator
-  uint64_t aligned;
+  uint64_t placement;
   int first = -1;      // the first tensor leaf with the same storage: itself if there is no other
   int same = -1;       // the first tensor leaf that is the same object
   int64_t distance = 0;
@@ -454,7 +454,7 @@ bool leaf_fits(PlanState& plan, const Leaf& leaf, PyObject* object, Call& call) 
         // mutable_data also gives a lazily cloned tensor memory of its own, as Tensor.data_ptr() does.
         address = reinterpret_cast<uint64_t>(spec.host ? tensor->data() : tensor->mutable_data());
       }
-      if (!spec.host && placement_of(address) != spec.aligned) return false;
+      if (!spec.host && placement_of(address) != spec.placement) return false;
       call.tensors.push_back(tensor);
       call.addresses.push_back(address);
       call.storages.push_back(tensor->unsafe_storage().unsafeGetStorageImpl()->data());
@@ -1100,7 +1100,7 @@ void describe_leaf(PlanState& plan, PyObject* object, PyObject* live, Call& call
     spec.empty = tensor->numel() == 0;
     uint64_t address = 0;
     if (!spec.empty) address = reinterpret_cast<uint64_t>(spec.host ? tensor->data() : tensor->mutable_data());
-    spec.aligned = placement_of(address);
+    spec.placement = placement_of(address);
     spec.deleter = deleter_of(tensor->device_type());
     plan.tensors.push_back(spec);
     call.tensors.push_back(tensor);

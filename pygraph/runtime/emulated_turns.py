@@ -9,7 +9,7 @@ from collections.abc import Generator
 lock = threading.RLock()
 """Held by every operation, and by a recording from its begin to its end: other threads wait until it is over."""
 
-_in_backward: int = 0  # backwards that the thread with the lock waits for
+_in_backward: int = 0  # backwards that the thread with the lock waits for; only that thread changes it
 
 
 def turn() -> contextlib.AbstractContextManager[object]:
@@ -33,9 +33,11 @@ def _turn_of_autograd() -> Generator[None, None, None]:
 def backward() -> Generator[None, None, None]:
     """A backward, for which autograd's threads work while this one waits, maybe with the device's lock."""
     global _in_backward
-    holds = bool(lock._is_owned())  # pyright: ignore  # CPython 3.11 to 3.14
-    _in_backward += holds
+    if not lock._is_owned():  # pyright: ignore  # CPython 3.11 to 3.14
+        yield
+        return
+    _in_backward += 1
     try:
         yield
     finally:
-        _in_backward -= holds
+        _in_backward -= 1

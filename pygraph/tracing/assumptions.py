@@ -11,7 +11,7 @@ again by itself when it is run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import sympy  # pyright: ignore[reportMissingTypeStubs]
 import torch
@@ -35,16 +35,15 @@ class Assumptions:
 
     def __init__(self, shapes: ShapeEnv) -> None:
         self._shapes = shapes
-        self._seen: set[int] = set()
-        self._of_operations: set[int] = set()  # which they check themselves
-        self._in_operations: set[int] = set()  # which they do not
+        self._made: dict[int, Literal["between operations", "by one that checks", "by one that does not"]] = {}
 
     def _noted(self) -> list[Any]:
         return [noted for found in self._shapes.deferred_runtime_asserts.values() for noted in found]
 
     def before_operation(self) -> None:
         """Take what was assumed since the last one for checks of the function's own code."""
-        self._seen.update(map(id, self._noted()))
+        for one in self._noted():
+            self._made.setdefault(id(one), "between operations")
 
     def after_operation(self, graph: fx.Graph, func: Any) -> None:
         """Take what was assumed since then for what this one checks itself when it is run.
@@ -54,9 +53,7 @@ class Assumptions:
         last = next(iter(reversed(graph.nodes)), None)
         is_run = last is not None and last.target is func and not is_view(last)
         for one in self._noted():
-            if id(one) not in self._seen:
-                self._seen.add(id(one))
-                (self._of_operations if is_run else self._in_operations).add(id(one))
+            self._made.setdefault(id(one), "by one that checks" if is_run else "by one that does not")
 
     def write(self, graph: fx.Graph) -> None:
         """Add assertions after the numbers that they are about, of which some were read from tensors.
@@ -86,19 +83,17 @@ class Assumptions:
     def _asserted(self) -> Iterator[Any]:
         """What has to hold; operations take -1 for a size that they work out."""
         for one in self._noted():
-            if id(one) in self._of_operations:
+            made = self._made.get(id(one), "between operations")
+            if made == "by one that checks":
                 continue
-            if self._is_users(one):
-                yield one.expr
+            # What operations in C++ check between those that are seen has the name of a file of theirs.
+            if made == "between operations" and str(one.msg).startswith(torch.__file__):
+                yield one.expr  # `torch._check` of the function's own
             elif isinstance(one.expr, sympy.Eq):
                 worked_out = (sympy.Eq(symbol, -1) for symbol in one.expr.free_symbols)
                 yield sympy.Or(one.expr, *worked_out)  # pyright: ignore[reportArgumentType]
             elif not _is_of_size(one.expr):
                 yield one.expr
-
-    def _is_users(self, assumption: Any) -> bool:
-        """Whether ``torch._check`` was called for it, by no operation; the code of operations in C++ names a file."""
-        return id(assumption) not in self._in_operations and str(assumption.msg).startswith(torch.__file__)
 
 
 def _is_of_size(expression: Any) -> bool:

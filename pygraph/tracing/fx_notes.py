@@ -14,40 +14,35 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable, Generator
-from typing import Any, cast
+from typing import Any
 
 import torch.fx.traceback as shared
 
-from pygraph.tracing.patches import replaced
+from pygraph.tracing.patches import of_class, replaced
 from pygraph.tracing.proxy_trace import tracing_here
 
-# What reads or writes the notes, besides `annotate`, which Dynamo knows by identity: where another thread exports,
-# functions that are kept from Dynamo note their names by it.
-FUNCTIONS = (
+# What reads or writes the notes; some are new in torch 2.13. Besides these there is `annotate`, which Dynamo knows by
+# identity: where another thread exports, functions that are kept from Dynamo note their names by it.
+NAMES = (
     "preserve_node_meta", "has_preserved_node_meta", "_preserve_node_seq_nr", "_is_preserving_node_seq_nr",
     "set_current_meta", "get_current_meta", "set_current_replay_node", "get_current_replay_node",
     "set_stack_trace", "format_stack", "set_grad_fn_seq_nr", "reset_grad_fn_seq_nr",
     "_set_autograd_backward", "_mark_autograd_backward", "_reset_autograd_backward",
 )  # fmt: skip
+FUNCTIONS = tuple(name for name in NAMES if hasattr(shared, name))
 
 
 @contextlib.contextmanager
 def apart() -> Generator[None, None, None]:
     """Have threads that are in a trace of ours find notes of their own."""
-    module: Any = shared
-    before = cast("Any", type(module))
     with contextlib.ExitStack() as stack:
         for name in FUNCTIONS:
-            if hasattr(shared, name):
-                stack.enter_context(replaced(shared, name, functools.partial(_going_on, name)))
+            stack.enter_context(replaced(shared, name, functools.partial(_going_on, name)))
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        if dynamo is not None:
+        if hasattr(dynamo, "fx_traceback"):
             stack.enter_context(replaced(dynamo, "fx_traceback", _Unannotated))
-        try:
-            module.__class__ = _Module
-            yield
-        finally:
-            module.__class__ = before
+        stack.enter_context(of_class(shared, _Module))
+        yield
 
 
 @functools.cache
@@ -82,14 +77,8 @@ class _Unannotated:
 
     def __getattr__(self, name: str) -> Any:
         if name == "annotate" and tracing_here():
-            return _nothing
+            return contextlib.nullcontext
         return getattr(self._module, name)
-
-
-@contextlib.contextmanager
-def _nothing(notes: object) -> Generator[None, None, None]:
-    del notes
-    yield
 
 
 class _Module(types.ModuleType):

@@ -47,6 +47,17 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Generator[Non
             setattr(owner, name, before)
 
 
+@contextlib.contextmanager
+def of_class(module: Any, cls: type[types.ModuleType]) -> Generator[None, None, None]:
+    """Have a module be of a class whose properties answer in the place of its variables."""
+    before = cast("Any", type(module))
+    try:
+        module.__class__ = cls
+        yield
+    finally:
+        module.__class__ = before
+
+
 def without_ended(value: Any) -> Any:
     """What an attribute was before it was replaced, if its replacement is there though it has ended."""
     while getattr(value, "pygraph_ended", False):
@@ -63,7 +74,7 @@ def patched() -> Generator[None, None, None]:
         stack.enter_context(replaced(symbolic_trace, "_is_fx_tracing_flag", _TracingHere))
         # With a limit, torch executes in-place updates of small closed-over tensors for real.
         stack.enter_context(replaced(proxy_tensor, "CONSTANT_NUMEL_LIMIT", _Limit))
-        stack.enter_context(_session_found())
+        stack.enter_context(of_class(proxy_tensor, _ProxyTensorModule))
         stack.enter_context(replaced(torch._ops, "mode_stack_state_for_pre_dispatch", _modes_before_autograd))
         # Attention modules have one operation for all their work, and do not use it where a TorchFunctionMode or
         # make_fx might look on; its results differ in the last bits, and for padding in more.
@@ -112,17 +123,6 @@ class _ProxyTensorModule(types.ModuleType):
     @_CURRENT_MAKE_FX_TRACER.setter
     def _CURRENT_MAKE_FX_TRACER(self, tracer: Any) -> None:
         vars(self)["_CURRENT_MAKE_FX_TRACER"] = tracer
-
-
-@contextlib.contextmanager
-def _session_found() -> Generator[None, None, None]:
-    module: Any = proxy_tensor
-    before = cast("Any", type(module))
-    try:
-        module.__class__ = _ProxyTensorModule
-        yield
-    finally:
-        module.__class__ = before
 
 
 def _modes_before_autograd(asked: Callable[[], Any]) -> Callable[[], Any]:

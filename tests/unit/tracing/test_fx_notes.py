@@ -15,7 +15,10 @@ from pygraph.tracing.proxy_trace import proxy_trace
 
 
 def test_torch_has_what_is_replaced() -> None:
-    assert [name for name in fx_notes.FUNCTIONS if not hasattr(shared, name)] == []
+    missing = {name for name in fx_notes.NAMES if not hasattr(shared, name)}
+    if torch.__version__ >= "2.13":
+        assert missing == set()
+    assert missing <= {name for name in fx_notes.NAMES if "seq_nr" in name or "autograd_backward" in name}
     assert isinstance(vars(shared)["current_meta"], dict)
     from torch._dynamo import eval_frame
 

@@ -28,7 +28,7 @@ import torch
 
 from pygraph.cache import cache_directory
 
-_SOURCES = ("dispatch.cpp", "guards.h")
+_SOURCES = ("dispatch.cpp", "guards.h", "objects.h")
 _NAME = "pygraph_native"
 _TIMEOUT = 600
 

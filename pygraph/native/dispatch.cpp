@@ -4,6 +4,7 @@
 // tensor, the settings that choose kernels, and what the function has closed over. A call that a plan matches is run
 // here; any other is a miss, and Python decides. A plan may be stricter than it must be, never laxer.
 #include "guards.h"
+#include "objects.h"
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
@@ -1620,9 +1621,16 @@ PyType_Spec dispatcher_spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, dispatcher_slots,
 };
 
+PyMethodDef functions[] = {
+    {"referrers_of", pygraph::referrers_of, METH_VARARGS, "What refers to one of the arguments."},
+    {"classes_of_objects", pygraph::classes_of_objects, METH_NOARGS, "The classes of all that the collector knows."},
+    {"objects_of", pygraph::objects_of, METH_VARARGS, "All objects of these classes that the collector knows."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT, "pygraph_native", "The call path in C++; see pygraph.native.", -1,
-    nullptr, nullptr, nullptr, nullptr, nullptr,
+    functions, nullptr, nullptr, nullptr, nullptr,
 };
 
 }  // namespace

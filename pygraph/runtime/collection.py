@@ -11,8 +11,10 @@ import gc
 import itertools
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
+
+from pygraph.native import build
 
 _lock = threading.RLock()  # a signal handler may come here while the same thread is here
 _depth = 0
@@ -67,18 +69,25 @@ def collect(generation: int = 2) -> bool:
         return True
 
 
-def ids_of_objects(generation: int | None = None) -> list[int]:
-    """The ids of all objects that the collector knows, or of those in a generation, in its order.
+# Another thread may be filling a tuple of unknown length, which fails if anybody else refers to it when it grows. So a
+# list of all objects must be gone before another thread can run. C++ looks through one without letting go of the
+# interpreter. Where there is no extension, it lives within one call in C, in which nobody's code runs, unless there are
+# audit hooks: these are told of each `id`, and of calls of `gc`.
 
-    Another thread may be filling a tuple, which fails if anybody else refers to that. So the list of objects must be
-    gone before another thread can run: it lives within one call in C.
-    """
-    return list(map(id, _all_objects(generation)))
+
+def ids_of_objects(generation: int | None = None) -> list[int]:
+    """The ids of all objects that the collector knows, or of those in a generation, in its order."""
+    # CPython hashes by address, without the lowest bits, which are zero for what the collector knows (3.11 to 3.14).
+    return list(map(int.__lshift__, map(object.__hash__, _all_objects(generation)), itertools.repeat(4)))
 
 
 def objects_of(is_wanted: Callable[[type], bool]) -> list[Any]:
     """All objects of classes that are wanted that the collector knows, but tuples; in a block of `no_collection`."""
-    wanted = frozenset(kind for kind in set(map(type, _all_objects(None))) if kind is not tuple and is_wanted(kind))
+    native = build.loaded()
+    kinds: Iterable[type] = set(map(type, _all_objects(None))) if native is None else native.classes_of_objects()
+    wanted = frozenset(kind for kind in kinds if kind is not tuple and is_wanted(kind))
+    if native is not None:
+        return native.objects_of(*wanted)
     found: list[Any] = []
     for generation in range(3):
         # Two lists, as what splits one in two would be in it, and hold itself. The second one has more at its end, of
@@ -88,6 +97,15 @@ def objects_of(is_wanted: Callable[[type], bool]) -> list[Any]:
             map(wanted.__contains__, map(type, _all_objects(generation))),
         )
     return found
+
+
+def referrers_of(*values: Any) -> list[Any]:
+    """All objects that refer to one of these and that the collector knows, but tuples that belong to nothing yet.
+
+    Without the extension these are among them.
+    """
+    native = build.loaded()
+    return gc.get_referrers(*values) if native is None else native.referrers_of(*values)
 
 
 def _all_objects(generation: int | None) -> Iterator[Any]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import collections
-import gc
 import queue
 import sys
 import threading
@@ -18,7 +17,7 @@ import torch
 
 from pygraph.contents import IMMUTABLE, attributes_of, items_in_thread, slots_of
 from pygraph.environment import _is_installed, underlying
-from pygraph.runtime.collection import objects_of
+from pygraph.runtime.collection import objects_of, referrers_of
 from pygraph.storage import delete_item, stored_items
 from pygraph.tracing import memos
 
@@ -56,7 +55,7 @@ def packages_of(held: Held) -> frozenset[str]:
             return frozenset(module.partition(".")[0] for module in modules if are_packages)
         above: list[Any] = []
         seen.add(id(above))
-        for referrer in gc.get_referrers(*layer):
+        for referrer in referrers_of(*layer):
             if id(referrer) not in seen and not _is_tracers(referrer):
                 seen.add(id(referrer))
                 above.append(referrer)
@@ -135,7 +134,7 @@ def _name(value: Any, far: int = 0) -> str:
     if isinstance(value, (types.FunctionType, type)):
         return value.__qualname__
     if far < _FAR:
-        referrers = [r for r in gc.get_referrers(value) if isinstance(r, (dict, types.CellType))]
+        referrers = [r for r in referrers_of(value) if isinstance(r, (dict, types.CellType))]
         found: list[str] = []
         for container in referrers:
             owner = owner_of(container) if isinstance(container, dict) else None
@@ -154,8 +153,8 @@ def _name(value: Any, far: int = 0) -> str:
 
 def _variable(cell: types.CellType) -> str:
     """The name of a variable that functions close over."""
-    for closure in gc.get_referrers(cell):
-        for function in gc.get_referrers(closure) if isinstance(closure, tuple) else ():
+    for closure in referrers_of(cell):
+        for function in referrers_of(closure) if isinstance(closure, tuple) else ():
             if isinstance(function, types.FunctionType) and function.__closure__ is closure:
                 variable = _key_of(zip(function.__code__.co_freevars, closure, strict=True), cell)
                 return f"{variable} of {function.__qualname__}"
@@ -164,7 +163,7 @@ def _variable(cell: types.CellType) -> str:
 
 def owner_of(container: dict[Any, Any]) -> Any:
     """Whose variables or attributes lie in a dict; None if it is nobody's."""
-    referrers = gc.get_referrers(container)
+    referrers = referrers_of(container)
     for referrer in sorted(referrers, key=lambda found: not isinstance(found, (types.ModuleType, type))):
         if isinstance(referrer, types.FunctionType):
             is_owner = referrer.__dict__ is container

@@ -33,7 +33,7 @@ from torch.autograd.graph import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import StateChangeError, describe
-from pygraph.runtime.collection import collect, ids_of_objects, no_collection, objects_of
+from pygraph.runtime.collection import collect, ids_of_objects, no_collection, objects_of, referrers_of
 from pygraph.tracing.holders import LIBRARIES, Held, is_result, name_of, packages_of, take_out
 from pygraph.tracing.turn import turn
 
@@ -303,7 +303,7 @@ class _Search:
         for _ in range(_FAR):
             self._layer = []
             ids = set(map(id, layer))
-            for referrer in gc.get_referrers(*layer):
+            for referrer in referrers_of(*layer):
                 if self._is_own(referrer) or referrer is layer or id(referrer) in running:
                     continue
                 items = {id(item): item for item in gc.get_referents(referrer) if id(item) in ids}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pygraph.runtime.collection import ids_of_objects, no_collection, objects_of
+from pygraph.runtime.collection import ids_of_objects, no_collection, objects_of, referrers_of
 
 
 class Thing:
@@ -30,9 +30,36 @@ def test_young_objects_are_in_the_order_in_which_they_were_made() -> None:
     assert [young.index(id(thing)) for thing in things] == sorted(young.index(id(thing)) for thing in things)
 
 
+def test_what_refers_to_objects_is_found() -> None:
+    one, two = Thing(), Thing()
+    holders: list[Any] = [{"key": one}, [two], (one, two), ((), (two,)), (item for item in (one,)), lambda: one]
+    expected = [holders[0], holders[1], holders[2], holders[3][1], holders[5].__closure__[0]]
+    # Also what belongs to this test: its list of both, and the variables of the generator.
+    assert set(map(id, expected)) <= set(map(id, referrers_of(one, two)))
+    assert set(map(id, referrers_of(one, two))) <= set(map(id, gc.get_referrers(one, two)))
+
+
+class Equal:
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("nobody's code is run")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_looking_for_referrers_runs_nobodys_code() -> None:
+    one, holder = Thing(), Equal()
+    holder.__dict__["item"] = one
+    assert any(found is holder or found is vars(holder) for found in referrers_of(one))
+
+
+SEARCHED = Thing()
+
+
 @pytest.mark.parametrize(
-    "search", [lambda: objects_of(lambda kind: kind is Thing), ids_of_objects, lambda: ids_of_objects(0)],
-    ids=["objects", "ids", "young"],
+    "search",
+    [lambda: objects_of(lambda kind: kind is Thing), ids_of_objects, lambda: ids_of_objects(0),
+     lambda: referrers_of(SEARCHED)],
+    ids=["objects", "ids", "young", "referrers"],
 )  # fmt: skip
 def test_other_threads_may_fill_tuples(search: Callable[[], Any]) -> None:
     """A tuple of unknown length must have one owner while it is filled, or Python raises a SystemError."""
@@ -42,7 +69,7 @@ def test_other_threads_may_fill_tuples(search: Callable[[], Any]) -> None:
     def fill() -> None:
         try:
             while not done.is_set():
-                tuple(str(i) for i in range(40))
+                tuple(SEARCHED for _ in range(40))
         except BaseException as error:
             errors.append(error)
 

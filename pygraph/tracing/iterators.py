@@ -33,6 +33,8 @@ from pygraph.tracing.modes import user_frame
 
 REMEDY = "Pass the batch or the number as an argument."
 
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
 # What moves an iterator or a file on, or tells where it is, besides what the interpreter itself calls.
 _MOVING = frozenset(
     {
@@ -291,6 +293,15 @@ def _is_algebra(frame: Any) -> bool:
     return frame is not None and f"{os.sep}sympy{os.sep}" in frame.f_code.co_filename
 
 
+def _is_import(frame: Any) -> bool:
+    """Whether it is a module that asks while it is imported in the trace, which happens once, whatever is replayed."""
+    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _watch(iterators: Iterators, cls: type, name: str, shared: object) -> Callable[[], None]:
     original: Any = getattr(cls, name)
     made = iterators.made
@@ -302,7 +313,12 @@ def _watch(iterators: Iterators, cls: type, name: str, shared: object) -> Callab
         if frame.f_code is random.Random.__init__.__code__ and args and args[0] is not None:
             made.append(self)  # by the function, with a seed: it draws the same at every call
         ours = self is shared or any(self is one for one in made)
-        if not ours and iterators.is_asking() and is_user_frame(frame) and not _is_algebra(frame):
+        if (
+            not ours
+            and iterators.is_asking()
+            and is_user_frame(frame)
+            and not (_is_algebra(frame) or _is_import(frame))
+        ):
             iterators.refuse(_described(self))
         return original(self, *args, **kwargs)
 

@@ -12,6 +12,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -315,3 +316,23 @@ def test_a_generator_that_the_function_makes_with_a_seed_is_part_of_the_graph(de
 
     fast, x = pygraph.jit(fn, strict=True), torch.ones(1, dtype=torch.float64, device=device)
     assert [fast(x).item() for _ in range(3)] == [random.Random(3).random()] * 3
+
+
+def test_what_a_module_draws_when_it_is_imported_is_its_own(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries make generators when they are imported, and torch imports some when a trace needs them first."""
+    (tmp_path / "drawing_at_import.py").write_text("import random\nONE = 1 if random.Random().random() < 2 else 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        import drawing_at_import  # pyright: ignore[reportMissingImports]
+
+        return x + drawing_at_import.ONE  # pyright: ignore[reportUnknownMemberType]
+
+    fast, x = pygraph.jit(fn), torch.ones(1, device=device)
+    try:
+        assert [fast(x).item() for _ in range(4)] == [2.0] * 4
+    finally:
+        del sys.modules["drawing_at_import"]
+    assert fast.cache_info().captures == 1, str(fast.explain())

@@ -648,9 +648,10 @@ class Transformed(Generic[P, R]):
         timer = (self.options.timer or driver.measure) if "select" in self.passes else None
         pool, made = self._pools[program.device], list[Executable]()
         try:
-            uninterrupted(
-                lambda: made.append(Executable(program, driver, pool, leaves, self._reused, timer)), recording=True
-            )
+            with driver.unwatched():
+                uninterrupted(
+                    lambda: made.append(Executable(program, driver, pool, leaves, self._reused, timer)), recording=True
+                )
         except BaseException:
             for executable in made:  # what raises is a signal's handler that has waited
                 executable.release()

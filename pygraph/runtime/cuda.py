@@ -87,7 +87,8 @@ class _Ordered:
             return True
         if cuda_captures.is_capturing(self._last):
             return False
-        self._last.synchronize()
+        # Not for the stream itself, which torch refuses under `torch.cuda.set_sync_debug_mode("error")`.
+        self._last.record_event().synchronize()
         return True
 
 
@@ -341,6 +342,19 @@ class CudaDriver(Driver):
                     yield
             finally:
                 outer.wait_stream(stream)
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Generator[None, None, None]:
+        """With `torch.cuda.set_sync_debug_mode` off."""
+        mode = torch.cuda.get_sync_debug_mode()
+        if not mode:
+            yield
+            return
+        torch.cuda.set_sync_debug_mode(0)
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
 
     def warm_up(self, run: Callable[[], T]) -> T:
         """Run on the stream that captures, so that libraries have loaded and chosen before a capture begins."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,9 +101,17 @@ extern "C" __global__ void pygraph_fill_2d(char* target, u64 pitch, unsigned val
 """
 
 
-@functools.cache
+_lock = threading.RLock()
+
+
 def _module(arch: str) -> Any:
     """The compiled module for an architecture, as ``sm_90``."""
+    with _lock:  # cuda.core finds parts of itself missing where two threads import it first
+        return _compiled(arch)
+
+
+@functools.cache
+def _compiled(arch: str) -> Any:
     core: Any = importlib.import_module("cuda.core")  # slow to import
     source = f"#define CHUNK {CHUNK}\n{_SOURCE}\n" + "\n".join(f"KERNELS({n})" for n in CAPACITIES)
     return core.Program(source, "c++", core.ProgramOptions(std="c++17", arch=arch)).compile("cubin")

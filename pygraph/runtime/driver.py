@@ -6,9 +6,11 @@ Everything above this interface (discovery, proof, memory, execution) is the sam
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -266,6 +268,10 @@ class Driver(abc.ABC):
     def refusal(self) -> str | None:
         """Why nothing can be recorded on the device as it is set up now; None if nothing speaks against it."""
         return None
+
+    def unwatched(self) -> AbstractContextManager[object]:
+        """A block in which the device may be waited for also where the user has errors raised for that."""
+        return contextlib.nullcontext()
 
     def warm_up(self, run: Callable[[], T]) -> T:
         """Run as `record` will, but for real, so that libraries allocate and choose their kernels beforehand."""

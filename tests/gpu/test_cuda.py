@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -238,6 +240,40 @@ def test_a_driver_before_cuda_has_been_used() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_where_torch_refuses_synchronizations() -> None:
+    """What they are searched for in is the user's code: calls, first ones as well, and what dies wait as they need."""
+    x = torch.rand(64, 64, device="cuda")
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ x) + 1
+
+    expected = [step(x[:size, :size]) for size in range(60, 65)]
+    found: list[torch.Tensor] = []
+    with refused_synchronizations():
+        for size in range(60, 65):
+            fast = pygraph.jit(step)
+            for _ in range(3):
+                result = fast(x[:size, :size])
+            found.append(result)
+            assert fast.cache_info().captures == 1, str(fast.explain())
+            del fast
+        gc.collect()  # an error of a finalizer would be one of this test
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@contextlib.contextmanager
+def refused_synchronizations() -> Iterator[None]:
+    """Where torch raises an error for what waits for the device."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it does not find everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.slow

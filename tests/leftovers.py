@@ -9,7 +9,7 @@ import logging
 import random
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,6 @@ _READ: dict[str, Callable[[], Any]] = {
     "dispatch modes": _get_current_dispatch_mode_stack,
     "function modes": torch.overrides._get_current_function_mode_stack,
     "torch.func's levels": torch._C._functorch.peek_interpreter_stack,
-    "torch's settings": lambda: SettingsWatch(["cpu"])._values(),
     "inference mode": torch.is_inference_mode_enabled,
     "autocast's cache": torch.is_autocast_cache_enabled,
     "hooks on saved tensors": lambda: torch._C._autograd._top_saved_tensors_default_hooks(True),
@@ -99,7 +98,16 @@ def state() -> dict[str, Any]:
 
 def _state(read: dict[str, Callable[[], Any]]) -> dict[str, Any]:
     # A tracer of torch's in another thread may put a replacement of ours back, which then does nothing any more.
-    return {name: without_ended(getter()) for name, getter in read.items()}
+    if torch.cuda.is_available():
+        torch.cuda.init()  # so that torch makes the choices that it makes once
+    watch = SettingsWatch(["cpu"])
+    settings = zip((f"torch's setting: {name}" for name, _, _ in watch._settings), watch._values(), strict=True)
+    return {name: without_ended(getter()) for name, getter in read.items()} | _numbered(settings)
+
+
+def _numbered(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """These by their names, of which some are the same."""
+    return {f"{name} ({number})": value for number, (name, value) in enumerate(items)}
 
 
 def changed(before: dict[str, Any], now: dict[str, Any] | None = None) -> list[str]:

@@ -12,6 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import pygraph
 
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11 says so of any profile
+
 
 def loss(x: torch.Tensor) -> torch.Tensor:
     return (x * 2 + 1).sin().sum()

@@ -85,7 +85,12 @@ def test_calls_of_one_compiled_module_after_a_warm_one(device: torch.device) -> 
     check(compiled, net, x)
 
 
-@pytest.mark.parametrize("how", ["jit", "compile"])
+# With the backends of torch's own, too, threads that call one function first crash or get "Detected that you are using
+# FX to symbolically trace a dynamo-optimized function".
+torch_fails = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.11: Dynamo breaks among several threads")
+
+
+@pytest.mark.parametrize("how", ["jit", pytest.param("compile", marks=torch_fails)])
 def test_first_calls_of_one_module(device: torch.device, how: str) -> None:
     net = Net().to(device)
     run: Any = pygraph.jit(net) if how == "jit" else torch.compile(net, backend=pygraph.backend)
@@ -108,6 +113,7 @@ def test_first_calls_of_many_functions(device: torch.device, how: str) -> None:
     in_turn(4, work)
 
 
+@torch_fails
 # Dynamo silences it for the whole process, and so for no thread of several.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_graph_breaks_and_recompilations(device: torch.device) -> None:
@@ -203,6 +209,7 @@ def test_what_fx_notes_for_another_thread(device: torch.device, name: str) -> No
     """AOTAutograd notes in a variable of the process at which node it is, and checks that it finds it there again."""
     seen: set[int] = set()
 
+    @torch.compiler.disable  # torch 2.11 compiles profile functions
     def look(frame: Any, event: str, arg: Any) -> None:
         seen.add(id(vars(torch.fx.traceback)["current_meta"]))  # that of the process
 

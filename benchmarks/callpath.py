@@ -38,15 +38,12 @@ Call = Callable[[], object]
 @contextlib.contextmanager
 def native(on: bool) -> Iterator[None]:
     """Whether functions get plans for the native path when they are called inside."""
-    before = os.environ.get("PYGRAPH_NATIVE")
+    before = os.environ["PYGRAPH_NATIVE"]
     os.environ["PYGRAPH_NATIVE"] = "1" if on else "0"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYGRAPH_NATIVE"]
-        else:
-            os.environ["PYGRAPH_NATIVE"] = before
+        os.environ["PYGRAPH_NATIVE"] = before
 
 
 def synchronize(device: torch.device) -> None:
@@ -253,6 +250,7 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--no-bert", action="store_true")
     options = parser.parse_args()
+    os.environ["PYGRAPH_NATIVE"] = "1"  # already here: calls whose code asks for variables are told apart by them
     device = torch.device(pygraph.default_device())
     build.start(wait=True)
     report: dict[str, Any] = {

@@ -9,7 +9,7 @@ import logging
 import random
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -97,17 +97,12 @@ def state() -> dict[str, Any]:
 
 
 def _state(read: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    # A tracer of torch's in another thread may put a replacement of ours back, which then does nothing any more.
     if torch.cuda.is_available():
         torch.cuda.init()  # so that torch makes the choices that it makes once
-    watch = SettingsWatch(["cpu"])
-    settings = zip((f"torch's setting: {name}" for name, _, _ in watch._settings), watch._values(), strict=True)
-    return {name: without_ended(getter()) for name, getter in read.items()} | _numbered(settings)
-
-
-def _numbered(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """These by their names, of which some are the same."""
-    return {f"{name} ({number})": value for number, (name, value) in enumerate(items)}
+    settings = enumerate(SettingsWatch(["cpu"])._settings)  # some have the same name
+    found = {f"torch's setting {number}, {name}": getter() for number, (name, getter, _) in settings}
+    # A tracer of torch's in another thread may put a replacement of ours back, which then does nothing any more.
+    return found | {name: without_ended(getter()) for name, getter in read.items()}
 
 
 def changed(before: dict[str, Any], now: dict[str, Any] | None = None) -> list[str]:

@@ -99,13 +99,13 @@ def objects_of(is_wanted: Callable[[type], bool]) -> list[Any]:
     return found
 
 
-def referrers_of(*values: Any) -> list[Any]:
-    """All objects that refer to one of these and that the collector knows, but tuples that belong to nothing yet.
-
-    Without the extension these are among them.
+def referrers_of(values: list[Any]) -> list[Any]:
+    """All objects that refer to one of these and that the collector knows, but this list, and but tuples that belong to
+    nothing yet; without the extension these are among them.
     """
     native = build.loaded()
-    return gc.get_referrers(*values) if native is None else native.referrers_of(*values)
+    found: list[Any] = gc.get_referrers(*values) if native is None else native.referrers_of(*values)
+    return [one for one in found if one is not values]
 
 
 def _all_objects(generation: int | None) -> Iterator[Any]:

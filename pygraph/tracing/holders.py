@@ -47,15 +47,14 @@ def packages_of(held: Held) -> frozenset[str]:
     it is the user's.
     """
     layer: list[Any] = [held.holder]
-    seen = {id(held), id(layer), id(held.holder)}
+    seen = {id(held), id(held.holder)}
     for _ in range(_FARTHER):
         modules = {module for value in layer if (module := _module_of(value)) is not None}
         if modules:
             are_packages = all(map(_belongs_to_package, modules))
             return frozenset(module.partition(".")[0] for module in modules if are_packages)
         above: list[Any] = []
-        seen.add(id(above))
-        for referrer in referrers_of(*layer):
+        for referrer in referrers_of(layer):
             if id(referrer) not in seen and not _is_tracers(referrer):
                 seen.add(id(referrer))
                 above.append(referrer)
@@ -134,7 +133,7 @@ def _name(value: Any, far: int = 0) -> str:
     if isinstance(value, (types.FunctionType, type)):
         return value.__qualname__
     if far < _FAR:
-        referrers = [r for r in referrers_of(value) if isinstance(r, (dict, types.CellType))]
+        referrers = [r for r in referrers_of([value]) if isinstance(r, (dict, types.CellType))]
         found: list[str] = []
         for container in referrers:
             owner = owner_of(container) if isinstance(container, dict) else None
@@ -153,8 +152,8 @@ def _name(value: Any, far: int = 0) -> str:
 
 def _variable(cell: types.CellType) -> str:
     """The name of a variable that functions close over."""
-    for closure in referrers_of(cell):
-        for function in referrers_of(closure) if isinstance(closure, tuple) else ():
+    for closure in referrers_of([cell]):
+        for function in referrers_of([closure]) if isinstance(closure, tuple) else ():
             if isinstance(function, types.FunctionType) and function.__closure__ is closure:
                 variable = _key_of(zip(function.__code__.co_freevars, closure, strict=True), cell)
                 return f"{variable} of {function.__qualname__}"
@@ -163,7 +162,7 @@ def _variable(cell: types.CellType) -> str:
 
 def owner_of(container: dict[Any, Any]) -> Any:
     """Whose variables or attributes lie in a dict; None if it is nobody's."""
-    referrers = referrers_of(container)
+    referrers = referrers_of([container])
     for referrer in sorted(referrers, key=lambda found: not isinstance(found, (types.ModuleType, type))):
         if isinstance(referrer, types.FunctionType):
             is_owner = referrer.__dict__ is container

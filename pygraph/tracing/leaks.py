@@ -165,7 +165,8 @@ def _take_out_all(
         packages = [packages_of(held) for held in found]
         stays = stays or any(names & LIBRARIES for names in packages)
         found = [held for held, names in zip(found, packages, strict=True) if not names & LIBRARIES]
-        places = [None if packages_of(held) else name_of(held) for held in found]
+        packages = [names for names in packages if not names & LIBRARIES]
+        places = [None if names else name_of(held) for held, names in zip(found, packages, strict=True)]
         for place, held in zip(places, found, strict=True):
             if any(item is held.item for item in gc.get_referents(held.holder)):  # not yet taken out from there
                 is_out = take_out(held)
@@ -303,8 +304,8 @@ class _Search:
         for _ in range(_FAR):
             self._layer = []
             ids = set(map(id, layer))
-            for referrer in referrers_of(*layer):
-                if self._is_own(referrer) or referrer is layer or id(referrer) in running:
+            for referrer in referrers_of(layer):
+                if self._is_own(referrer) or id(referrer) in running:
                     continue
                 items = {id(item): item for item in gc.get_referents(referrer) if id(item) in ids}
                 if id(referrer) not in self._young:

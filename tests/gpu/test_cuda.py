@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +18,7 @@ import pygraph
 from pygraph.retries import SETTLED
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Run
+from tests.steps import refused_synchronizations
 
 pytestmark = pytest.mark.gpu
 
@@ -262,18 +261,6 @@ def test_where_torch_refuses_synchronizations() -> None:
         gc.collect()  # an error of a finalizer would be one of this test
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want)
-
-
-@contextlib.contextmanager
-def refused_synchronizations() -> Iterator[None]:
-    """Where torch raises an error for what waits for the device."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it does not find everything
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.slow

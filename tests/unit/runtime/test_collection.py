@@ -30,13 +30,23 @@ def test_young_objects_are_in_the_order_in_which_they_were_made() -> None:
     assert [young.index(id(thing)) for thing in things] == sorted(young.index(id(thing)) for thing in things)
 
 
+@pytest.mark.usefixtures("native")
+def test_what_is_passed_to_look_is_not_found() -> None:
+    values, holder = [Thing()], {}
+    holder["key"] = values[0]
+    found = referrers_of(values)
+    assert [one for one in found if one is not holder] == []
+
+
+@pytest.mark.usefixtures("native")
 def test_what_refers_to_objects_is_found() -> None:
     one, two = Thing(), Thing()
     holders: list[Any] = [{"key": one}, [two], (one, two), ((), (two,)), (item for item in (one,)), lambda: one]
     expected = [holders[0], holders[1], holders[2], holders[3][1], holders[5].__closure__[0]]
     # Also what belongs to this test: its list of both, and the variables of the generator.
-    assert set(map(id, expected)) <= set(map(id, referrers_of(one, two)))
-    assert set(map(id, referrers_of(one, two))) <= set(map(id, gc.get_referrers(one, two)))
+    found = referrers_of([one, two])
+    assert set(map(id, expected)) <= set(map(id, found))
+    assert set(map(id, found)) <= set(map(id, gc.get_referrers(one, two)))
 
 
 class Equal:
@@ -49,7 +59,7 @@ class Equal:
 def test_looking_for_referrers_runs_nobodys_code() -> None:
     one, holder = Thing(), Equal()
     holder.__dict__["item"] = one
-    assert any(found is holder or found is vars(holder) for found in referrers_of(one))
+    assert any(found is holder or found is vars(holder) for found in referrers_of([one]))
 
 
 SEARCHED = Thing()
@@ -58,7 +68,7 @@ SEARCHED = Thing()
 @pytest.mark.parametrize(
     "search",
     [lambda: objects_of(lambda kind: kind is Thing), ids_of_objects, lambda: ids_of_objects(0),
-     lambda: referrers_of(SEARCHED)],
+     lambda: referrers_of([SEARCHED])],
     ids=["objects", "ids", "young", "referrers"],
 )  # fmt: skip
 def test_other_threads_may_fill_tuples(search: Callable[[], Any]) -> None:

@@ -135,12 +135,12 @@ class Look(Generic[E]):
 
     Attributes:
         lookups: Those that were looked at.
-        note: Why the last one ran as it is.
+        note: Why the last one ran as it is; None if that is no fallback, and then there is an entry.
         entry: What said so, if it is kept.
         skipped: How many have not been looked at, and are not counted elsewhere yet.
     """
 
-    def __init__(self, note: Fallback) -> None:
+    def __init__(self, note: Fallback | None) -> None:
         self.lookups = Budget(MAX_LOOKUPS - 1, LOOKUPS)
         self.note = note
         self.entry: E | None = None
@@ -155,7 +155,7 @@ class Looks(Generic[E]):
 
     def __init__(self) -> None:
         self._looks: dict[Hashable, Look[E]] = {}
-        self._skipped: list[tuple[Fallback, E | None, int]] = []
+        self._skipped: list[tuple[Fallback | None, E | None, int]] = []
 
     def __bool__(self) -> bool:
         """Whether any call ran as it is; as long as none did, nothing here needs to be asked."""
@@ -169,7 +169,7 @@ class Looks(Generic[E]):
         known.skipped += 1
         return True
 
-    def as_it_is(self, look: Hashable, note: Fallback, entry: E | None, seconds: float) -> None:
+    def as_it_is(self, look: Hashable, note: Fallback | None, entry: E | None, seconds: float) -> None:
         """Note that a call ran as it is, after it was looked at for so long."""
         known = self._looks.get(look)
         if known is None:
@@ -206,7 +206,7 @@ class Looks(Generic[E]):
         waiting = [*self._skipped, *((known.note, known.entry, known.skipped) for known in list(self._looks.values()))]
         return sum(calls for _, entry, calls in waiting if entry is not None)
 
-    def take_skipped(self) -> list[tuple[Fallback, E | None, int]]:
+    def take_skipped(self) -> list[tuple[Fallback | None, E | None, int]]:
         """Why calls were skipped since the last time, the entry that said so, and how many."""
         for known in list(self._looks.values()):
             self._take(known)

@@ -329,6 +329,10 @@ class Steps:
             return self._inline(args, kwargs)
         return function.fn(*args, **kwargs)
 
+    def refusal(self) -> Fallback | None:
+        """Why calls run as they are for now; None if they do not."""
+        return None if self._renewals.allows() else Fallback("the call", self._why_not)
+
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._function._run_inline(Fallback("the call", self._why_not), args, kwargs)
 

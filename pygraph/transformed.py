@@ -207,7 +207,7 @@ class Transformed(Generic[P, R]):
             if look is not None:
                 looks.served(look)
             return found
-        if found.note is not None and not self.options.strict:
+        if found.program is None and (found.note is not None or found.entry is not None) and not self.options.strict:
             seconds = retries.clock() - begin
             looks.as_it_is(look or look_of(args, kwargs), found.note, found.entry, seconds)
         return self._run_as_it_is(found, args, kwargs)
@@ -242,12 +242,14 @@ class Transformed(Generic[P, R]):
                     if entry.until.allow_another():
                         self._drop(entry)
                         entry = None
+                is_hit = entry is not None
                 if entry is not None:
                     self._count_hit(key, entry)
-                    self._plan(key, entry, leaves, args, kwargs)
                 else:
                     entry = self._timed_compile(key, leaves, structure, args, kwargs)
                 shared = entry.shares_memory(leaves)
+                if is_hit and not shared:  # a plan would not match, and every further call would compare it
+                    self._plan(key, entry, leaves, args, kwargs)
                 if entry.executable is not None and not shared:
                     return entry.executable(leaves)
             finally:
@@ -255,7 +257,8 @@ class Transformed(Generic[P, R]):
         if entry.differentiated:
             return self._compose(args, kwargs, (key, entry))
         if entry.steps is not None:
-            return entry.steps(args, kwargs)
+            refusal = entry.steps.refusal()
+            return entry.steps(args, kwargs) if refusal is None else _AsItIs(refusal)
         if shared:
             return _AsItIs(_SHARED)
         if self.options.strict and entry.fallbacks and "graphify" in self.passes:
@@ -423,11 +426,11 @@ class Transformed(Generic[P, R]):
     def _settle(self) -> None:
         """Count what the native path has served, as if it had been served here."""
         for note, entry, calls in self._looks.take_skipped():
-            if entry is None:
-                self._inlined[note] += calls
-            else:
+            if entry is not None:
                 entry.calls += calls
                 self._counts.hits += calls
+            elif note is not None:
+                self._inlined[note] += calls
         served = self._native.served()
         for calls in served:
             self._counts.hits += calls.hits if calls.entry.steps is None else 0

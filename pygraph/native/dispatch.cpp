@@ -191,6 +191,13 @@ struct Layout {
   }
 };
 
+// As its own method, which is two calls through tables; only of a view is there more to ask than what lies here.
+bool requires_grad(const c10::TensorImpl& tensor) {
+  auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
+  if (meta == nullptr) return false;
+  return meta->is_view_ ? tensor.requires_grad() : meta->requires_grad_ || meta->grad_fn_ != nullptr;
+}
+
 using Range = std::pair<uint64_t, uint64_t>;  // the first address, and the one after the last
 
 Range range_of(const c10::TensorImpl& tensor) {  // of the storage
@@ -247,7 +254,7 @@ struct CapturedSpec {
 
   bool fits() const {
     c10::TensorImpl* now = THPVariable_Unpack(object).unsafeGetTensorImpl();
-    if (now != tensor || !layout.fits(*now) || now->requires_grad() != grad) return false;
+    if (now != tensor || !layout.fits(*now) || requires_grad(*now) != grad) return false;
     return !placed || address_of(*now) == address;
   }
 };
@@ -449,7 +456,7 @@ bool leaf_fits(PlanState& plan, const Leaf& leaf, PyObject* object, Call& call) 
       if (Py_TYPE(object) != leaf.type) return false;
       c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
       const TensorSpec& spec = plan.tensors[leaf.slot];
-      if (!spec.layout.fits(*tensor) || tensor->requires_grad() != spec.grad) return false;
+      if (!spec.layout.fits(*tensor) || requires_grad(*tensor) != spec.grad) return false;
       uint64_t address = 0;
       if (!spec.empty) {
         // mutable_data also gives a lazily cloned tensor memory of its own, as Tensor.data_ptr() does.
@@ -1182,11 +1189,8 @@ void describe_environment(PlanState& plan, PyObject* spec) {
   }
   PyObject* attributes = item(spec, 7);
   for (Py_ssize_t i = 0; i < PyTuple_Size(attributes); ++i) {
-    PyObject* object = item(item(attributes, i), 0);
-    PyObject* dict = item(item(attributes, i), 1);
-    PyObject** slot = _PyObject_GetDictPtr(object);  // CPython 3.11 to 3.14
-    if (slot != nullptr && *slot != dict) slot = nullptr;
-    environment.attributes.push_back({Py_NewRef(object), slot, Py_NewRef(dict)});
+    PyObject* entry = item(attributes, i);
+    environment.add_attributes(item(entry, 0), item(entry, 1));
   }
 }
 
@@ -1206,7 +1210,7 @@ void describe_code(pygraph::Environment& environment, PyObject* spec) {
     Py_INCREF(type);
     environment.types.push_back({type});
   }
-  auto part = [](PyObject* object) { return object == Py_None ? nullptr : Py_NewRef(object); };
+  auto part = [](PyObject* object) { return object == Py_None ? nullptr : object; };
   PyObject* functions = item(spec, 1);
   for (Py_ssize_t i = 0; i < PyTuple_Size(functions); ++i) {
     PyObject* entry = item(functions, i);
@@ -1214,15 +1218,12 @@ void describe_code(pygraph::Environment& environment, PyObject* spec) {
       PyErr_SetString(PyExc_TypeError, "expected a function");
       throw PythonError();
     }
-    environment.functions.push_back(
-        {Py_NewRef(item(entry, 0)), Py_NewRef(item(entry, 1)), part(item(entry, 2)), part(item(entry, 3))});
+    environment.add_function(item(entry, 0), item(entry, 1), part(item(entry, 2)), part(item(entry, 3)));
   }
   PyObject* kinds = item(spec, 2);
   for (Py_ssize_t i = 0; i < PyTuple_Size(kinds); ++i) {
     PyObject* entry = item(kinds, i);
-    PyTypeObject* type = type_at(entry, 1);
-    Py_INCREF(type);
-    environment.kinds.push_back({Py_NewRef(item(entry, 0)), type});
+    environment.add_kind(item(entry, 0), type_at(entry, 1));
   }
   PyObject* partials = item(spec, 3);
   for (Py_ssize_t i = 0; i < PyTuple_Size(partials); ++i) {

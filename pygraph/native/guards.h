@@ -13,6 +13,9 @@
 #include <Python.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -39,8 +42,6 @@ struct DictGuard {
   bool watched = false;
   uint64_t events = 0;                       // how often it has changed
   std::vector<DictGuard*>* queue = nullptr;  // where to report a change
-#elif PYGRAPH_TAGS
-  uint64_t version = 0;
 #endif
 };
 
@@ -70,19 +71,14 @@ struct TypeGuard {
   unsigned int version = 0;   // when what it holds was compared last; 0 is no version
 };
 
-struct FunctionGuard {
-  PyObject* function;         // owned
-  PyObject *code, *defaults, *keywords;  // owned; nullptr for no defaults
-};
-
-struct KindGuard {
-  PyObject* object;           // owned
-  PyTypeObject* type;         // owned
+// A pointer that lies in an object: its class, where its attributes are, the code of a function.
+struct PointerGuard {
+  const void* place;
+  uintptr_t expected;
 };
 
 struct AttributesGuard {
-  PyObject* object;           // owned
-  PyObject** slot;            // where its dict lies in it; nullptr if only the object can tell
+  PyObject* object;           // owned; it alone can tell where its dict lies
   PyObject* dict;             // owned
 };
 
@@ -135,8 +131,8 @@ class Environment {
   std::vector<SetGuard> sets;
   std::vector<ItemGuard> items;
   std::vector<TypeGuard> types;
-  std::vector<FunctionGuard> functions;
-  std::vector<KindGuard> kinds;
+  std::vector<PointerGuard> pointers;
+  std::vector<PyObject*> pointed;  // owned: the objects that pointers lie in, and what they must point to
   std::vector<AttributesGuard> attributes;
   std::vector<PartialGuard> partials;
   PyObject* same = nullptr;  // owned: same(value, expected) of pygraph.environment
@@ -144,8 +140,34 @@ class Environment {
 
   ~Environment() { clear(); }
 
+  // Guard which class an object is of.
+  void add_kind(PyObject* object, PyTypeObject* type) {
+    add_pointer(object, &object->ob_type, reinterpret_cast<PyObject*>(type));
+  }
+
+  // Guard which dict holds the attributes of an object.
+  void add_attributes(PyObject* object, PyObject* dict) {
+    PyObject** slot = _PyObject_GetDictPtr(object);  // CPython 3.11 to 3.14
+    if (slot != nullptr && *slot == dict) {
+      add_pointer(object, slot, dict);
+    } else {
+      attributes.push_back({Py_NewRef(object), Py_NewRef(dict)});
+    }
+  }
+
+  // Guard the code of a function and its defaults, which are nullptr if there are none.
+  void add_function(PyObject* object, PyObject* code, PyObject* defaults, PyObject* keywords) {
+    auto* function = reinterpret_cast<PyFunctionObject*>(object);
+    add_pointer(object, &function->func_code, code);
+    add_pointer(object, &function->func_defaults, defaults);
+    add_pointer(object, &function->func_kwdefaults, keywords);
+  }
+
   // Start to watch; every guard is compared at the first check.
   void arm() {
+    std::sort(pointers.begin(), pointers.end(), [](const PointerGuard& a, const PointerGuard& b) {
+      return std::less<const void*>()(a.place, b.place);  // as they lie in memory, the processor reads them fastest
+    });
 #if PYGRAPH_WATCHERS
     for (DictGuard* guard : dicts) {
       guard->queue = &dirty_;
@@ -162,6 +184,8 @@ class Environment {
         unwatched_.push_back(guard);
       }
     }
+#elif PYGRAPH_TAGS
+    for (DictGuard* guard : dicts) tags_.push_back({reinterpret_cast<PyDictObject*>(guard->dict), 0});
 #endif
   }
 
@@ -184,12 +208,11 @@ class Environment {
       if (!holds(*guard)) return false;
     }
 #elif PYGRAPH_TAGS
-    for (DictGuard* guard : dicts) {
-      uint64_t version = reinterpret_cast<PyDictObject*>(guard->dict)->ma_version_tag;
-      if (version != guard->version) {
-        if (!holds(*guard)) return false;
-        guard->version = version;
-      }
+    for (size_t i = 0; i < tags_.size(); ++i) {
+      const uint64_t version = tags_[i].dict->ma_version_tag;
+      if (version == tags_[i].version) continue;
+      if (!holds(*dicts[i])) return false;
+      tags_[i].version = version;
     }
 #else
     for (DictGuard* guard : dicts) {
@@ -246,16 +269,7 @@ class Environment {
       Py_VISIT(guard.expected.value);
     }
     for (TypeGuard& guard : types) Py_VISIT(reinterpret_cast<PyObject*>(guard.type));
-    for (FunctionGuard& guard : functions) {
-      Py_VISIT(guard.function);
-      Py_VISIT(guard.code);
-      Py_VISIT(guard.defaults);
-      Py_VISIT(guard.keywords);
-    }
-    for (KindGuard& guard : kinds) {
-      Py_VISIT(guard.object);
-      Py_VISIT(reinterpret_cast<PyObject*>(guard.type));
-    }
+    for (PyObject* object : pointed) Py_VISIT(object);
     for (AttributesGuard& guard : attributes) {
       Py_VISIT(guard.object);
       Py_VISIT(guard.dict);
@@ -292,6 +306,8 @@ class Environment {
 #if PYGRAPH_WATCHERS
     dirty_.clear();
     unwatched_.clear();
+#elif PYGRAPH_TAGS
+    tags_.clear();
 #endif
     for (ListGuard& guard : lists) {
       drop.push_back(guard.list);
@@ -315,14 +331,9 @@ class Environment {
     items.clear();
     for (TypeGuard& guard : types) drop.push_back(reinterpret_cast<PyObject*>(guard.type));
     types.clear();
-    for (FunctionGuard& guard : functions) {
-      drop.insert(drop.end(), {guard.function, guard.code, guard.defaults, guard.keywords});
-    }
-    functions.clear();
-    for (KindGuard& guard : kinds) {
-      drop.insert(drop.end(), {guard.object, reinterpret_cast<PyObject*>(guard.type)});
-    }
-    kinds.clear();
+    pointers.clear();
+    drop.insert(drop.end(), pointed.begin(), pointed.end());
+    pointed.clear();
     for (AttributesGuard& guard : attributes) drop.insert(drop.end(), {guard.object, guard.dict});
     attributes.clear();
     for (PartialGuard& guard : partials) drop.insert(drop.end(), {guard.partial, guard.parts});
@@ -336,7 +347,19 @@ class Environment {
 #if PYGRAPH_WATCHERS
   std::vector<DictGuard*> dirty_;
   std::vector<DictGuard*> unwatched_;
+#elif PYGRAPH_TAGS
+  struct Tag {
+    PyDictObject* dict;       // of the guard at the same place
+    uint64_t version;         // when it was compared last; 0 is no version
+  };
+  std::vector<Tag> tags_;
 #endif
+
+  void add_pointer(PyObject* object, const void* place, PyObject* expected) {
+    pointers.push_back({place, reinterpret_cast<uintptr_t>(expected)});
+    pointed.push_back(Py_NewRef(object));
+    pointed.push_back(Py_XNewRef(expected));
+  }
 
   bool holds(DictGuard& guard) {
     if (guard.length >= 0 && PyDict_GET_SIZE(guard.dict) != guard.length) return false;
@@ -375,18 +398,15 @@ class Environment {
   }
 
   bool code_holds() {
-    for (const KindGuard& guard : kinds) {
-      if (Py_TYPE(guard.object) != guard.type) return false;
+    uintptr_t differences = 0;
+    for (const PointerGuard& guard : pointers) {
+      uintptr_t now;
+      std::memcpy(&now, guard.place, sizeof now);  // a pointer of any type
+      differences |= now ^ guard.expected;         // no branch for each of thousands
     }
-    for (const AttributesGuard& guard : attributes) {  // of which the class is what it was
-      if (guard.slot != nullptr ? *guard.slot != guard.dict : !has_attributes(guard)) return false;
-    }
-    for (const FunctionGuard& guard : functions) {
-      auto* now = reinterpret_cast<PyFunctionObject*>(guard.function);
-      if (now->func_code != guard.code || now->func_defaults != guard.defaults ||
-          now->func_kwdefaults != guard.keywords) {
-        return false;
-      }
+    if (differences != 0) return false;
+    for (const AttributesGuard& guard : attributes) {
+      if (!has_attributes(guard)) return false;
     }
     for (const PartialGuard& guard : partials) {
       const char* names[] = {"func", "args", "keywords"};

@@ -188,6 +188,73 @@ def test_a_known_fallback_is_not_looked_at(
     assert sum(note["count"] for note in notes) == MAX_LOOKUPS + 52, notes
 
 
+@pytest.mark.parametrize("natively", [True, False])
+def test_calls_that_need_no_graph_are_not_looked_at(
+    x: torch.Tensor, natively: bool, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "LOOKUPS", 1e-9)
+    monkeypatch.setenv("PYGRAPH_NATIVE", str(int(natively)))
+    if natively:
+        build.start(wait=True)
+    fast = pygraph.jit(lambda x, y: (x.detach(), y + 1))  # nothing is computed on the device
+    y = torch.ones(3, device="cpu")
+    for _ in range(MAX_LOOKUPS + 2):
+        assert torch.equal(fast(x, y)[1], y + 1)
+    before = dict(counted)
+    for _ in range(50):
+        assert torch.equal(fast(x, y)[1], y + 1)
+    assert counted == before
+    assert fast.cache_info().hits == MAX_LOOKUPS + 51
+    assert not fast.explain().to_dict()["fallbacks"]
+
+
+def test_steps_that_are_given_up_are_not_looked_at(
+    x: torch.Tensor, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "LOOKUPS", 1e-9)
+    monkeypatch.setattr(retries, "TRACES", 1e-9)
+    monkeypatch.setenv("PYGRAPH_NATIVE", "0")
+
+    class Growing:
+        def __init__(self) -> None:
+            self.cache = torch.ones(1, device=x.device)
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            self.cache = torch.cat([self.cache, x[:1]])
+            return x + 1
+
+    growing = Growing()
+    fast = pygraph.jit(growing)
+    calls = 3 * MAX_LOOKUPS
+    for _ in range(calls):
+        fast(x)
+    before = dict(counted)
+    for _ in range(50):
+        assert torch.equal(fast(x), x + 1)
+    assert counted == before
+    assert growing.cache.numel() == calls + 51
+
+
+def test_shared_memory_of_a_known_call_makes_no_plan(x: torch.Tensor) -> None:
+    """A plan that cannot match would be compared at every further call."""
+    build.start(wait=True)
+    buffer = torch.zeros_like(x)
+
+    def fn(y: torch.Tensor) -> torch.Tensor:
+        buffer.add_(1)
+        return y * 2
+
+    fast = pygraph.jit(fn)
+    for _ in range(4):
+        fast(x)
+    (entry,) = fast._entries
+    before = entry.plans
+    for _ in range(8):
+        buffer.zero_()
+        assert torch.equal(fast(buffer[:]), torch.full_like(x, 2))
+    assert entry.plans == before
+
+
 def test_calls_that_look_alike_are_looked_at_again_in_time(x: torch.Tensor, clock: Clock) -> None:
     fast = pygraph.jit(lambda x, config: x + 1, static_argnums=1)
 

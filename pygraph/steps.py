@@ -43,7 +43,11 @@ if TYPE_CHECKING:
 # at every call, as a cache that grows.
 MAX_SHAPES = 4
 
-_UNSTEADY = "what it leaves behind in attributes or variables has another shape or decisive value at every call"
+# Why calls run as they are, once their traces have come to nothing.
+_UNSTEADY = Fallback(
+    "the call", "what it leaves behind in attributes or variables has another shape or decisive value at every call"
+)
+_CHANGING = Fallback("the call", "something that the function closes over changes at every call")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,7 +296,7 @@ class Steps:
         self._function, self._passed = function, passed
         self._renewals, self._settled = Budget(MAX_RETRACES, TRACES), 0
         self.traces: Traces | None = None
-        self._why_not = "something that the function closes over changes at every call"
+        self._why_not = _CHANGING
         self.engine = self._make(args, kwargs)
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
@@ -331,10 +335,10 @@ class Steps:
 
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
-        return None if self._renewals.allows() else Fallback("the call", self._why_not)
+        return None if self._renewals.allows() else self._why_not
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._function._run_inline(Fallback("the call", self._why_not), args, kwargs)
+        return self._function._run_inline(self._why_not, args, kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The same as the function is called."""

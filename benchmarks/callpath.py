@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from reporting import quartiles
 
 import pygraph
-from pygraph.native import build
+from pygraph.process import extension
 
 Call = Callable[[], object]
 
@@ -109,7 +109,7 @@ def measure(
     name: str, fn: Any, inputs: list[tuple[Any, ...]], device: torch.device, options: argparse.Namespace
 ) -> dict[str, Any]:
     """All ways to call ``fn``, with several sets of inputs in turn, so that every call has other addresses."""
-    build.start(wait=True)
+    extension.start(wait=True)
     ways: dict[str, Call] = {}
     fast = pygraph.jit(fn)
     for index in range(8):
@@ -252,13 +252,13 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["PYGRAPH_NATIVE"] = "1"  # already here: calls whose code asks for variables are told apart by them
     device = torch.device(pygraph.default_device())
-    build.start(wait=True)
+    extension.start(wait=True)
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else str(device),
         "host": platform.processor() or platform.machine(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "extension": build.reason() or "loaded",
+        "extension": extension.reason() or "loaded",
         "results": [],
     }
     print(json.dumps({key: value for key, value in report.items() if key != "results"}), flush=True)

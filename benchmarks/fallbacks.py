@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from reporting import quartiles
 
 import pygraph
-from pygraph.native import build
+from pygraph.process import extension
 
 DEVICE = pygraph.default_device()
 
@@ -263,7 +263,7 @@ def donated(count: int) -> Case:
 @kind
 def inside_another_call(count: int) -> Case:
     """A finalizer, hook or operation makes the call."""
-    from pygraph.runtime.turns import here
+    from pygraph.process.turns import here
 
     @contextlib.contextmanager
     def inside() -> Iterator[None]:
@@ -505,7 +505,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--python", action="store_true", help="without the native path as well")
     options = parser.parse_args()
-    build.start(wait=True)
+    extension.start(wait=True)
     found: list[dict[str, Any]] = []
     for way in ("1", "0") if options.python else ("1",):
         os.environ["PYGRAPH_NATIVE"] = way

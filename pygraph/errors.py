@@ -9,10 +9,7 @@ line, and the remedy. `describe` builds it, so that all errors read alike:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pygraph.places import Place
+from typing import Any
 
 
 def describe(
@@ -55,13 +52,14 @@ class StateChangeError(TraceError):
     traced again in the second.
 
     Attributes:
-        places: Where all that changes lies, as `pygraph.places.Place`; None if some of it lies elsewhere, as in a list.
+        places: Where all that changes lies, each a `pygraph.guards.places.Place`; None if some of it lies elsewhere, as
+            in a list.
         gradients: Whether it leaves other gradients behind, too.
         fills: Whether it only adds to what there was, as a function does that remembers its results: once such a call
             has run as it is, one like it finds what it has added.
     """
 
-    places: tuple[Place, ...] | None = None
+    places: tuple[Any, ...] | None = None
     gradients: bool = False
     fills: bool = False
 

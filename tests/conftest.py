@@ -11,7 +11,7 @@ from collections.abc import Generator
 import pytest
 import torch
 
-from pygraph.native import build
+from pygraph.process import extension
 from tests import leftovers, steady
 
 try:
@@ -25,12 +25,12 @@ else:
 
 if not torch.cuda.is_available():
     # The autograd engine counts devices when it first runs, which a test without a device may make it do.
-    from pygraph.runtime import emulated
+    from pygraph.runtime.emulated import driver as emulated
 
     emulated.driver()
 
 # Built before the first test, so that every run of the tests takes the same paths.
-build.start(wait=True)
+extension.start(wait=True)
 
 if importlib.util.find_spec("triton") is None:
     collect_ignore = ["triton_kernels.py"]  # its kernels are defined when it is imported
@@ -79,7 +79,7 @@ def steady_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `select` choose the same way in every run: on CUDA, where it would measure, patched graphs win."""
     if not torch.cuda.is_available():
         return
-    from pygraph.runtime.cuda import CudaDriver
+    from pygraph.runtime.cuda.driver import CudaDriver
 
     monkeypatch.setattr(CudaDriver, "measure", steady.measure)
 
@@ -110,7 +110,7 @@ def _current_stream() -> tuple[int, int]:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The emulated device, and the first GPU in runs with ``-m gpu``."""
     if request.param == "emu":
-        from pygraph.runtime import emulated
+        from pygraph.runtime.emulated import driver as emulated
 
         emulated.driver()  # registers the torch device
     return torch.device(request.param, 0)

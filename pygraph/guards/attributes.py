@@ -6,7 +6,7 @@ import operator
 import types
 from typing import Any
 
-from pygraph.contents import attributes_of, dict_slot_of
+from pygraph.guards.contents import attributes_of, dict_slot_of
 
 
 class AttributeDicts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pygraph.contents import same
+from pygraph.guards.contents import same
 
 _MISSING: Any = object()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pygraph.contents import IMMUTABLE
+from pygraph.ir.constants import IMMUTABLE
 
 # The modules whose functions are made of operations on tensors. Others (overrides, compilers, checks of arguments) need
 # only be the same functions.

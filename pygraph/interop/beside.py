@@ -18,8 +18,8 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from pygraph.effects import is_operation, is_view, is_written, root, written_arguments
-from pygraph.program import output_values
+from pygraph.ir.effects import is_operation, is_view, is_written, root, written_arguments
+from pygraph.ir.program import output_values
 
 aten = torch.ops.aten
 

@@ -22,31 +22,29 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from pygraph.effects import has_effect, is_random, root
-from pygraph.environment import Environment
+from pygraph.calls.transformed import Options, Transformed
 from pygraph.errors import TraceError, describe
+from pygraph.guards.environment import Environment
 from pygraph.interop.beside import Parts, apart
-from pygraph.interpreter import Interpreter
-from pygraph.lowering.inductor import ALIGNED, FusedGraph
-from pygraph.lowering.wrapper import KernelGraph
-from pygraph.program import (
+from pygraph.ir.descriptors import (
     Alias,
     Argument,
     Captured,
     Fallback,
     Input,
     Output,
-    Program,
     Result,
     Static,
     TensorSpec,
-    graph_module,
-    output_values,
     tensor_specs,
 )
-from pygraph.trace import SelfTracing, Traced, trace_call
-from pygraph.tracing.modes import line_in, told_source
-from pygraph.transformed import Options, Transformed
+from pygraph.ir.effects import has_effect, is_random, root
+from pygraph.ir.interpreter import Interpreter
+from pygraph.ir.program import Program, graph_module, output_values
+from pygraph.ir.source_lines import line_in, told_source
+from pygraph.lowering.inductor import ALIGNED, FusedGraph
+from pygraph.lowering.wrapper import KernelGraph
+from pygraph.tracing.trace import SelfTracing, Traced, trace_call
 
 _MAX_BINDINGS = 8
 """So many sets of static inputs have graphs of their own; after that they are arguments like others."""

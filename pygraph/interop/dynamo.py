@@ -24,18 +24,18 @@ from torch._guards import CompileContext, TracingContext
 from torch._inductor.compiler_bisector import CompilerBisector
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from pygraph.effects import host_reason
+from pygraph.api.jit import make_options
+from pygraph.calls.transformed import PASSES, UNFUSED, Options, Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.interop.compiled import FusedSource, Replaying, TracedSource, draws_of
-from pygraph.jit import make_options
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.effects import host_reason, is_work
+from pygraph.ir.program import output_values
+from pygraph.ir.source_lines import line_in
 from pygraph.lowering.inductor import SETTINGS, FusedGraph, compile_graph, settings
 from pygraph.lowering.states import Crossing, settle
-from pygraph.program import TensorSpec, output_values
+from pygraph.process.turns import members
 from pygraph.report.explain import Explanation
-from pygraph.runtime.turns import members
-from pygraph.tracing.modes import line_in
-from pygraph.transformed import PASSES, UNFUSED, Options, Transformed
-from pygraph.transforms.schedule import is_work
 
 _OWN = ("max_graphs", "strict", "reuse_outputs", "mechanism", "fuse")
 

@@ -10,11 +10,12 @@ import dataclasses
 import torch
 from torch import fx
 
-from pygraph.effects import has_effect, root, written_arguments
 from pygraph.errors import StageError, describe
+from pygraph.ir.descriptors import Mutation, TensorSpec
+from pygraph.ir.effects import has_effect, root, written_arguments
+from pygraph.ir.program import Program, output_values
 from pygraph.lowering.in_place import restore_writes
 from pygraph.lowering.updates import node_like, write_updates
-from pygraph.program import Mutation, Program, TensorSpec, output_values
 
 aten = torch.ops.aten
 

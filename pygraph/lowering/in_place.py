@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.effects import root
-from pygraph.program import Mutation, Program, TensorSpec
-from pygraph.twins import original_of, written_values
+from pygraph.ir.descriptors import Mutation, TensorSpec
+from pygraph.ir.effects import root
+from pygraph.ir.program import Program
+from pygraph.ir.twins import original_of, written_values
 
 aten = torch.ops.aten
 

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph import ops
-from pygraph.launches import Number
+from pygraph.ir import ops
+from pygraph.ir.descriptors import Fallback, TensorSpec
+from pygraph.ir.launches import Number
+from pygraph.ir.program import graph_module
+from pygraph.ir.source_lines import line_in
 from pygraph.lowering.states import Crossing
 from pygraph.lowering.wrapper import KernelGraph, UntraceableError, kernel_graph
-from pygraph.program import Fallback, TensorSpec, graph_module
-from pygraph.tracing.modes import line_in
 
 # Random numbers as in eager; one wrapper for the whole graph; and no graphs of Inductor's own.
 SETTINGS: dict[str, Any] = {

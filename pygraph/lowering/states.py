@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph import ops
-from pygraph.effects import is_operation, is_random
-from pygraph.program import Program, output_values
+from pygraph.ir import ops
+from pygraph.ir.effects import is_operation, is_random
+from pygraph.ir.program import Program, output_values
 
 # Names of attention's arguments and results. Checked with torch 2.11 and 2.13.
 STATES = frozenset({"philox_seed", "philox_offset"})

@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.effects import argument_nodes, is_operation, root
-from pygraph.program import TensorSpec, output_values
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.effects import argument_nodes, is_operation, root
+from pygraph.ir.program import output_values
 
 aten = torch.ops.aten
 

@@ -28,12 +28,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pygraph import ops
-from pygraph.effects import is_random
-from pygraph.launches import Kind, Number, constant_key, register
+from pygraph.ir import ops
+from pygraph.ir.descriptors import TensorSpec, tensor_specs
+from pygraph.ir.effects import is_random
+from pygraph.ir.kernel_writes import written_parameters
+from pygraph.ir.launches import Kind, Number, constant_key, register
+from pygraph.ir.program import graph_module
 from pygraph.lowering import states
-from pygraph.program import TensorSpec, graph_module, tensor_specs
-from pygraph.tracing.triton_launches import written_parameters
 
 aten = torch.ops.aten
 

@@ -87,7 +87,7 @@ std::vector<int64_t> to_ints(PyObject* sequence) {
 
 // ---- settings ------------------------------------------------------------------------------------------------------
 
-// What `pygraph.keys.mode_key` reads, without the device's autocast settings, which each plan compares itself.
+// What `pygraph.guards.torch_settings.mode_key` reads, without the device's autocast settings, which each plan compares itself.
 using Settings = std::array<int64_t, 29>;
 
 Settings current_settings() {

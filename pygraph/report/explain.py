@@ -8,13 +8,14 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pygraph.native import build
-from pygraph.program import Fallback, Region
+from pygraph.ir.descriptors import Fallback, Region
+from pygraph.ir.effects import count_kernels
+from pygraph.process import extension
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pygraph.entries import Entry
+    from pygraph.calls.entries import Entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,13 +220,13 @@ def _patched(counts: dict[str, int], mechanisms: dict[str, int]) -> str:
 
 def explain(name: str, entries: Sequence[Entry], inlined: dict[Fallback, int]) -> Explanation:
     """Make the report of a function from its cache entries and the calls that had none."""
-    return Explanation(name, tuple(map(call_report, entries)), inlined, slow_calls=build.reason())
+    return Explanation(name, tuple(map(call_report, entries)), inlined, slow_calls=extension.reason())
 
 
 def call_report(entry: Entry) -> CallReport:
     """Make the report of one kind of call."""
-    from pygraph.evaluate import argument_descriptors
-    from pygraph.program import Argument
+    from pygraph.ir.descriptors import Argument
+    from pygraph.ir.evaluate import argument_descriptors
 
     program = entry.program or entry.described
     arguments: list[str] = []
@@ -238,9 +239,7 @@ def call_report(entry: Entry) -> CallReport:
         counts, memory = entry.executable.counts(), entry.executable.memory_use()
         mechanisms = entry.executable.mechanisms()
     elif program is not None:
-        from pygraph.transforms.graphify import kernels
-
-        counts["kernels"] = kernels(program.nodes)
+        counts["kernels"] = count_kernels(program.nodes)
     regions = program.regions if program is not None else ()
     fallbacks = entry.fallbacks if entry.executable is None else entry.executable.fallbacks
     return CallReport(

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.donated import is_sole_owner
-from pygraph.effects import argument_nodes, is_operation, root
-from pygraph.program import Argument, TensorSpec
-from pygraph.ranges import Ranges
+from pygraph.guards.donated import is_sole_owner
+from pygraph.ir.descriptors import Argument, TensorSpec
+from pygraph.ir.effects import argument_nodes, is_operation, root
+from pygraph.ir.ranges import Ranges
 from pygraph.runtime.body import ALIGNMENT, stand_in
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.proof import Example, Undisturbed, agree

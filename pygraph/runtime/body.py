@@ -11,14 +11,14 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pygraph.autocasting import without_autocast
-from pygraph.effects import is_host_number, is_selection, is_view, root, written_arguments
-from pygraph.evaluate import clone_strided
-from pygraph.program import Captured, Program, TensorSpec
-from pygraph.ranges import Ranges
+from pygraph.ir.autocasting import without_autocast
+from pygraph.ir.descriptors import Captured, TensorSpec
+from pygraph.ir.effects import is_host_number, is_load, is_selection, is_store, is_view, root, written_arguments
+from pygraph.ir.evaluate import clone_strided
+from pygraph.ir.program import Program
+from pygraph.ir.ranges import Ranges
 from pygraph.runtime.indices import Reach, index_reach
 from pygraph.runtime.straight_line import Straight, straight_line
-from pygraph.transforms.indirect import is_load, is_store
 
 
 class RegionBody:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.donated import DonatedTensor
-from pygraph.effects import argument_nodes, is_random, is_view, root
 from pygraph.errors import CaptureError
-from pygraph.evaluate import as_lazy
-from pygraph.printing import target_text
-from pygraph.program import Fallback, Mechanism, TensorSpec, Way
+from pygraph.guards.donated import DonatedTensor
+from pygraph.ir.descriptors import Fallback, Mechanism, TensorSpec, Way
+from pygraph.ir.effects import argument_nodes, is_random, is_view, root
+from pygraph.ir.evaluate import as_lazy
+from pygraph.ir.printing import target_text
 from pygraph.runtime.body import RegionBody, copy_span, is_placed, placement
 from pygraph.runtime.discovery import Discovery, RefusedError, extent_of
 from pygraph.runtime.driver import Driver, Pool

@@ -38,7 +38,7 @@ def default_device() -> torch.device:
         return torch.device(choice) if ":" in choice else torch.device("cuda", torch.cuda.current_device())
     if choice not in ("", "emulated", "emu"):
         raise DeviceError(describe("default_device()", f"PYGRAPH_DEVICE={choice}", expected="'cuda' or 'emulated'"))
-    from pygraph.runtime import emulated
+    from pygraph.runtime.emulated import driver as emulated
 
     return emulated.driver().device
 
@@ -48,11 +48,11 @@ def driver_for(device: torch.device) -> Driver | None:
     driver = _drivers.get(device)
     if driver is None:
         if device.type == "cuda":
-            from pygraph.runtime.cuda import CudaDriver
+            from pygraph.runtime.cuda.driver import CudaDriver
 
             driver = CudaDriver(device)
         elif device.type == "emu":
-            from pygraph.runtime import emulated
+            from pygraph.runtime.emulated import driver as emulated
 
             driver = emulated.driver()
         else:

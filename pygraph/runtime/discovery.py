@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.effects import is_operation, is_view, root
 from pygraph.errors import CaptureError
-from pygraph.evaluate import physical
-from pygraph.printing import target_text
-from pygraph.program import Fallback, TensorSpec
+from pygraph.ir.descriptors import Fallback, TensorSpec
+from pygraph.ir.effects import is_operation, is_view, root
+from pygraph.ir.evaluate import physical
+from pygraph.ir.printing import target_text
 from pygraph.runtime.body import RegionBody, stand_in
 from pygraph.runtime.driver import Driver, Pool, RecordedGraph, patiently
 from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, pointer_words, same_structure, value_words

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.program import Mechanism
+from pygraph.ir.descriptors import Mechanism
 
 T = TypeVar("T")
 

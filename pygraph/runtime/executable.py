@@ -14,9 +14,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pygraph.effects import is_host_number, root, writes_memory
-from pygraph.evaluate import alias_view, clone_strided, input_value
-from pygraph.program import (
+from pygraph.ir.descriptors import (
     Argument,
     Base,
     Captured,
@@ -24,7 +22,6 @@ from pygraph.program import (
     Input,
     Mechanism,
     PointerTable,
-    Program,
     Region,
     Result,
     ScalarArgument,
@@ -32,7 +29,11 @@ from pygraph.program import (
     TensorSpec,
     Way,
 )
-from pygraph.ranges import Ranges, span_of
+from pygraph.ir.effects import count_kernels, is_host_number, is_load, is_store, root, writes_memory
+from pygraph.ir.evaluate import alias_view, clone_strided, input_value
+from pygraph.ir.leaves import overlap_groups, to_number
+from pygraph.ir.program import Program
+from pygraph.ir.ranges import Ranges, span_of
 from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import ALIGNMENT, RegionBody, stand_in
 from pygraph.runtime.capture import RegionGraph
@@ -40,9 +41,7 @@ from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool, Run
 from pygraph.runtime.proof import Example, Trial
 from pygraph.runtime.reuse import ReusedMemory
-from pygraph.tracing.leaves import overlap_groups, to_number
-from pygraph.transforms.graphify import kernels, refuse, with_ways
-from pygraph.transforms.indirect import is_load, is_store
+from pygraph.transforms.graphify import refuse, with_ways
 
 Timer = Callable[[Callable[[], object]], float]
 
@@ -374,8 +373,8 @@ class Executable:
     def counts(self) -> dict[str, int]:
         """Kernels, kernels in graphs, graph nodes, patched nodes, and bytes copied per replay."""
         return {
-            "kernels": sum(kernels(step.body.nodes) for step in self._steps),
-            "kernels_in_graphs": sum(kernels(step.body.nodes) for step in self._steps if step.graph is not None),
+            "kernels": sum(count_kernels(step.body.nodes) for step in self._steps),
+            "kernels_in_graphs": sum(count_kernels(step.body.nodes) for step in self._steps if step.graph is not None),
             "nodes": sum(len(graph.graph.nodes) for graph in self.graphs),
             "patched_nodes": sum(graph.patched_nodes for graph in self.graphs),
             "bytes_copied_per_replay": sum(graph.bytes_copied for graph in self.graphs),

@@ -18,9 +18,9 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from pygraph.effects import is_host_number, is_operation, is_selection, is_view, root, written_arguments
-from pygraph.launches import launch_of
-from pygraph.program import TensorSpec, tensor_specs
+from pygraph.ir.descriptors import TensorSpec, tensor_specs
+from pygraph.ir.effects import is_host_number, is_operation, is_selection, is_view, root, written_arguments
+from pygraph.ir.launches import launch_of
 
 
 class Reach(enum.IntEnum):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from pygraph.program import Mechanism
+from pygraph.ir.descriptors import Mechanism
 from pygraph.runtime.driver import Costs, NodeMechanism, Wiring
 from pygraph.runtime.pointers import Word
 

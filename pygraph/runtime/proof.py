@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import torch
 
-from pygraph.effects import is_random
-from pygraph.evaluate import clone_strided
-from pygraph.program import TensorSpec
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.effects import is_random
+from pygraph.ir.evaluate import clone_strided
 from pygraph.runtime.body import RegionBody, stand_in
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.indices import Reach

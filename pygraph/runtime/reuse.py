@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from pygraph.program import Fallback
-from pygraph.ranges import Ranges
+from pygraph.ir.descriptors import Fallback
+from pygraph.ir.ranges import Ranges
 from pygraph.runtime.body import stand_in
 
 _COPIED = Fallback("an argument is copied", "it is a result of this function, in memory that the call overwrites")

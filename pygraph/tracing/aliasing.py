@@ -17,21 +17,12 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 
-from pygraph.contents import IMMUTABLE
-from pygraph.effects import is_written
-from pygraph.environment import Environment, is_library
 from pygraph.errors import TraceError, describe
-from pygraph.evaluate import physical
-from pygraph.program import (
-    Alias,
-    Argument,
-    Base,
-    Captured,
-    Input,
-    ScalarArgument,
-    Static,
-    TensorSpec,
-)
+from pygraph.guards.environment import Environment, is_library
+from pygraph.ir.constants import IMMUTABLE
+from pygraph.ir.descriptors import Alias, Argument, Base, Captured, Input, ScalarArgument, Static, TensorSpec
+from pygraph.ir.effects import is_written
+from pygraph.ir.evaluate import physical
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES
 from pygraph.tracing.recording import Recording
 

@@ -21,7 +21,7 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from pygraph.effects import is_view
+from pygraph.ir.effects import is_view
 
 aten = torch.ops.aten
 

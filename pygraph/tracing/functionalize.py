@@ -16,23 +16,23 @@ from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pygraph.effects import has_effect, is_view, root, written_arguments
 from pygraph.errors import TraceError, describe
-from pygraph.interpreter import Interpreter
-from pygraph.program import (
+from pygraph.ir.descriptors import (
     Argument,
     Base,
     Captured,
     Input,
     Mutation,
     Output,
-    Program,
     Result,
     Spec,
     TensorSpec,
     contiguous_strides,
-    output_values,
 )
+from pygraph.ir.effects import has_effect, is_view, root, written_arguments
+from pygraph.ir.interpreter import Interpreter
+from pygraph.ir.program import Program, output_values
+from pygraph.ir.twins import call_functionally, is_fused_optimizer, needs_twin, original_of, twin_of
 from pygraph.tracing import interruptions
 from pygraph.tracing.aliasing import (
     classify_outputs,
@@ -46,7 +46,6 @@ from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updated_in_hiding, upda
 from pygraph.tracing.modes import fake_tracing
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.recording import Recording, check_plain, relative_spec
-from pygraph.twins import call_functionally, is_fused_optimizer, needs_twin, original_of, twin_of
 
 aten = torch.ops.aten
 

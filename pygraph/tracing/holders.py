@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pygraph.contents import IMMUTABLE, attributes_of, items_in_thread, slots_of
-from pygraph.environment import _is_installed, underlying
-from pygraph.runtime.collection import objects_of, referrers_of
-from pygraph.storage import delete_item, stored_items
-from pygraph.tracing import memos
+from pygraph.guards import memos
+from pygraph.guards.contents import attributes_of, items_in_thread, slots_of
+from pygraph.guards.environment import _is_installed, underlying
+from pygraph.guards.storage import delete_item, stored_items
+from pygraph.ir.constants import IMMUTABLE
+from pygraph.process.collection import objects_of, referrers_of
 
 # Names are looked for this many steps away from a place, and whose it is so many.
 _FAR, _FARTHER = 4, 8

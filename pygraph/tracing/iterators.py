@@ -24,12 +24,12 @@ from typing import Any
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.data import dataloader  # its _BaseDataLoaderIter: checked with torch 2.13
 
-from pygraph.environment import Environment
 from pygraph.errors import TraceError
+from pygraph.guards.environment import Environment
 from pygraph.guards.iterators import is_drawing, is_opaque
-from pygraph.places import Item, Variable
+from pygraph.guards.places import Item, Variable
+from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.live_numbers import is_user_frame
-from pygraph.tracing.modes import user_frame
 
 REMEDY = "Pass the batch or the number as an argument."
 

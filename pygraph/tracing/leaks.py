@@ -33,7 +33,7 @@ from torch.autograd.graph import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import StateChangeError, describe
-from pygraph.runtime.collection import collect, ids_of_objects, no_collection, objects_of, referrers_of
+from pygraph.process.collection import collect, ids_of_objects, no_collection, objects_of, referrers_of
 from pygraph.tracing.holders import LIBRARIES, Held, is_result, name_of, packages_of, take_out
 from pygraph.tracing.turn import turn
 

@@ -23,7 +23,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_sym
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes  # as in `pygraph.tracing.modes`
 
-from pygraph.environment import Environment
 from pygraph.errors import (
     DisturbedTraceError,
     GradientChangeError,
@@ -33,33 +32,21 @@ from pygraph.errors import (
     TraceError,
     describe,
 )
-from pygraph.objects import with_parts
-from pygraph.paths import flatten_with_path
-from pygraph.places import ABSENT
-from pygraph.program import (
-    Argument,
-    Baked,
-    Input,
-    ScalarArgument,
-    TensorSpec,
-)
-from pygraph.ranges import holder, span_of
+from pygraph.guards.environment import Environment
+from pygraph.guards.objects import with_parts
+from pygraph.guards.places import ABSENT
+from pygraph.ir.descriptors import Argument, Baked, Input, ScalarArgument, TensorSpec
+from pygraph.ir.leaves import is_live_number, overlap_groups, to_number
+from pygraph.ir.paths import flatten_with_path
+from pygraph.ir.ranges import holder, span_of
+from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradients import Accumulations, is_spent
 from pygraph.tracing.iterators import REMEDY, Iterators, behind
 from pygraph.tracing.leaks import remember, remember_numbers
-from pygraph.tracing.leaves import is_live_number, overlap_groups, to_number
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt, texts_noticed
-from pygraph.tracing.modes import (
-    GradientsRead,
-    NumbersStayLive,
-    Sources,
-    UsesOfMeta,
-    fake_tracing,
-    first_line,
-    user_line,
-)
+from pygraph.tracing.modes import GradientsRead, NumbersStayLive, Sources, UsesOfMeta, fake_tracing
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.outside import IgnoredErrors, Outside
 from pygraph.tracing.proxy_trace import proxy_trace

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
-from pygraph.keys import looks_at_gradients
+from pygraph.guards.torch_settings import looks_at_gradients
 from pygraph.tracing import interruptions
 from pygraph.tracing.live_numbers import computed_number, is_user_frame
 

@@ -17,7 +17,7 @@ from torch.backends import cuda
 from torch.nn.utils import parametrize
 
 from pygraph.guards.settings import NAMED
-from pygraph.keys import mode_key
+from pygraph.guards.torch_settings import mode_key
 
 Setting: TypeAlias = "tuple[str, Callable[[], Any], Callable[[Any], Any]]"
 

@@ -15,7 +15,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -23,12 +23,12 @@ import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
 from torch._library.triton import set_wrap_triton_enabled  # checked with torch 2.11 and 2.13
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
-from torch.utils._python_dispatch import _disable_current_modes
 
-from pygraph.environment import IMMUTABLE
 from pygraph.errors import TraceError
-from pygraph.launches import Kind, Launch, kernel_name, register
-from pygraph.program import TensorSpec
+from pygraph.ir.constants import IMMUTABLE
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.kernel_writes import jit_function, written_by
+from pygraph.ir.launches import Kind, Launch, kernel_name, register
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import tracing_here
 
@@ -83,7 +83,7 @@ def _write_down(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     """Add ``pygraph::launch`` to the graph that is traced."""
     kwargs = {name: value for name, value in kwargs.items() if name != "warmup"}
     grid = kwargs.pop("grid")
-    function = _jit_function(kernel)
+    function = jit_function(kernel)
     name = kernel_name(kernel)
     given = dict(zip(function.arg_names, args, strict=False))
     options = {name: value for name, value in kwargs.items() if name not in function.arg_names}
@@ -97,7 +97,7 @@ def _write_down(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     metas = list(_metas(kernel, function, {**given, **options}))
     choices = tuple(dict.fromkeys(key for config in getattr(kernel, "configs", ()) for key in config.kwargs))
     grids = {tuple(meta[key] for key in choices): _grid(grid, meta) for meta in metas}
-    written = _written(kernel, function, metas[0])
+    written = written_by(kernel, function, metas[0])
 
     tensors: dict[Kind, list[torch.Tensor]] = {"written": [], "read": []}
     places: dict[Any, tuple[Kind, int]] = {}
@@ -122,12 +122,6 @@ def _write_down(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     launch = Launch(kernel, tuple(arguments), options, choices, grids)
     with torch._C._AutoDispatchBelowAutograd():  # a launch is nothing that autograd sees
         torch.ops.pygraph.launch.default(register(launch), tensors["written"], tensors["read"], numbers)
-
-
-def _jit_function(kernel: Any) -> Any:
-    while hasattr(kernel, "configs") or hasattr(kernel, "values"):  # an autotuner, or heuristics
-        kernel = kernel.fn
-    return kernel
 
 
 def _known(value: Any) -> Any:
@@ -180,36 +174,3 @@ def _grid(grid: Any, meta: dict[str, Any]) -> tuple[int, ...]:
 def _memory(tensor: torch.Tensor) -> Any:
     """What two tensors have in common that are the same memory seen in the same way."""
     return tensor.untyped_storage()._cdata, TensorSpec.of(tensor)
-
-
-def written_parameters(kernel: Any, meta: Mapping[str, Any]) -> list[str]:
-    """Names of the tensor parameters that a kernel of Inductor's, made of a user's code, writes or may write."""
-    function = _jit_function(kernel)
-    if function.fn is None and callable(getattr(kernel, "_reload_kernel", None)):
-        function = kernel._reload_kernel().fn  # it was compiled in another process
-    if function.fn is None:
-        return [name for name, value in meta.items() if isinstance(value, torch.Tensor)]
-    configs: Any = [made.config for made in (*kernel.launchers, *kernel.compile_results)] or kernel.configs
-    return _written(function, function, {**meta, **configs[0].kwargs})
-
-
-def _written(kernel: Any, function: Any, meta: Mapping[str, Any]) -> list[str]:
-    """Names of the tensor parameters that the kernel writes, or may write."""
-    tensors = [name for name, value in meta.items() if isinstance(value, torch.Tensor)]
-    while kernel is not function:
-        hooks = [config.pre_hook for config in getattr(kernel, "configs", ()) if config.pre_hook is not None]
-        if hooks:
-            return tensors  # a hook may do anything to them
-        kernel = kernel.fn
-    if function.pre_run_hooks:
-        return tensors
-    import torch._higher_order_ops.triton_kernel_wrap as wrap
-
-    with _disable_current_modes():
-        if hasattr(wrap, "identify_accessed_tensors"):  # torch 2.13
-            found = {
-                write.name for write in wrap.identify_accessed_tensors(function, dict(meta), {}).read_writes.writes
-            }
-        else:  # torch 2.11
-            found = set(wrap.identify_mutated_tensors(function, dict(meta), {}))  # pyright: ignore
-    return [name for name in tensors if name in found]

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.effects import has_effect
 from pygraph.errors import StageError, describe
-from pygraph.program import Captured, Fallback, Input, Mutation, Program, ScalarArgument, TensorSpec, tensor_specs
+from pygraph.ir.descriptors import Captured, Fallback, Input, Mutation, ScalarArgument, TensorSpec, tensor_specs
+from pygraph.ir.effects import has_effect
+from pygraph.ir.program import Program
 from pygraph.transforms.foreach_rules import ONE_KERNEL, PER_ENTRY, one_dtype
 from pygraph.transforms.scalar_rules import ITEM, RULES, SCALAR, Emitter, Host, aten, reaches_output
 from pygraph.transforms.schedule import note_order

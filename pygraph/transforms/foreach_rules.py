@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.program import TensorSpec
+from pygraph.ir.descriptors import TensorSpec
 from pygraph.transforms.scalar_rules import RULES, Args, Emitter, Rule, addcdiv, addcmul, aten, wide
 
 

@@ -14,24 +14,15 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pygraph.autocasting import without_autocast
-from pygraph.effects import host_reason, is_operation, is_random, is_selection, is_view, root
 from pygraph.errors import StageError, describe
+from pygraph.ir.autocasting import without_autocast
+from pygraph.ir.descriptors import Captured, Fallback, Input, Mutation, TensorSpec, tensor_specs
+from pygraph.ir.effects import host_reason, is_operation, is_random, is_selection, is_view, is_work, root
+from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.aten import lower
 from pygraph.lowering.inductor import FusedGraph, compile_graph, settings
 from pygraph.lowering.wrapper import KernelGraph
-from pygraph.program import (
-    Captured,
-    Fallback,
-    Input,
-    Mutation,
-    Program,
-    TensorSpec,
-    graph_module,
-    output_values,
-    tensor_specs,
-)
-from pygraph.transforms.schedule import alternating_runs, is_work
+from pygraph.transforms.schedule import alternating_runs
 
 aten = torch.ops.aten
 

@@ -8,19 +8,23 @@ from typing import Any
 
 from torch import fx
 
-from pygraph.effects import (
+from pygraph.errors import StageError, describe
+from pygraph.ir.descriptors import Fallback, Region, Way
+from pygraph.ir.effects import (
     host_reason,
     is_host_number,
+    is_load,
     is_selection,
+    is_store,
     is_view,
+    is_work,
     sources,
+    touches_device,
 )
-from pygraph.errors import StageError, describe
+from pygraph.ir.printing import target_text
+from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower
-from pygraph.printing import target_text
-from pygraph.program import Fallback, Program, Region, Way
-from pygraph.transforms.indirect import is_load, is_store
-from pygraph.transforms.schedule import alternating_runs, is_work, note_order, touches_device
+from pygraph.transforms.schedule import alternating_runs, note_order
 
 
 def graphify_program(program: Program) -> Program:
@@ -188,11 +192,6 @@ def refuse(program: Program, nodes: Iterable[fx.Node], reason: str) -> Program:
         history=tuple(name for name in program.history if name != "graphify"),
     )
     return graphify_program(uncut)
-
-
-def kernels(nodes: Iterable[fx.Node]) -> int:
-    """How many of the nodes are device work."""
-    return sum(is_work(node) and touches_device(node) for node in nodes)
 
 
 def with_ways(program: Program, ways: dict[int, tuple[Way, tuple[tuple[str, float], ...]]]) -> Program:

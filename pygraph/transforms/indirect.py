@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::load and pygraph::store
-from pygraph.effects import is_view
+import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::load and pygraph::store
 from pygraph.errors import StageError, describe
-from pygraph.lowering.aten import lower
-from pygraph.program import (
+from pygraph.ir.descriptors import (
     Alias,
     Argument,
     Base,
@@ -23,13 +21,13 @@ from pygraph.program import (
     Mechanism,
     Output,
     PointerTable,
-    Program,
     Result,
     Slot,
     Stored,
     TensorSpec,
-    output_values,
 )
+from pygraph.ir.program import Program, output_values
+from pygraph.lowering.aten import lower
 
 
 def indirect_program(program: Program, mechanism: Mechanism = "auto") -> Program:
@@ -141,18 +139,3 @@ def _load(graph: fx.Graph, table: fx.Node, slot: int, spec: TensorSpec) -> fx.No
     node = graph.call_function(torch.ops.pygraph.load.default, args)
     node.meta = {"spec": spec, "source": None}
     return node
-
-
-def is_load(node: fx.Node) -> bool:
-    """Whether the node reads an argument through the pointer table."""
-    return node.target is torch.ops.pygraph.load.default
-
-
-def is_store(node: fx.Node) -> bool:
-    """Whether the node writes a result through the pointer table."""
-    return node.target is torch.ops.pygraph.store.default
-
-
-def does_no_work(node: fx.Node) -> bool:
-    """Whether the node stands for no device or host work of its own: a view, a load, an input, an output."""
-    return node.op != "call_function" or is_view(node) or is_load(node) or is_store(node)

@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-import pygraph.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
-from pygraph.program import Spec, TensorSpec
+import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
+from pygraph.ir.descriptors import Spec, TensorSpec
 
 aten: Any = torch.ops.aten
 SCALAR: Any = torch.ops.pygraph.scalar.default

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 from torch import fx
 
-from pygraph.effects import (
-    device_of,
+from pygraph.ir.effects import (
     is_action,
+    is_load,
     is_random,
     is_selection,
     is_view,
+    is_work,
     may_raise,
     root,
     sources,
     written_arguments,
 )
-from pygraph.transforms.indirect import is_load, is_store
-
-
-def is_work(node: fx.Node) -> bool:
-    """Whether a node is work of its own, on the device or on the host."""
-    return node.op == "call_function" and not is_view(node) and not is_load(node) and not is_store(node)
-
-
-def touches_device(node: fx.Node) -> bool:
-    """Whether a node reads or makes tensors on an accelerator."""
-    if is_selection(node):
-        return False
-    devices = [device_of(argument) for argument in node.all_input_nodes] + [device_of(node)]
-    unknown = node.meta.get("spec") is None and not is_store(node)
-    return unknown or any(device is not None and device.type not in ("cpu", "meta") for device in devices)
 
 
 def note_order(graph: fx.Graph) -> None:

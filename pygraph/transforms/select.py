@@ -9,12 +9,13 @@ import torch
 from torch import fx
 
 from pygraph.errors import StageError, describe
-from pygraph.evaluate import argument_descriptors
-from pygraph.program import Argument, Base, Fallback, Program, ScalarArgument
+from pygraph.ir.descriptors import Argument, Base, Fallback, ScalarArgument
+from pygraph.ir.effects import is_load
+from pygraph.ir.evaluate import argument_descriptors
+from pygraph.ir.program import Program
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.executable import Executable
 from pygraph.runtime.indices import Reach, index_reach
-from pygraph.transforms.indirect import is_load
 
 
 def select_program(program: Program, *, timer: Callable[[Callable[[], object]], float] | None = None) -> Program:

@@ -42,7 +42,7 @@ _PART = 60
 def prepare(limit: int | None) -> workers.Serve:
     """What a worker does with a unit: an entry, a dtype, and which part of its samples."""
     if torch.cuda.is_available():
-        from pygraph.runtime.cuda import CudaDriver
+        from pygraph.runtime.cuda.driver import CudaDriver
 
         CudaDriver.measure = measure
     device, entries = pygraph.default_device(), load_entries()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.retries import SETTLED
+from pygraph.calls.retries import SETTLED
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Run
 from tests.steps import refused_synchronizations

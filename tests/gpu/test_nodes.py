@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.program import MECHANISMS
+from pygraph.ir.descriptors import MECHANISMS
 
 pytestmark = pytest.mark.gpu
 
 if torch.cuda.is_available():
-    from pygraph.runtime.cuda_api import check, cu
+    from pygraph.runtime.cuda.api import check, cu
 
 
 def stream() -> Any:
@@ -259,7 +259,7 @@ def test_copies_at_any_alignment(offset: int) -> None:
 
 
 def test_costs_are_measured_once_and_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pygraph.runtime import cuda_costs
+    from pygraph.runtime.cuda import costs as cuda_costs
 
     monkeypatch.setenv("PYGRAPH_CACHE_DIR", str(tmp_path))
     cuda_costs._measured_costs.cache_clear()
@@ -277,7 +277,7 @@ def test_costs_are_measured_once_and_kept(tmp_path: Any, monkeypatch: pytest.Mon
 
 
 def test_memcpy_and_memset_structs_have_the_assumed_sizes() -> None:
-    from pygraph.runtime import cuda_nodes
+    from pygraph.runtime.cuda import nodes as cuda_nodes
 
     params = cu.CUDA_MEMCPY3D()
     params.dstDevice, params.Depth = cu.CUdeviceptr(0x1122334455), 7

@@ -23,7 +23,8 @@ import pygraph
 from pygraph.errors import CaptureError
 
 if torch.cuda.is_available():
-    from pygraph.runtime import cuda_captures, cuda_costs
+    from pygraph.runtime.cuda import captures as cuda_captures
+    from pygraph.runtime.cuda import costs as cuda_costs
 
 pytestmark = pytest.mark.gpu
 
@@ -451,7 +452,7 @@ def test_a_first_call_while_another_thread_captures(transform: Any) -> None:
 
 def test_nobody_else_has_the_stream_that_captures() -> None:
     """Torch's pool has so few streams that the hundred below are each of them several times."""
-    from pygraph.runtime import cuda_captures
+    from pygraph.runtime.cuda import captures as cuda_captures
 
     device = torch.device("cuda", torch.cuda.current_device())
     ours = cuda_captures.capture_stream(device)

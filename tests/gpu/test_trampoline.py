@@ -33,7 +33,7 @@ def kernels() -> Any:
 
 def layout(function: int) -> list[tuple[int, int]]:
     """Offset and size of each parameter of a kernel, hidden ones included."""
-    from pygraph.runtime.cuda import cu
+    from pygraph.runtime.cuda.driver import cu
 
     found: list[tuple[int, int]] = []
     while True:
@@ -45,7 +45,7 @@ def layout(function: int) -> list[tuple[int, int]]:
 
 def launch(built: Trampoline, kernel: Any, grid: tuple[int, ...], values: dict[str, Any], table: torch.Tensor) -> None:
     """Launch a trampoline; entry number ``i`` of the table stands for its parameter number ``i``."""
-    from pygraph.runtime.cuda import cu
+    from pygraph.runtime.cuda.driver import cu
 
     words: list[Any] = []
     for position, name in enumerate(runtime_parameters(kernel)):
@@ -179,7 +179,7 @@ def test_what_the_autotuner_chose_has_a_trampoline(kernels: Any) -> None:
 
 
 def test_a_captured_node_has_the_handle_of_its_kernel(kernels: Any) -> None:
-    from pygraph.runtime.cuda import cu
+    from pygraph.runtime.cuda.driver import cu
 
     values = vectors()
     kernels.add[(4,)](**values, BLOCK=1024)

@@ -10,9 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import pygraph
-from pygraph.evaluate import bind
-from pygraph.printing import NAMESPACE
-from pygraph.program import ScalarArgument, TensorSpec
+from pygraph.ir.descriptors import ScalarArgument, TensorSpec
+from pygraph.ir.evaluate import bind
+from pygraph.ir.printing import NAMESPACE
 from tests.memory import live_bytes
 from tests.property.strategies import Case, is_writable
 

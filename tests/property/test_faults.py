@@ -11,12 +11,13 @@ import torch
 from hypothesis import Phase
 
 import pygraph
-from pygraph.program import Program, TensorSpec
+from pygraph.calls.transformed import Transformed
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.program import Program
 from pygraph.runtime import capture, discovery, proof
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.discovery import Discovery
 from pygraph.runtime.pointers import Patcher
-from pygraph.transformed import Transformed
 from tests.property.laws import check_pass, check_stack_equals_eager
 from tests.property.strategies import Case, NumberInput, Step, TensorInput
 from tests.property.test_histories import run_histories

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pygraph
-from pygraph.runtime.collection import no_collection
-from pygraph.runtime.turns import here
+from pygraph.process.collection import no_collection
+from pygraph.process.turns import here
 from tests.memory import live_bytes
 from tests.property.laws import scramble
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.native import build
+from pygraph.process import extension
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
+pytestmark = pytest.mark.skipif(extension.start(wait=True) is None, reason=str(extension.reason()))
 
 TENSORS = ["plain", "other", "long", "transposed", "shifted", "double", "grad", "host", "view"]
 STEP = st.one_of(

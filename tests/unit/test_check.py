@@ -11,7 +11,8 @@ from torch import fx
 
 import pygraph
 from pygraph.errors import ProgramError
-from pygraph.program import Argument, Mutation, PointerTable, Program, Region, Result, Static, Stored, TensorSpec
+from pygraph.ir.descriptors import Argument, Mutation, PointerTable, Region, Result, Static, Stored, TensorSpec
+from pygraph.ir.program import Program
 
 aten = torch.ops.aten
 

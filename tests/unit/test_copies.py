@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.transformed import Transformed
+from pygraph.calls.transformed import Transformed
 
 
 @pygraph.jit(max_graphs=3)

@@ -72,7 +72,7 @@ def test_up_to_the_last_position(device: torch.device, config: Any, wrap: str, p
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_past_the_last_position(config: Any, wrap: str) -> None:
-    from pygraph.runtime import emulated
+    from pygraph.runtime.emulated import driver as emulated
 
     torch._dynamo.reset()
     decoder = Decoder(config, emulated.driver().device)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pygraph
+from pygraph.api.jit import make_options, transformed
+from pygraph.calls.transformed import UNFUSED
 from pygraph.errors import ArgumentError, DonatedError
-from pygraph.jit import make_options, transformed
 from pygraph.runtime.devices import driver_for
-from pygraph.transformed import UNFUSED
 from tests.memory import live_bytes
 
 

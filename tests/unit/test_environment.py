@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.environment import Environment
 from pygraph.errors import TraceError
-from pygraph.native import build
+from pygraph.guards.environment import Environment
+from pygraph.process import extension
 
 SETTING: Any = 1
 
@@ -414,8 +414,8 @@ def test_other_state(name: str) -> None:
 
 @pytest.mark.parametrize("name", STATE)
 def test_a_call_sees_other_state(device: torch.device, name: str, native: bool) -> None:
-    if native and build.start(wait=True) is None:
-        pytest.skip(str(build.reason()))
+    if native and extension.start(wait=True) is None:
+        pytest.skip(str(extension.reason()))
     fn, change = STATE[name]
     x = torch.arange(1.0, 4.0, device=device)
     fast: Any = pygraph.jit(fn)
@@ -564,8 +564,8 @@ def test_a_guard_adds_nothing_to_a_default_dict(device: torch.device, native: bo
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x * scales.get("a", 5.0)
 
-    if native and build.start(wait=True) is None:
-        pytest.skip(str(build.reason()))
+    if native and extension.start(wait=True) is None:
+        pytest.skip(str(extension.reason()))
     fast, x = pygraph.jit(fn), torch.ones(2, device=device)
     for _ in range(4):
         assert fast(x).tolist() == [2.0, 2.0]

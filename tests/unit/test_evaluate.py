@@ -9,8 +9,8 @@ import torch
 
 import pygraph
 from pygraph.errors import ArgumentError
-from pygraph.evaluate import alias_view, clone_strided, evaluate
-from pygraph.program import Alias, TensorSpec
+from pygraph.ir.descriptors import Alias, TensorSpec
+from pygraph.ir.evaluate import alias_view, clone_strided, evaluate
 
 X = torch.arange(6.0).view(2, 3)
 

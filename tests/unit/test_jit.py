@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import retries
+from pygraph.calls import retries
+from pygraph.calls.transformed import CacheInfo
 from pygraph.errors import ArgumentError, FallbackError, TraceError
-from pygraph.transformed import CacheInfo
 from tests.memory import live_bytes
 
 
@@ -481,7 +481,7 @@ def test_a_size_that_is_returned_is_one(device: torch.device) -> None:
 
 def test_too_little_memory_for_graphs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recording needs more memory than the call itself, which then runs as it is."""
-    from pygraph import transformed
+    from pygraph.calls import transformed
 
     def refuse(*_: object) -> None:
         raise torch.OutOfMemoryError("it is a test")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.keys import UnhashableError, flatten_call, leaf_keys, mode_key, overlap_key, static_key
+from pygraph.calls.keys import UnhashableError, flatten_call, leaf_keys, overlap_key, static_key
+from pygraph.guards.torch_settings import mode_key
 from tests.leftovers import all_restored
 
 X = torch.arange(6.0).view(2, 3)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import pygraph
-from pygraph.launches import Launch, launch_of, register
+from pygraph.ir.launches import Launch, launch_of, register
 from pygraph.lowering.aten import lower
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pygraph
+from pygraph.calls.steps import MAX_SHAPES
 from pygraph.errors import StateChangeError
-from pygraph.steps import MAX_SHAPES
 
 TOTAL: Any = 0.0
 

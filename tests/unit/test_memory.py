@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import pygraph
+from pygraph.calls.retries import SETTLED
 from pygraph.errors import FallbackError
-from pygraph.retries import SETTLED
 from pygraph.runtime.devices import driver_for
 from tests.memory import live_bytes
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime.emulated import driver
+from pygraph.runtime.emulated.driver import driver
 from tests.models import (
     EXAMPLES,
     Decoder,

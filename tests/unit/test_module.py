@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import pygraph
-from pygraph.module import TransformedModule
+from pygraph.api.module import TransformedModule
 
 
 class Model(nn.Module):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.printing import NAMESPACE, program_text, spec_text, target_text
-from pygraph.program import TensorSpec
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.printing import NAMESPACE, program_text, spec_text, target_text
 
 
 def run_text(program: pygraph.Program, *values: Any) -> Any:

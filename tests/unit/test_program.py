@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.program import Result, TensorSpec, contiguous_strides, output_values, tensor_specs
+from pygraph.ir.descriptors import Result, TensorSpec, contiguous_strides, tensor_specs
+from pygraph.ir.program import output_values
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pygraph
+from pygraph.calls.keys import overlap_key
 from pygraph.errors import ArgumentError
-from pygraph.keys import overlap_key
-from pygraph.ranges import Ranges, are_apart, holder, memory_range, share_memory, sharing, span_of
+from pygraph.ir.ranges import Ranges, are_apart, holder, memory_range, share_memory, sharing, span_of
 from pygraph.runtime.devices import driver_for
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import retries
-from pygraph.composition import sites
-from pygraph.environment import Environment
-from pygraph.native import build
-from pygraph.retries import MAX_LOOKUPS, MAX_RETRACES, MAX_WASTED, SETTLED, Budget, Traces, look_of
-from pygraph.transformed import Transformed
+from pygraph.autograd import sites
+from pygraph.calls import retries
+from pygraph.calls.retries import MAX_LOOKUPS, MAX_RETRACES, MAX_WASTED, SETTLED, Budget, Traces, look_of
+from pygraph.calls.transformed import Transformed
+from pygraph.guards.environment import Environment
+from pygraph.process import extension
 
 
 class Clock:
@@ -174,7 +174,7 @@ def test_a_known_fallback_is_not_looked_at(
     monkeypatch.setattr(retries, "LOOKUPS", 1e-9)  # a lookup is not made again while this test runs
     monkeypatch.setenv("PYGRAPH_NATIVE", str(int(natively)))
     if natively:
-        build.start(wait=True)
+        extension.start(wait=True)
     fn, make = KINDS[kind]
     fast = pygraph.jit(fn)
     args = make(x)
@@ -195,7 +195,7 @@ def test_calls_that_need_no_graph_are_not_looked_at(
     monkeypatch.setattr(retries, "LOOKUPS", 1e-9)
     monkeypatch.setenv("PYGRAPH_NATIVE", str(int(natively)))
     if natively:
-        build.start(wait=True)
+        extension.start(wait=True)
     fast = pygraph.jit(lambda x, y: (x.detach(), y + 1))  # nothing is computed on the device
     y = torch.ones(3, device="cpu")
     for _ in range(MAX_LOOKUPS + 2):
@@ -237,7 +237,7 @@ def test_steps_that_are_given_up_are_not_looked_at(
 
 def test_shared_memory_of_a_known_call_makes_no_plan(x: torch.Tensor) -> None:
     """A plan that cannot match would be compared at every further call."""
-    build.start(wait=True)
+    extension.start(wait=True)
     buffer = torch.zeros_like(x)
 
     def fn(y: torch.Tensor) -> torch.Tensor:

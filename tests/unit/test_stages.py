@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import pygraph
+from pygraph.calls.stages import Compiled, Lowered
 from pygraph.errors import ArgumentError, TraceError
-from pygraph.stages import Compiled, Lowered
 
 
 def step(x: torch.Tensor, k: float = 2.0, *, flip: bool = False) -> torch.Tensor:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pygraph
-from pygraph import transformed
+from pygraph.calls import transformed
 from pygraph.errors import FallbackError, GradientChangeError, SpentGraphError, StateChangeError
-from pygraph.native import build
+from pygraph.process import extension
 from tests.steps import assert_same, no_synchronization
 
 Step = Callable[..., Any]
@@ -143,7 +143,7 @@ def test_earlier_gradients_are_not_kept(device: torch.device) -> None:
         assert [ref() is not None for refs in left for ref in refs] == [refs is left[-1] for refs in left for _ in refs]
 
 
-@pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
+@pytest.mark.skipif(extension.start(wait=True) is None, reason=str(extension.reason()))
 def test_replaced_gradients_go_before_there_are_new_ones(device: torch.device) -> None:
     """Results can have their memory then, as in eager after ``zero_grad``; a gradient that is held stays what it is."""
     net = make_net(device)

@@ -20,23 +20,13 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.effects import is_random
 from pygraph.errors import TraceError
-from pygraph.program import (
-    Alias,
-    Argument,
-    Base,
-    Captured,
-    Mutation,
-    Program,
-    Result,
-    ScalarArgument,
-    Static,
-    TensorSpec,
-)
-from pygraph.trace import trace_call
+from pygraph.ir.descriptors import Alias, Argument, Base, Captured, Mutation, Result, ScalarArgument, Static, TensorSpec
+from pygraph.ir.effects import is_random
+from pygraph.ir.leaves import is_live_number, static_leaves, to_number
+from pygraph.ir.program import Program
 from pygraph.tracing import settings
-from pygraph.tracing.leaves import is_live_number, static_leaves, to_number
+from pygraph.tracing.trace import trace_call
 
 X = torch.arange(6.0).view(2, 3)
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import pygraph
-from pygraph.effects import is_written
 from pygraph.errors import TraceError
+from pygraph.ir.effects import is_written
+from pygraph.ir.twins import needs_twin, original_of, twin_of
 from pygraph.lowering.aten import lower
-from pygraph.twins import needs_twin, original_of, twin_of
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import pygraph
-from pygraph.native import build
+from pygraph.process import extension
 
 
 class Net(nn.Module):
@@ -110,7 +110,7 @@ class Pair:
 
 
 native_or_not = pytest.mark.parametrize("native", [True, False], indirect=True, ids=["native", "python"])
-native_only = pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
+native_only = pytest.mark.skipif(extension.start(wait=True) is None, reason=str(extension.reason()))
 
 
 @native_only

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.composition.partition import Parts, partition_program, with_numbers, without_results
+from pygraph.autograd.partition import Parts, partition_program, with_numbers, without_results
 from pygraph.errors import TraceError
-from pygraph.ops import cotangent
+from pygraph.ir.ops import cotangent
 
 
 def joint_of(fn: Callable[..., torch.Tensor], count: int) -> Callable[..., Any]:

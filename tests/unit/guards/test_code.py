@@ -23,7 +23,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pygraph
-from pygraph.environment import Environment
+from pygraph.guards.environment import Environment
 
 HERE: Any = sys.modules[__name__]
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.contents import same
-from pygraph.environment import Environment
+from pygraph.guards.contents import same
+from pygraph.guards.environment import Environment
 from tests.property.python_state import _HEADER
 
 

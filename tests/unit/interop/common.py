@@ -181,7 +181,7 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
-_tracing = importlib.import_module("pygraph.trace")  # pygraph.trace is the function
+_tracing = importlib.import_module("pygraph.tracing.trace")
 
 
 class Work:

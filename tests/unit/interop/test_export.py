@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.module import TransformedModule
+from pygraph.api.module import TransformedModule
 from tests.unit.interop.common import OLD_DYNAMO, arguments, check_compiled, check_same
 
 

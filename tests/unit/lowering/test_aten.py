@@ -10,8 +10,9 @@ import torch
 
 import pygraph
 from pygraph.errors import StageError
+from pygraph.ir.descriptors import Mutation
+from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower, written_inputs
-from pygraph.program import Mutation, Program
 
 aten = torch.ops.aten
 

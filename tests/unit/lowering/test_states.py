@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph.ir.descriptors import TensorSpec
 from pygraph.lowering.states import Crossing, settle
-from pygraph.program import TensorSpec
 
 CUDA = torch.device("cuda", 0)
 ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention.default

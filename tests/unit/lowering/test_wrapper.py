@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.launches import launch_of
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.launches import launch_of
 from pygraph.lowering.wrapper import KernelGraph, UntraceableError, kernel_graph
-from pygraph.program import TensorSpec
 
 CPU = torch.device("cpu")
 MATRIX = TensorSpec((2, 2), (2, 1), torch.float32, CPU)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pygraph.native import build
+from pygraph.process import extension
 
 
-@pytest.mark.skipif(build._compiler() is None or not build.enabled(), reason="no C++ compiler, or PYGRAPH_NATIVE=0")
+@pytest.mark.skipif(
+    extension._compiler() is None or not extension.enabled(), reason="no C++ compiler, or PYGRAPH_NATIVE=0"
+)
 def test_it_is_built_where_there_is_a_compiler() -> None:
-    assert build.start(wait=True) is not None, build.reason()
+    assert extension.start(wait=True) is not None, extension.reason()

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.contents import same
-from pygraph.native import build, callpath
+from pygraph.calls import plans as callpath
+from pygraph.guards.contents import same
+from pygraph.process import extension
 from pygraph.runtime.devices import driver_for
 
-pytestmark = pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
+pytestmark = pytest.mark.skipif(extension.start(wait=True) is None, reason=str(extension.reason()))
 
 
 def served(function: Any) -> int:
@@ -680,4 +681,4 @@ def test_switched_off(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> 
         function(x)
     assert served(function) == 0
     assert function._native.dispatch is None
-    assert build.reason() == "PYGRAPH_NATIVE=0"
+    assert extension.reason() == "PYGRAPH_NATIVE=0"

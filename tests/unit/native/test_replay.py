@@ -14,11 +14,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 import pygraph
-from pygraph.native import build
-from pygraph.runtime import emulated
+from pygraph.process import extension
 from pygraph.runtime.driver import LaunchInPython, NativeCommit
+from pygraph.runtime.emulated import driver as emulated
 
-pytestmark = pytest.mark.skipif(build.start(wait=True) is None, reason=str(build.reason()))
+pytestmark = pytest.mark.skipif(extension.start(wait=True) is None, reason=str(extension.reason()))
 
 STREAM = 2**63 + 5  # a handle may use all bits
 
@@ -386,7 +386,7 @@ def test_results_in_memory_that_is_not_fresh_are_left_to_python(fake: Fake, opti
 
 
 def test_counters_include_native_replays(fake: Fake) -> None:
-    from pygraph.native.callpath import count_replays
+    from pygraph.calls.plans import count_replays
 
     counters = emulated.driver().counters
     function = pygraph.jit(torch.relu)

@@ -11,7 +11,7 @@ import torch
 
 import pygraph
 from pygraph.errors import CaptureError
-from pygraph.program import Way
+from pygraph.ir.descriptors import Way
 from pygraph.runtime.body import RegionBody, copy_span, is_placed, placement, stand_in
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.devices import driver_for
@@ -220,7 +220,7 @@ def test_results_of_an_operation_that_it_does_not_write(driver: Any, fill: int) 
 def _is_recording(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_current_stream_capturing()
-    from pygraph.runtime import emulated_device
+    from pygraph.runtime.emulated import device as emulated_device
 
     return emulated_device.recorder is not None
 
@@ -246,7 +246,7 @@ def test_a_result_that_is_on_another_device_in_a_capture(driver: Any) -> None:
 
 
 def test_a_result_that_is_copied_has_a_reason() -> None:
-    from pygraph.runtime import emulated  # its cumprod hides its pointers
+    from pygraph.runtime.emulated import driver as emulated  # its cumprod hides its pointers
 
     driver = emulated.driver()
     a = torch.ones(5, device=driver.device) * 2

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pygraph.native import build
-from pygraph.runtime.collection import ids_of_objects, no_collection, objects_of, referrers_of
+from pygraph.process import extension
+from pygraph.process.collection import ids_of_objects, no_collection, objects_of, referrers_of
 
 
 class Thing:
@@ -69,7 +69,9 @@ class Searched:
 
 SEARCHED = Searched()
 
-in_cpp = pytest.mark.skipif(build.loaded() is None, reason="without the extension, tuples that are filled are found")
+in_cpp = pytest.mark.skipif(
+    extension.loaded() is None, reason="without the extension, tuples that are filled are found"
+)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import ArgumentError, CaptureError
-from pygraph.runtime import emulated, emulated_device, emulated_tensors
 from pygraph.runtime.driver import RecordedGraph, Run
-from pygraph.runtime.emulated import HIDES_POINTERS, EmulatedDriver
+from pygraph.runtime.emulated import device as emulated_device
+from pygraph.runtime.emulated import driver as emulated
+from pygraph.runtime.emulated import tensors as emulated_tensors
+from pygraph.runtime.emulated.driver import HIDES_POINTERS, EmulatedDriver
 from tests.memory import live_bytes
 
 Body = Callable[[], Any]

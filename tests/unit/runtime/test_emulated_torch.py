@@ -328,7 +328,7 @@ def test_a_backward_inside_a_backward_raises_what_was_raised_in_it(device: torch
 
 def test_no_signal_handler_runs_where_it_would_end_the_process() -> None:
     """The guard is asked in C++ functions that must not throw: a timeout there ended the worker of a test run."""
-    from pygraph.runtime import emulated_errors
+    from pygraph.runtime.emulated import errors as emulated_errors
 
     class Interrupted(Exception):
         pass
@@ -408,7 +408,8 @@ def test_recurrent_modules(device: torch.device, kind: type[nn.RNNBase], way: st
 def test_dynamo_leaves_the_emulated_device_alone() -> None:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
-    from pygraph.runtime import emulated, emulated_device
+    from pygraph.runtime.emulated import device as emulated_device
+    from pygraph.runtime.emulated import driver as emulated
 
     emulated.driver()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.runtime import emulated
+from pygraph.runtime.emulated import driver as emulated
 from tests.memory import live_bytes
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import pygraph
-from pygraph.runtime import emulated
 from pygraph.runtime.discovery import Discovery
+from pygraph.runtime.emulated import driver as emulated
 from pygraph.runtime.indices import Reach, index_reach
 from pygraph.transforms.select import example_leaves, select_program
 from tests.property.test_faults import missed_pointer

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraph.program import MECHANISMS, Mechanism
+from pygraph.ir.descriptors import MECHANISMS, Mechanism
 from pygraph.runtime.driver import Costs, NodeMechanism
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Word

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.runtime import emulated
-from pygraph.runtime.emulated_kernels import REPLACEMENTS
+from pygraph.runtime.emulated import driver as emulated
+from pygraph.runtime.emulated.kernels import REPLACEMENTS
 from pygraph.runtime.proof import Spread, agree
 
 NAN, INF = float("nan"), float("inf")

@@ -21,8 +21,8 @@ from torch import nn
 
 import pygraph
 from pygraph.errors import FallbackError
+from pygraph.process.turns import INSIDE_CALL, here
 from pygraph.runtime.pointers import Patcher
-from pygraph.runtime.turns import INSIDE_CALL, here
 
 ROOT = Path(pygraph.__file__).parent.parent
 
@@ -335,7 +335,7 @@ def _cannot_compute(frame: Any) -> bool:
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return True
     while frame is not None:
-        if frame.f_code.co_filename.endswith("/pygraph/trace.py") or "emulated" in frame.f_code.co_filename:
+        if frame.f_code.co_filename.endswith("/pygraph/tracing/trace.py") or "emulated" in frame.f_code.co_filename:
             return True
         frame = frame.f_back
     return False

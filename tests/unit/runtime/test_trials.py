@@ -291,7 +291,7 @@ def test_a_donated_cache(device: torch.device) -> None:
 
 @pytest.fixture
 def emu() -> torch.device:
-    from pygraph.runtime import emulated
+    from pygraph.runtime.emulated import driver as emulated
 
     return emulated.driver().device
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import pygraph
-from pygraph import retries
-from pygraph.retries import MAX_RETRACES
+from pygraph.calls import retries
+from pygraph.calls.retries import MAX_RETRACES
 from tests.fakes import assert_no_fake_left
 from tests.unit.test_retries import Clock
 from tests.unit.tracing.test_leaks import Node, chain, last

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.effects import is_random, is_view
-from pygraph.program import Program
-from pygraph.transforms.graphify import kernels, refuse, with_ways
+from pygraph.ir.effects import count_kernels, is_random, is_view
+from pygraph.ir.program import Program
+from pygraph.transforms.graphify import refuse, with_ways
 
 aten = torch.ops.aten
 
@@ -168,7 +168,7 @@ def test_with_ways_changes_the_named_regions_only(x: torch.Tensor) -> None:
 
 def test_kernels_counts_device_work(x: torch.Tensor) -> None:
     program = cut(lambda x, k: (torch.sin(x.t()) + x.t(), k + 1), x, 3)
-    assert kernels(program.nodes) == 2
+    assert count_kernels(program.nodes) == 2
 
 
 def test_tensors_on_several_devices_are_reported_and_not_recorded(device: torch.device) -> None:

@@ -8,8 +8,8 @@ from torch import nn
 
 import pygraph
 from pygraph.errors import StageError
-from pygraph.program import Argument, Base, Captured, PointerTable, Result, ScalarArgument, Stored
-from pygraph.transforms.indirect import does_no_work, is_load, is_store
+from pygraph.ir.descriptors import Argument, Base, Captured, PointerTable, Result, ScalarArgument, Stored
+from pygraph.ir.effects import is_load, is_store, is_work
 
 
 @pytest.fixture
@@ -86,6 +86,6 @@ def test_twice_is_refused(x: torch.Tensor) -> None:
         pygraph.indirect(program)
 
 
-def test_what_does_no_work(x: torch.Tensor) -> None:
+def test_loads_views_and_stores_are_no_work(x: torch.Tensor) -> None:
     program = pygraph.indirect(pygraph.trace(lambda x: torch.sin(x.t()))(x))
-    assert [node.target for node in program.nodes if not does_no_work(node)] == [torch.ops.aten.sin.default]
+    assert [node.target for node in program.nodes if is_work(node)] == [torch.ops.aten.sin.default]

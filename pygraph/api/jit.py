@@ -1,0 +1,185 @@
+"""`pygraph.jit`: all transforms with their defaults, as one decorator, and the options that it shares with them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+import torch
+
+from pygraph.calls.donation import Donating
+from pygraph.calls.transformed import PASSES, UNFUSED, Options, Transformed
+from pygraph.errors import ArgumentError, describe
+from pygraph.ir.descriptors import Mechanism
+
+if TYPE_CHECKING:
+    from pygraph.api.module import TransformedModule
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def jit(
+    fn: torch.nn.Module,
+    /,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    max_graphs: int = 64,
+    strict: bool = False,
+    reuse_outputs: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    fuse: bool = False,
+) -> TransformedModule: ...
+
+
+@overload
+def jit(
+    fn: Callable[P, R],
+    /,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    max_graphs: int = 64,
+    strict: bool = False,
+    reuse_outputs: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    fuse: bool = False,
+) -> Transformed[P, R]: ...
+
+
+@overload
+def jit(
+    fn: None = None,
+    /,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    max_graphs: int = 64,
+    strict: bool = False,
+    reuse_outputs: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    fuse: bool = False,
+) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
+
+
+def jit(
+    fn: Any = None,
+    /,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    max_graphs: int = 64,
+    strict: bool = False,
+    reuse_outputs: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    fuse: bool = False,
+) -> Any:
+    """Run a function or module as CUDA graphs: ``select(graphify(indirect(devicify(fn))))`` with a cache.
+
+    Args:
+        fn: A function over any pytree of tensors, numbers, ``None`` and static values, or an ``nn.Module``, whose
+            parameters and buffers are found again when they move. None to use it as a decorator with options.
+        static_argnums: Positions of arguments that are baked in; a new value traces anew.
+        static_argnames: Names of keyword arguments that are baked in.
+        max_graphs: How many kinds of calls are kept as graphs; the least recently used one makes room.
+        strict: Raise FallbackError where something would not run as a graph.
+        reuse_outputs: Write results to the same memory at every call instead of allocating it, as torch.compile's
+            ``mode="reduce-overhead"`` does: any later call of this function may overwrite them. A result may be an
+            argument of the next call, which copies it; what is to be kept longer must be cloned.
+        donate_argnums: Positions of arguments that a call consumes, as in JAX: results may take over their memory, and
+            using such a tensor afterwards raises DonatedError. All tensors of a pytree are donated, numbers are not.
+        donate_argnames: Names of arguments that a call consumes.
+        fuse: Have Inductor fuse operations to fewer kernels, as ``torch.compile`` does: faster to run, seconds to
+            compile, and results within the dtype's tolerance of eager's instead of equal to them.
+
+    Returns:
+        A function with the same signature, or for a module a module that shares all its state.
+
+    Raises:
+        ArgumentError: An option has a wrong value.
+        FallbackError: With ``strict``, when called.
+        DonatedError: When called with a tensor that was donated before.
+
+    Example:
+        >>> import torch, pygraph
+        >>> @pygraph.jit
+        ... def step(x, scale):
+        ...     return torch.relu(x) * scale
+        >>> x = torch.tensor([-1.0, 2.0], device=pygraph.default_device())
+        >>> step(x, 3.0).tolist(), step(x, 0.5).tolist()
+        ([0.0, 6.0], [0.0, 1.0])
+        >>> step.cache_info().misses
+        1
+    """
+    options: dict[str, Any] = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "max_graphs": max_graphs,
+        "strict": strict,
+        "reuse_outputs": reuse_outputs,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+    }
+    if fn is None:
+        return functools.partial(jit, fuse=fuse, **options)
+    return transformed(fn, PASSES if fuse else UNFUSED, make_options(**options))
+
+
+def make_options(
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    max_graphs: int = 64,
+    strict: bool = False,
+    timer: Callable[[Callable[[], object]], float] | None = None,
+    mechanism: Mechanism = "auto",
+    reuse_outputs: bool = False,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+) -> Options:
+    """Check options and put them in one form."""
+    numbers, names = _positions("static_argnums", static_argnums), _names("static_argnames", static_argnames)
+    donated, donated_names = _positions("donate_argnums", donate_argnums), _names("donate_argnames", donate_argnames)
+    both = [*(index for index in donated if index in numbers), *(name for name in donated_names if name in names)]
+    if both:
+        raise ArgumentError(describe("jit(…)", f"{both[0]!r} is both static and donated", expected="one of them"))
+    if not _all_are(int, [max_graphs]) or isinstance(max_graphs, bool) or max_graphs < 1:
+        raise ArgumentError(describe("jit(…)", f"max_graphs={max_graphs!r}", expected="a positive integer"))
+    return Options(numbers, names, max_graphs, strict, timer, mechanism, bool(reuse_outputs), donated, donated_names)
+
+
+def _positions(option: str, value: int | Sequence[int]) -> tuple[int, ...]:
+    positions = (value,) if isinstance(value, int) else tuple(value)
+    if not _all_are(int, positions):
+        raise ArgumentError(describe("jit(…)", f"{option}={value!r}", expected="integers"))
+    return positions
+
+
+def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if not _all_are(str, names):
+        raise ArgumentError(describe("jit(…)", f"{option}={value!r}", expected="strings"))
+    return names
+
+
+def _all_are(kind: type, values: Sequence[object]) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def transformed(fn: Any, passes: tuple[str, ...], options: Options) -> Any:
+    """A Transformed function, or for a module a module around one."""
+    if not callable(fn):
+        raise ArgumentError(describe(f"{passes[-1]}({fn!r})", "not callable", expected="a function or an nn.Module"))
+    function = Donating(fn, passes, options) if options.donates else Transformed(fn, passes, options)
+    if isinstance(fn, torch.nn.Module):
+        from pygraph.api.module import TransformedModule
+
+        return TransformedModule(fn, function)
+    return function

@@ -1,0 +1,88 @@
+"""A transformed ``nn.Module``: a module that shares all state with the one it was made from."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
+
+from pygraph.api.jit import transformed
+from pygraph.calls.transformed import CacheInfo, Transformed
+from pygraph.report.explain import Explanation
+
+
+class TransformedModule(torch.nn.Module):
+    """An ``nn.Module`` whose calls run as graphs.
+
+    Parameters, buffers, submodules, hooks and the training flag are those of the original: both see every change of
+    either, and ``state_dict`` has the same keys. Other attributes and methods are looked up on the original.
+    """
+
+    __slots__ = ("_pygraph_module", "_pygraph_transformed")
+    _pygraph_module: torch.nn.Module
+    _pygraph_transformed: Transformed[..., Any]
+
+    def __init__(self, module: torch.nn.Module, transformed: Transformed[..., Any]) -> None:
+        object.__setattr__(self, "__dict__", module.__dict__)
+        object.__setattr__(self, "_pygraph_module", module)
+        object.__setattr__(self, "_pygraph_transformed", transformed)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, hooks included."""
+        if is_fx_symbolic_tracing():  # which finds a module by its place in the root, and may keep it as one node
+            return super().__call__(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return self._pygraph_module(*args, **kwargs)
+        return self._pygraph_transformed(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward as a graph."""
+        if is_fx_symbolic_tracing():
+            return self._pygraph_module.forward(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return self._pygraph_module(*args, **kwargs)
+        return self._pygraph_transformed(*args, **kwargs)
+
+    def cache_info(self) -> CacheInfo:
+        """As of a transformed function."""
+        return self._pygraph_transformed.cache_info()
+
+    def cache_clear(self) -> None:
+        """As of a transformed function."""
+        self._pygraph_transformed.cache_clear()
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As of a transformed function."""
+        return self._pygraph_transformed.lower(*args, **kwargs)
+
+    def explain(self) -> Explanation:
+        """As of a transformed function."""
+        return self._pygraph_transformed.explain()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_pygraph"):
+                raise
+            return getattr(self._pygraph_module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._pygraph_module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._pygraph_module, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For pickles: the module goes along, what was compiled for it does not.
+        function = self._pygraph_transformed
+        return transformed, (self._pygraph_module, function.passes, function.options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TransformedModule:
+        function = self._pygraph_transformed
+        return transformed(copy.deepcopy(self._pygraph_module, memo), function.passes, function.options)
+
+    def __repr__(self) -> str:
+        return f"pygraph {self._pygraph_module!r}"

@@ -1,0 +1,72 @@
+"""Running a call once more as it was: with the random numbers that it drew, on what it has updated since.
+
+Second derivatives outside run the user's function again (`pygraph.autograd.joint.Backward`), as a checkpoint does.
+"""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # checked with torch 2.11 and 2.13
+
+from pygraph.runtime.devices import driver_for
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Effects:
+    """What a function does besides computing results, so that it is not the same function twice.
+
+    Attributes:
+        draws: Whether it draws random numbers.
+        arguments: Which of its tensors it updates in place, by number, and whether its results may depend on what they
+            were, as they do not on running statistics.
+        captured: The tensors that it closes over and updates in place, likewise.
+    """
+
+    draws: bool
+    arguments: dict[int, bool]
+    captured: tuple[tuple[torch.Tensor, bool], ...]
+
+    def before(self, tensors: Sequence[torch.Tensor]) -> Before:
+        """What it finds when it is called now."""
+        arguments = (tensors[index] for index, is_read in self.arguments.items() if is_read)
+        captured = (tensor for tensor, is_read in self.captured if is_read)
+        return Before([*arguments, *captured], {tensor.device for tensor in tensors} if self.draws else set())
+
+
+class Before:
+    """The contents of tensors and the states of the random generators of devices, if any, and the host, as of now."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], devices: set[torch.device]) -> None:
+        with torch.no_grad():
+            self._contents = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors]
+        drivers = [driver for driver in map(driver_for, devices) if driver is not None]
+        self._states: list[tuple[Any, Any]] = [(driver, driver.random_state()) for driver in drivers]
+        self._host = torch.get_rng_state() if devices else None
+        self._tensors, self._devices = tensors, devices
+
+    @contextlib.contextmanager
+    def again(self) -> Generator[None, None, None]:
+        """Have it as it was, for a while."""
+        now = Before(self._tensors, self._devices)
+        self._put_back()
+        try:
+            yield
+        finally:
+            now._put_back()
+
+    def _put_back(self) -> None:
+        with torch.no_grad():
+            for tensor, contents in self._contents:
+                with _unsafe_preserve_version_counter(tensor):
+                    tensor.copy_(contents)
+        if self._host is not None:
+            torch.set_rng_state(self._host)
+        for driver, state in self._states:
+            driver.set_random_state(state)

@@ -1,0 +1,104 @@
+"""The cache key of a call: everything that its trace and its kernels depend on, besides what is read live."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.guards.iterators import is_opaque
+from pygraph.ir.leaves import is_live_number, overlap_groups
+from pygraph.ir.ranges import are_apart, holder, span_of
+from pygraph.runtime.body import ALIGNMENT, placement
+
+Key: TypeAlias = tuple[Hashable, tuple[tuple[int, Hashable], ...]]
+"""What is known of a call before its trace, and by leaf the values of the numbers that its trace turned out to need."""
+
+
+class UnhashableError(TypeError):
+    """A static argument cannot be part of a key; ``leaf`` is its position."""
+
+    def __init__(self, leaf: int) -> None:
+        super().__init__(leaf)
+        self.leaf = leaf
+
+
+_LEAVES = (torch.Tensor, int, float, str, type(None))
+
+
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Hashable]:
+    """The leaves of ``(args, kwargs)`` and a key of their structure; containers cost a walk, plain leaves do not."""
+    leaves = [*args, *kwargs.values()]
+    for leaf in leaves:
+        if not isinstance(leaf, _LEAVES):
+            return pytree.tree_flatten((args, kwargs))
+    return leaves, (len(args), *kwargs)
+
+
+def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
+    """Per leaf: a tensor's class and layout, a live number's type, or a static value itself."""
+    keys: list[Hashable] = []
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            address = 0 if leaf.is_cpu else leaf.data_ptr()  # graphs read host memory through copies only
+            placed = ALIGNMENT if address % ALIGNMENT == 0 else placement(address)
+            # Also under no_grad: a function may ask for it, or enable gradients inside.
+            flags = (leaf.requires_grad, leaf.is_inference())
+            keys.append((leaf.__class__, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, placed, *flags))
+        elif index not in static and is_live_number(leaf):
+            keys.append(leaf.__class__)
+        else:
+            keys.append(static_key(leaf, index))
+    return tuple(keys)
+
+
+def form_of(key: Key) -> Hashable:
+    """What a key has in common with those of other calls with objects of no value, as one that is made for each call.
+
+    It is the first part of the key where there are no such objects.
+    """
+    base: Any = key[0]
+    structure, static, leaves, *rest = base
+    formed = tuple(kind[0] if _is_identity(kind) else kind for kind in leaves)
+    return base if formed == leaves else (structure, static, formed, *rest)
+
+
+def _is_identity(leaf: Any) -> bool:
+    """Whether a leaf's part of a key is equal to that of no other object."""
+    return type(leaf) is tuple and len(leaf) == 2 and type(leaf[1]).__hash__ is object.__hash__  # pyright: ignore
+
+
+def static_key(leaf: Any, index: int) -> Hashable:
+    """A key that is equal for equal values only: 1, 1.0 and True differ, as do 0.0 and -0.0."""
+    kind: Hashable = leaf.__class__
+    if isinstance(leaf, (float, complex)):
+        return (kind, repr(leaf))
+    if not isinstance(leaf, _LEAVES) and is_opaque(leaf):  # by whatever key, it gives something else at every call
+        raise UnhashableError(index)
+    try:
+        hash(leaf)
+    except TypeError:
+        raise UnhashableError(index) from None
+    return (kind, leaf)
+
+
+def overlap_key(leaves: Sequence[Any]) -> Hashable:
+    """How the tensors share memory: which leaves are the same object or overlap, and at what distance.
+
+    Also whether one storage holds all that overlaps: without one there is no view that stands for all of it.
+    """
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if len(tensors) < 2 or are_apart(tensors) or not (groups := overlap_groups(leaves)):
+        return ()
+    key: list[Hashable] = []
+    for group in groups:
+        members = [leaves[index] for index in group]
+        span = span_of(members)
+        places = tuple(
+            (index, leaves[index].data_ptr() - span[0], next(i for i in group if leaves[i] is leaves[index]))
+            for index in group
+        )
+        key.append((places, holder(members, span) is not None))
+    return tuple(key)

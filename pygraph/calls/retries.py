@@ -1,0 +1,235 @@
+"""When calls that run as they are are looked at, or traced, again: for a share of the time that passes.
+
+Finding out what a call is, and tracing it, costs time that a call which then runs as it is has lost. A few losses are
+free, since much of what is in the way at first is not later (an attribute that is filled, a flag that is set). After
+these there is a budget in time, whatever the number of calls is: a loss of one second at a share of 1 % is made again
+after 100 seconds.
+"""
+
+# The length of a stack of modes is known to torch._C only. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch._C._functorch import peek_interpreter_stack  # checked with torch 2.11 and 2.13
+
+from pygraph.ir.descriptors import Fallback
+from pygraph.process.turns import here
+
+E = TypeVar("E")
+"""What is kept for a kind of call."""
+
+clock = time.perf_counter
+"""Seconds, as of all budgets."""
+
+# Traces may take this share of the time, once they have come to nothing a few times.
+TRACES = 0.01
+
+# Finding out what a call is may take this share of the time, once calls like it have run as they are a few times.
+LOOKUPS = 0.001
+
+# So many traces in a row of one kind of call may each be used once only: a schedule that sets a number at every step.
+MAX_WASTED = 8
+
+# So many may be outdated by changes in what the function closes over before any has been used `SETTLED` times, or be
+# made for an object that is another one each time.
+MAX_RETRACES = 32
+
+# After this many calls of one trace, what it closes over does not change at every call.
+SETTLED = 4
+
+# So many calls in a row that look alike run as they are before the next ones are not looked at.
+MAX_LOOKUPS = 32
+
+# A lookup counts as so many seconds at most, so that calls are looked at again within a second.
+LONGEST_LOOKUP = 0.001
+
+# So many ways that calls look are told apart.
+_MAX_LOOKS = 64
+
+
+class Budget:
+    """Losses that are free at first, and then may take a share of the time.
+
+    Args:
+        free: How many in a row are free.
+        share: The share of the time, of all after that.
+
+    Example:
+        >>> budget = Budget(free=1, share=0.01)
+        >>> budget.lose(0.5)
+        >>> budget.allows()  # the first one was free
+        True
+        >>> budget.lose(0.5)
+        >>> budget.allows()  # not before 50 seconds have passed
+        False
+    """
+
+    def __init__(self, free: int, share: float) -> None:
+        self._free, self._share = free, share
+        self._losses = 0
+        self._again = 0.0
+
+    def allows(self) -> bool:
+        """Whether there may be another loss now."""
+        return self._losses <= self._free or clock() >= self._again
+
+    def lose(self, seconds: float, count: int = 1) -> None:
+        """Note losses that have taken so long."""
+        self._losses += count
+        self._again = clock() + seconds / self._share
+
+    def renew(self) -> None:
+        """Note a gain: the next losses are free again."""
+        self._losses = 0
+
+
+class Traces:
+    """Traces of calls that differ only in what the function closes over, or in objects without a value."""
+
+    def __init__(self) -> None:
+        self._seconds: float | None = None  # what the last one took, as long as it is not known to be lost
+        self._wasted = Budget(MAX_WASTED, TRACES)
+        self._outdated = Budget(MAX_RETRACES, TRACES)
+
+    def is_made(self, seconds: float) -> None:
+        """Note that there is one, which has taken so long."""
+        self._seconds = seconds
+
+    def is_outdated(self, *, wasted: bool, more: float = 0.0) -> None:
+        """Note that the last one does not serve a call of its form.
+
+        Args:
+            wasted: It has served no call but its own.
+            more: What it has taken, in seconds, after it was made.
+        """
+        if self._seconds is None:
+            return
+        self._outdated.lose(self._seconds + more)
+        if wasted:
+            self._wasted.lose(self._seconds + more)
+        else:
+            self._wasted.renew()
+        self._seconds = None
+
+    def is_unsteady(self, seconds: float) -> None:
+        """Note that all traces of one object's calls came to nothing, and took so long."""
+        self._outdated.lose(seconds, MAX_WASTED)
+
+    def is_used(self, calls: int) -> None:
+        """Note how many calls one has served."""
+        if calls >= SETTLED:
+            self._outdated.renew()
+
+    def allow_another(self) -> bool:
+        """Whether there may be another trace now."""
+        return self._wasted.allows() and self._outdated.allows()
+
+
+class Look(Generic[E]):
+    """Calls that look alike.
+
+    Attributes:
+        lookups: Those that were looked at.
+        note: Why the last one ran as it is; None if that is no fallback, and then there is an entry.
+        entry: What said so, if it is kept.
+        skipped: How many have not been looked at, and are not counted elsewhere yet.
+    """
+
+    def __init__(self, note: Fallback | None) -> None:
+        self.lookups = Budget(MAX_LOOKUPS - 1, LOOKUPS)
+        self.note = note
+        self.entry: E | None = None
+        self.skipped = 0
+
+
+class Looks(Generic[E]):
+    """Of one function, the calls that run as they are without being looked at, as calls that looked like them did.
+
+    This can only err in that a call runs as it is which could be a graph.
+    """
+
+    def __init__(self) -> None:
+        self._looks: dict[Hashable, Look[E]] = {}
+        self._skipped: list[tuple[Fallback | None, E | None, int]] = []
+
+    def __bool__(self) -> bool:
+        """Whether any call ran as it is; as long as none did, nothing here needs to be asked."""
+        return bool(self._looks)
+
+    def is_skipped(self, look: Hashable) -> bool:
+        """Whether a call is not looked at, but counted."""
+        known = self._looks.get(look)
+        if known is None or known.lookups.allows():
+            return False
+        known.skipped += 1
+        return True
+
+    def as_it_is(self, look: Hashable, note: Fallback | None, entry: E | None, seconds: float) -> None:
+        """Note that a call ran as it is, after it was looked at for so long."""
+        known = self._looks.get(look)
+        if known is None:
+            if len(self._looks) >= _MAX_LOOKS:
+                self.clear()
+            known = self._looks.setdefault(look, Look[E](note))
+        elif known.skipped and (known.note != note or known.entry is not entry):
+            self._take(known)
+        known.note, known.entry = note, entry
+        known.lookups.lose(min(seconds, LONGEST_LOOKUP))
+
+    def served(self, look: Hashable) -> None:
+        """Note that a call did not run as it is."""
+        known = self._looks.pop(look, None)
+        if known is not None:
+            self._take(known)
+
+    def forget(self, entry: E) -> None:
+        """Look at the calls again that an entry stood for, which is not kept any more."""
+        for look, known in list(self._looks.items()):
+            if known.entry is entry:
+                self.served(look)
+
+    def clear(self) -> None:
+        """Look at all calls again."""
+        for look in list(self._looks):
+            self.served(look)
+
+    # -- counts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def unsettled(self) -> int:
+        """Calls of entries that were skipped since the last `take_skipped`."""
+        waiting = [*self._skipped, *((known.note, known.entry, known.skipped) for known in list(self._looks.values()))]
+        return sum(calls for _, entry, calls in waiting if entry is not None)
+
+    def take_skipped(self) -> list[tuple[Fallback | None, E | None, int]]:
+        """Why calls were skipped since the last time, the entry that said so, and how many."""
+        for known in list(self._looks.values()):
+            self._take(known)
+        found, self._skipped = self._skipped, []
+        return found
+
+    def _take(self, known: Look[E]) -> None:
+        calls, known.skipped = known.skipped, 0
+        if calls:
+            self._skipped.append((known.note, known.entry, calls))
+
+
+def look_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """What is seen of a call at a glance: the types of its arguments, flags and texts, and what surrounds it."""
+    interpreter: Any = peek_interpreter_stack()
+    modes = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+    seen: list[Any] = [here.inside, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), interpreter is None]
+    seen += modes
+    seen += [value if type(value) in _SEEN else type(value) for value in args]
+    if kwargs:
+        seen += kwargs
+        seen += [value if type(value) in _SEEN else type(value) for value in kwargs.values()]
+    return tuple(seen)
+
+
+_SEEN = frozenset({bool, str})

@@ -1,0 +1,125 @@
+"""Compiling ahead of a call, step by step, like ``jax.stages``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.calls.donation import Donating, Donation
+from pygraph.calls.entries import Entry
+from pygraph.calls.keys import overlap_key
+from pygraph.calls.transformed import Transformed
+from pygraph.errors import ArgumentError, describe
+from pygraph.ir.evaluate import check_call, evaluate
+from pygraph.ir.program import Program
+from pygraph.process.turns import reason_inside
+from pygraph.report.explain import Explanation, explain
+from pygraph.runtime.body import WIDEST_LOAD, is_placed, placement
+from pygraph.tracing.trace import Traced
+
+
+class Lowered:
+    """A transformed Program for one kind of call, not yet recorded.
+
+    Attributes:
+        program: The Program after all passes.
+    """
+
+    def __init__(self, function: Transformed[..., Any], traced: Traced, program: Program, leaves: list[Any]) -> None:
+        self._function = function
+        self._traced = traced
+        self.program = program
+        self._leaves = leaves
+
+    def as_text(self) -> str:
+        """The Program as Python source."""
+        return str(self.program)
+
+    def compile(self) -> Compiled:
+        """Record the graphs, with the arguments given to ``lower`` as examples."""
+        with self._function.turn() as mine:
+            executable = self._function.make_executable(self.program, self._leaves) if mine else None
+        program = self.program if executable is None else executable.program
+        fallbacks = self._function.reasons(program) if executable is None else executable.fallbacks
+        entry = Entry(self._traced, program, executable, fallbacks)
+        donation = self._function.donation if isinstance(self._function, Donating) else None
+        return Compiled(self._function, entry, self._leaves, donation)
+
+
+class Compiled:
+    """An executable for one kind of call: other layouts, alignments or static values raise ArgumentError.
+
+    Attributes:
+        program: The Program as it runs.
+    """
+
+    def __init__(
+        self,
+        function: Transformed[..., Any],
+        entry: Entry,
+        leaves: list[Any],
+        donation: Donation | None = None,
+    ) -> None:
+        self._donation = donation
+        assert entry.program is not None
+        self._function = function
+        self._name = entry.program.name
+        self._entry = entry
+        self.program = entry.program
+        self._placements = [(index, _placement(leaf)) for index, leaf in enumerate(leaves) if _placement(leaf)]
+        self._overlap = overlap_key(leaves)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run on arguments like those it was compiled for.
+
+        Raises:
+            ArgumentError: They differ in structure, shape, strides, dtype, device, static values, or in how they lie
+                in memory: less aligned, or sharing memory otherwise, also with what the function closes over and one
+                of them is written. Nothing has been changed.
+        """
+        if self._donation is not None:
+            return self._donation.around(self._call, args, kwargs)
+        return self._call(*args, **kwargs)
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        check_call(self.program, leaves, tree)
+        for index, needed in self._placements:
+            if not is_placed(leaves[index].data_ptr(), needed):
+                problem = f"tensor number {index} is not aligned as when it was compiled"
+                multiple = f"{needed} more than a multiple of {WIDEST_LOAD}"
+                wanted = "an address that is " + (f"a multiple of {needed}" if needed >= WIDEST_LOAD else multiple)
+                raise ArgumentError(describe(f"{self._name}(…)", problem, expected=wanted, remedy="Clone it."))
+        if overlap_key(leaves) != self._overlap:
+            raise ArgumentError(describe(f"{self._name}(…)", "the arguments share memory otherwise than when compiled"))
+        if self._entry.shares_memory(leaves):
+            problem = "an argument shares memory with a captured tensor, and one is written"
+            raise ArgumentError(describe(f"{self._name}(…)", problem, remedy="Clone it."))
+        with self._function.turn() as mine:
+            self._entry.calls += 1
+            if self._entry.executable is not None and mine:
+                return self._entry.executable(leaves)
+        if not mine:
+            reason_inside(self._name, leaves)  # raises where the device cannot be used at all
+        return evaluate(self.program, *args, **kwargs)
+
+    def explain(self) -> Explanation:
+        """What runs how, and why."""
+        return explain(self._name, [self._entry], {})
+
+
+def _placement(leaf: Any) -> int:
+    """How a tensor's address must lie; 0 for what graphs do not read there."""
+    return placement(leaf.data_ptr()) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu and leaf.numel() else 0
+
+
+def lower(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+    """Trace and transform a function for one kind of call.
+
+    Raises:
+        TraceError: The function cannot be traced with these arguments.
+    """
+    traced, program = function.make_programs(args, kwargs, function.static_leaves(args, kwargs))
+    return Lowered(function, traced, program, pytree.tree_leaves((args, kwargs)))

@@ -1,0 +1,135 @@
+"""Objects that a function makes and returns with tensors in their attributes: taken apart as containers are.
+
+Dataclasses, namespaces, outputs of models: to pytree they are leaves. Here they are nodes of a class of our own, from
+which the same kind of object is made again, without its ``__init__``.
+"""
+
+# Attributes are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import struct
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.guards.contents import slots_of
+
+# What has state besides its attributes, or is what it is by identity.
+_WHOLE = (
+    torch.Tensor, torch.nn.Module, torch.optim.Optimizer, BaseException, type,
+    torch.SymInt, torch.SymFloat, torch.SymBool,
+)  # fmt: skip
+
+_POINTER = struct.calcsize("P")
+
+# Objects in attributes of objects are followed this deep.
+_DEEP = 6
+
+
+@dataclasses.dataclass
+class _Parts:
+    """An object's class, and its attributes by name."""
+
+    cls: type
+    attributes: dict[str, Any]
+
+    def whole(self) -> Any:
+        """Another such object."""
+        made: Any = self.cls.__new__(self.cls)  # pyright: ignore[reportCallIssue]
+        for name, value in self.attributes.items():
+            if isinstance(getattr(self.cls, name, None), types.MemberDescriptorType):
+                object.__setattr__(made, name, value)
+            else:
+                made.__dict__[name] = value  # whatever the class has of that name
+        return made
+
+
+def _flatten(parts: _Parts) -> tuple[list[Any], Any]:
+    return list(parts.attributes.values()), (parts.cls, tuple(parts.attributes))
+
+
+def _flatten_with_keys(parts: _Parts) -> tuple[list[tuple[Any, Any]], Any]:
+    return [(pytree.GetAttrKey(name), value) for name, value in parts.attributes.items()], _flatten(parts)[1]
+
+
+def _unflatten(values: Any, context: Any) -> Any:
+    cls, names = context
+    return _Parts(cls, dict(zip(names, values, strict=True))).whole()
+
+
+pytree.register_pytree_node(_Parts, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
+
+
+def with_parts(result: Any, is_leaf: Callable[[Any], bool] | None = None, kind: type[Any] = torch.Tensor) -> Any:
+    """A result of which objects with tensors are containers, that pytree takes apart and makes again.
+
+    Args:
+        result: What a function has returned.
+        is_leaf: What stays as it is though it has items.
+        kind: Of which class a tensor has to be at least, as an object that was there before a trace has none of its.
+
+    Returns:
+        The result itself if there are no such objects. One that comes twice stays as it is, once.
+
+    >>> import dataclasses, torch
+    >>> @dataclasses.dataclass
+    ... class Output:
+    ...     loss: torch.Tensor
+    ...     steps: int
+    >>> leaves, tree = pytree.tree_flatten(with_parts({"out": Output(torch.ones(2), 3)}))
+    >>> pytree.tree_unflatten(leaves, tree)
+    {'out': Output(loss=tensor([1., 1.]), steps=3)}
+    """
+    if not has_objects(pytree.tree_leaves(result, is_leaf=is_leaf)):
+        return result
+    seen: set[int] = set()
+
+    def convert(value: Any, depth: int = 0) -> Any:
+        if id(value) in seen or depth == _DEEP or not holds_tensors(value, kind):
+            return value
+        seen.add(id(value))
+        deeper = functools.partial(convert, depth=depth + 1)
+        parts = {name: pytree.tree_map(deeper, item, is_leaf=is_leaf) for name, item in _attributes(value).items()}
+        return _Parts(type(value), parts)
+
+    return pytree.tree_map(convert, result, is_leaf=is_leaf)
+
+
+def has_objects(leaves: Iterable[Any]) -> bool:
+    """Whether there are any among the leaves that may be taken apart."""
+    return any(_has_parts(type(leaf)) for leaf in leaves)
+
+
+def holds_tensors(value: Any, kind: type[Any] = torch.Tensor, depth: int = 0) -> bool:
+    """Whether there is a tensor of a class among the attributes of an object that can be taken apart, or theirs."""
+    if depth > _DEEP or not _has_parts(type(value)):
+        return False
+    leaves = pytree.tree_leaves(list(_attributes(value).values()))
+    return any(isinstance(leaf, kind) or holds_tensors(leaf, kind, depth + 1) for leaf in leaves)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = slots_of(value)
+    return {**({} if slots is None else slots[0]), **getattr(value, "__dict__", {})}
+
+
+@functools.cache
+def _has_parts(cls: type) -> bool:
+    """Whether objects of a class are nothing but their attributes."""
+    if issubclass(cls, _WHOLE) or cls in pytree.SUPPORTED_NODES:
+        return False
+    made_from = object if cls.__new__ is object.__new__ else types.SimpleNamespace
+    if cls.__new__ is not made_from.__new__ or cls.__reduce__ is not made_from.__reduce__:
+        return False
+    if cls.__reduce_ex__ is not object.__reduce_ex__ or any(hasattr(cls, name) for name in ("__del__", "__setstate__")):
+        return False
+    slots = sum(isinstance(value, types.MemberDescriptorType) for base in cls.__mro__ for value in vars(base).values())
+    # A class that is written in C has fields besides slots, a dict and a list of weak references.
+    return cls.__basicsize__ <= object.__basicsize__ + (slots + 2) * _POINTER

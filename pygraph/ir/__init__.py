@@ -1,0 +1,1 @@
+"""Programs: what they are, which are legal, how they print, and what they mean."""

@@ -1,0 +1,310 @@
+"""What the parts of a Program mean: one descriptor for every input, output, region and fallback.
+
+Positions and names carry no meaning: these do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+Stage = Literal["aten", "kernels", "pointers", "regions"]
+"""How far a Program has come: functional ATen operations; kernels with explicit writes; arguments and results
+behind pointer slots; cut into regions that say how they run."""
+
+
+Way = Literal["launch", "patch", "copy"]
+"""How a region runs: node by node, as a graph with patched pointers, or as a graph with copied inputs."""
+
+
+Mechanism = Literal["auto", "host", "device", "table", "copy"]
+"""How pointers change between replays: the host changes kernels' parameters, a node of the graph does on the device,
+kernels load them from a table, the data is copied instead, or for each kernel what is cheapest."""
+
+MECHANISMS: tuple[Mechanism, ...] = ("auto", "host", "device", "table", "copy")
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """Shape, strides, dtype, device and storage offset of a tensor, without its data."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: int = 0
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """Describe ``tensor``; the offset is the one in its storage."""
+        offset: Any = tensor.storage_offset()
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, offset)
+
+    @property
+    def span(self) -> int:
+        """Number of elements from the first to the last one that the strides reach."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the elements span."""
+        return self.span * self.dtype.itemsize
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may have the same address, as in an expanded tensor."""
+        reach = 0
+        for stride, size in sorted((t, n) for t, n in zip(self.stride, self.shape, strict=True) if n > 1):
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+        return False
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the elements do not fill their span, as in a slice of columns."""
+        return self.span > math.prod(self.shape)
+
+    def reaches_as(self, other: TensorSpec) -> bool:
+        """Whether the elements are as many, of the same kind, and lie at the same distances.
+
+        The stride of a dimension of one element says nothing, and kernels give others than torch foresees.
+        """
+        if (self.shape, self.dtype, self.device) != (other.shape, other.dtype, other.device):
+            return False
+        strides = zip(self.shape, self.stride, other.stride, strict=True)
+        return 0 in self.shape or all(size == 1 or mine == others for size, mine, others in strides)
+
+    def empty(self) -> torch.Tensor:
+        """Allocate an uninitialised tensor of this shape, strides and dtype, offset zero."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+    def __str__(self) -> str:
+        dims = ", ".join(map(str, self.shape))
+        text = f"{str(self.dtype).removeprefix('torch.')}[{dims}]"
+        if self.stride != contiguous_strides(self.shape):
+            text += f" strides ({', '.join(map(str, self.stride))})"
+        return f"{text} {self.device.type}"
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a row-major tensor of ``shape``, as torch computes them (a zero size counts as one)."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+# What a node's value is: node.meta["spec"]. A tuple for operations with several results; a Python type for host
+# scalars; None for nothing, or for what is known only when it runs (a data-dependent shape).
+Spec: TypeAlias = "TensorSpec | type[int] | type[float] | type[bool] | tuple[Spec, ...] | None"
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """A tensor that the caller passes, found at ``path`` in ``(args, kwargs)``, e.g. ``args[0]['w']``."""
+
+    path: str
+    leaf: int
+    spec: TensorSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalarArgument:
+    """A Python or NumPy number that the caller passes; its value is not baked in."""
+
+    path: str
+    leaf: int
+    type: type[int] | type[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """The memory shared by overlapping arguments of which one is written, as one flat tensor.
+
+    ``leaves`` are the leaf positions of those arguments, ``start`` the one with the lowest address.
+    """
+
+    path: str
+    leaves: tuple[int, ...]
+    start: int
+    spec: TensorSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Captured:
+    """A tensor that the function reaches without being passed it: static, read at its own address.
+
+    ``kind`` says what it is; ``name`` where it is found (``encoder.0.weight``), ``value`` is the tensor itself. It is
+    ``quiet`` if only operations update it that autograd is not told of: its version stays, as in eager.
+    """
+
+    kind: Literal["parameter", "buffer", "closed-over", "constant"]
+    name: str
+    value: torch.Tensor
+    quiet: bool = False
+
+    @property
+    def spec(self) -> TensorSpec:
+        """What the tensor is now; the function's owner may have replaced its memory."""
+        return TensorSpec.of(self.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """One entry of a pointer table: where an argument is read, or a result written."""
+
+    role: Literal["argument", "result"]
+    of: Argument | Base | Result
+    spec: TensorSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class PointerTable:
+    """An int64 host tensor of addresses, one per slot; the only way into and out of an indirect Program.
+
+    ``mechanism`` is how a graph gets the addresses to its kernels, wherever a kernel allows it.
+    """
+
+    slots: tuple[Slot, ...]
+    mechanism: Mechanism = "auto"
+
+
+Input: TypeAlias = Argument | ScalarArgument | Base | Captured | PointerTable
+
+
+# ---- outputs ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A value that the function returns at ``path``; ``leaf`` is its position among the output leaves.
+
+    ``leaf`` is -1 for a hidden result: memory that several returned tensors share (see ``Alias``).
+    """
+
+    path: str
+    leaf: int
+    spec: Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """The new contents of input number ``input``, which the function updated in place."""
+
+    input: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A result that a ``store`` node has written through pointer slot number ``slot``; the element is None."""
+
+    slot: int
+
+
+Output: TypeAlias = Result | Mutation | Stored
+
+
+@dataclasses.dataclass(frozen=True)
+class Alias:
+    """A returned leaf that is memory of something else: no computation, only a view or the same object.
+
+    ``of`` says of what. ``input`` and ``output``: a view of input or output number ``index``, or that captured tensor
+    itself if ``identical``; ``spec.offset`` is relative to its first element, and the view may be one that is
+    ``conjugated`` or ``negated`` when it is read. ``argument``: the very object at leaf
+    ``index`` of the caller's arguments, which may be a number (``spec`` is None). ``result``: the very object returned
+    at leaf ``index``.
+    """
+
+    path: str
+    leaf: int
+    of: Literal["input", "output", "argument", "result"]
+    index: int
+    spec: TensorSpec | None
+    identical: bool = False
+    conjugated: bool = False
+    negated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """A returned leaf that is no tensor and does not change: None, a string, a number known from the trace."""
+
+    path: str
+    leaf: int
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Baked:
+    """A leaf of the arguments that is no input: the trace depends on its value, which a call must repeat."""
+
+    path: str
+    leaf: int
+    value: Any
+
+    def admits(self, value: Any) -> bool:
+        """Whether ``value`` is the one that was baked in: of the same type, and with the same text if a float."""
+        if value is self.value:
+            return True
+        if type(value) is not type(self.value):
+            return False
+        if isinstance(value, (float, complex)):
+            return repr(value) == repr(self.value)
+        try:
+            return bool(value == self.value)
+        except Exception:  # what cannot be compared is not known to be the same
+            return False
+
+
+# ---- regions and notes -----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """A run of nodes that go to the device together.
+
+    ``kind`` is what the nodes allow: ``graph`` (can be recorded), ``eager`` (device work that cannot, for
+    ``reason``) or ``host`` (no device work). ``way`` is how they are run: ``launch`` node by node, ``patch`` as a
+    graph with patched pointers, ``copy`` as a graph with copied inputs. ``times`` holds what `select` measured for
+    each way, in µs.
+    """
+
+    index: int
+    kind: Literal["graph", "eager", "host"]
+    way: Way
+    reason: str | None = None
+    source: str | None = None
+    times: tuple[tuple[str, float], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Fallback:
+    """Something that does not run in the best way: what, why, and the user's source line."""
+
+    what: str
+    reason: str
+    source: str | None = None
+
+
+def tensor_specs(spec: Spec) -> Iterator[TensorSpec]:
+    """Every TensorSpec inside a node's spec."""
+    if isinstance(spec, TensorSpec):
+        yield spec
+    elif isinstance(spec, tuple):
+        for item in spec:
+            yield from tensor_specs(item)

@@ -1,0 +1,246 @@
+"""What a node does besides computing its value: viewing, writing, drawing random numbers, reading the host.
+
+Passes ask these questions of single nodes; the answers come from operator schemas, so that custom operations with
+honest schemas are treated right.
+"""
+
+# torch has no public names for operator overloads and their schemas. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::load and pygraph::store
+from pygraph.ir.descriptors import TensorSpec, tensor_specs
+
+aten = torch.ops.aten
+
+# Return their argument's memory although their schemas do not say so.
+_SILENT_VIEWS = (aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default)
+
+# Synchronise with the host, or have a result whose shape depends on data, without a tag that says so.
+_SYNCHRONIZING = frozenset(
+    {
+        "aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero", "aten::nonzero",
+        "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
+        "aten::bincount", "aten::repeat_interleave", "aten::_assert_async", "aten::multinomial",
+    }
+)  # fmt: skip
+
+
+# Whose operations that return nothing are checks, launches, or labels.
+_KNOWN_NAMESPACES = ("aten", "prims", "pygraph", "profiler")
+
+
+def is_operation(node: fx.Node) -> bool:
+    """Whether the node calls an operation with a schema."""
+    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node's value is memory of its first argument, and no work is done."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and is_view(source)
+    target: Any = node.target
+    return isinstance(target, torch._ops.OpOverload) and _makes_views(target)  # pyright: ignore[reportUnknownArgumentType]
+
+
+@functools.cache
+def _makes_views(target: Any) -> bool:
+    """Whether all that an operation returns is memory of its arguments; asked of every node many times."""
+    if target in _SILENT_VIEWS:
+        return True
+    returns: Any = target._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def is_selection(node: fx.Node) -> bool:
+    """Whether the node picks one of the several results of another, which is not a view."""
+    return node.op == "call_function" and node.target is operator.getitem and not is_view(node)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the node draws from a random generator."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":  # attention draws only to drop
+            value: Any = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+            return bool(value != 0.0)
+    return True
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node stays although nobody uses it: it writes, draws random numbers, or returns nothing at all."""
+    return node.is_impure() or is_random(node) or is_action(node)
+
+
+def is_action(node: fx.Node) -> bool:
+    """Whether a node is called for what it does, which is no update that it declares, as an assertion is."""
+    return is_operation(node) and not node.target._schema.returns and not is_written(node)  # pyright: ignore
+
+
+def may_raise(node: fx.Node) -> bool:
+    """Whether a node that the host launches may end the call with an error that depends on data.
+
+    Such are assertions, decompositions of matrices, other people's operations, and what takes a number of which it
+    looks whether it is in range.
+    """
+    if not is_operation(node) or is_host_number(node):
+        return False
+    target: Any = node.target
+    if is_action(node) or target.namespace not in _KNOWN_NAMESPACES:
+        return True
+    name: str = target._schema.name.partition("::")[2]
+    if name.startswith(_RAISING):
+        return True
+    if torch.Tag.pointwise in target.tags or name.startswith(_TAKING_ANY):
+        return False
+    return any(is_host_number(source) for argument in node.all_input_nodes for source in sources(argument))
+
+
+# How the names of others begin that take any number.
+_TAKING_ANY = ("_foreach_", "_fused_", "fill", "full", "copy", "_to_copy", "scalar_tensor")
+
+# How the names of operations begin that look at what they have computed.
+_RAISING = ("_linalg_", "linalg_", "cholesky", "_cholesky", "lu_", "geqrf", "ormqr", "multinomial")
+
+
+def is_written(node: fx.Node) -> bool:
+    """Whether the node writes to one of its arguments."""
+    return is_operation(node) and node.target._schema.is_mutable  # pyright: ignore
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments that the node writes to."""
+    if not is_written(node):
+        return []
+    found: list[fx.Node] = []
+    target: Any = node.target
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value: Any = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            items: Any = [value] if isinstance(value, fx.Node) else value or ()
+            found += [item for item in items if isinstance(item, fx.Node)]  # others may be None
+    return found
+
+
+def writes_memory(nodes: Iterable[fx.Node]) -> bool:
+    """Whether any of the nodes updates memory that is not its own; storing a result through a slot does not count."""
+    return any(is_written(node) and node.target is not torch.ops.pygraph.store.default for node in nodes)
+
+
+def root(node: fx.Node) -> fx.Node:
+    """The node whose memory a chain of views shows."""
+    while is_view(node):
+        node = node.args[0]  # pyright: ignore[reportAssignmentType]
+    return node
+
+
+def argument_nodes(node: fx.Node) -> list[fx.Node]:
+    """The nodes that a node takes, as often as it takes them."""
+    found: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), lambda argument: found.append(argument) or argument)  # pyright: ignore
+    return found
+
+
+def sources(node: fx.Node) -> list[fx.Node]:
+    """What must be known for a value: the node whose memory it shows, and the numbers by which views show it."""
+    numbers: list[fx.Node] = []
+    while is_view(node):
+        shown = node.args[0]
+        assert isinstance(shown, fx.Node)
+        numbers += [argument for argument in node.all_input_nodes if argument is not shown]
+        node = shown
+    return [node, *numbers]
+
+
+def is_host_number(node: fx.Node) -> bool:
+    """Whether the node's value is a Python number."""
+    return isinstance(node.meta.get("spec"), type)
+
+
+def device_of(node: fx.Node) -> torch.device | None:
+    """The device of the node's tensors; None if it has none."""
+    for spec in tensor_specs(node.meta.get("spec")):
+        return spec.device
+    return None
+
+
+def host_reason(node: fx.Node) -> str | None:
+    """Why a node cannot be recorded in a graph; None if nothing speaks against it."""
+    if not is_operation(node):
+        return None if is_selection(node) else "it is control flow or host code"
+    target = node.target
+    assert isinstance(target, torch._ops.OpOverload)
+    name = target._schema.name
+    if name == "aten::_local_scalar_dense":
+        return "it needs a value on the host"
+    if name in _SYNCHRONIZING:
+        return "it synchronises with the host"
+    if torch.Tag.cudagraph_unsafe in target.tags:
+        return "its author has tagged it as unsafe in CUDA graphs"
+    if is_action(node) and target.namespace not in _KNOWN_NAMESPACES:
+        return "it returns nothing and declares no updates, so what it does is not known"
+    depends = torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags
+    if depends and not (name in ("aten::index", "aten::index_put") and node.meta.get("spec") is not None):
+        return "the shape of its result depends on data"
+    if node.meta.get("spec") is None and target._schema.returns:
+        return "the shape of its result depends on data"
+    for argument in node.all_input_nodes:
+        spec = argument.meta.get("spec")
+        if spec is None and not is_selection(argument):
+            return "the shape of an argument depends on data"
+        if isinstance(spec, type) and name != "pygraph::scalar":
+            return f"it takes the host value {argument.name} by value"
+        if isinstance(spec, TensorSpec) and spec.device.type == "cpu":
+            return "it reads a tensor on the cpu"
+    if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"):
+        for index in node.args[1]:  # pyright: ignore
+            spec = index.meta.get("spec") if isinstance(index, fx.Node) else None
+            if isinstance(spec, TensorSpec) and spec.dtype in (torch.bool, torch.uint8):
+                return "a boolean mask as index synchronises with the host"
+    for spec in tensor_specs(node.meta.get("spec")):
+        if spec.device.type == "cpu":
+            return "its result is on the cpu"
+    return None
+
+
+def is_load(node: fx.Node) -> bool:
+    """Whether the node reads an argument through the pointer table."""
+    return node.target is torch.ops.pygraph.load.default
+
+
+def is_store(node: fx.Node) -> bool:
+    """Whether the node writes a result through the pointer table."""
+    return node.target is torch.ops.pygraph.store.default
+
+
+def is_work(node: fx.Node) -> bool:
+    """Whether the node is work of its own, on the device or on the host."""
+    return node.op == "call_function" and not is_view(node) and not is_load(node) and not is_store(node)
+
+
+def touches_device(node: fx.Node) -> bool:
+    """Whether the node reads or makes tensors on an accelerator."""
+    if is_selection(node):
+        return False
+    devices = [device_of(argument) for argument in node.all_input_nodes] + [device_of(node)]
+    unknown = node.meta.get("spec") is None and not is_store(node)
+    return unknown or any(device is not None and device.type not in ("cpu", "meta") for device in devices)
+
+
+def count_kernels(nodes: Iterable[fx.Node]) -> int:
+    """The number of nodes that are work on the device."""
+    return sum(is_work(node) and touches_device(node) for node in nodes)

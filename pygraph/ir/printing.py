@@ -1,0 +1,298 @@
+"""The text of a Program: runnable Python, the same for equal Programs, without addresses.
+
+Names are given here, at print time, from descriptors and operations; they mean nothing to any pass. `NAMESPACE` is
+what the text needs to run.
+"""
+
+# torch has no public names for operator overloads and their schemas (checked with torch 2.11 and 2.13), and
+# isinstance leaves the items of a node's nested arguments unknown.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from pygraph.ir.constants import IMMUTABLE
+from pygraph.ir.descriptors import (
+    Alias,
+    Argument,
+    Baked,
+    Base,
+    Captured,
+    Fallback,
+    Input,
+    Mutation,
+    Output,
+    PointerTable,
+    Region,
+    Result,
+    ScalarArgument,
+    Slot,
+    Spec,
+    Stage,
+    Static,
+    TensorSpec,
+)
+
+NAMESPACE: dict[str, Any] = {
+    "torch": torch,
+    "aten": torch.ops.aten,
+    "pygraph_ops": torch.ops.pygraph,
+    "operator": operator,
+    "math": math,
+    "device": torch.device,
+    "inf": math.inf,
+    "nan": math.nan,
+}
+
+
+class _Program(Protocol):
+    """What is printed of a `pygraph.Program`, whose module imports this one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def stage(self) -> Stage: ...
+    @property
+    def history(self) -> tuple[str, ...]: ...
+    @property
+    def module(self) -> fx.GraphModule: ...
+    @property
+    def inputs(self) -> tuple[Input, ...]: ...
+    @property
+    def outputs(self) -> tuple[Output, ...]: ...
+    @property
+    def aliases(self) -> tuple[Alias, ...]: ...
+    @property
+    def statics(self) -> tuple[Static, ...]: ...
+    @property
+    def baked(self) -> tuple[Baked, ...]: ...
+    @property
+    def regions(self) -> tuple[Region, ...]: ...
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]: ...
+    @property
+    def placeholders(self) -> list[fx.Node]: ...
+    @property
+    def results(self) -> tuple[Any, ...]: ...
+    @property
+    def table(self) -> PointerTable | None: ...
+
+
+def program_text(program: _Program) -> str:
+    """The Program as Python source: a header with its history, then one function.
+
+    Example:
+        >>> import torch, pygraph
+        >>> text = program_text(pygraph.trace(torch.sin)(torch.ones(2)))
+        >>> scope = dict(NAMESPACE)
+        >>> exec(text, scope)
+        >>> scope["program"](torch.zeros(2))
+        (tensor([0., 0.]),)
+    """
+    namer = _Namer()
+    lines = [f"# {program.name} ({program.stage}): {' | '.join(program.history)}"]
+    for fallback in program.fallbacks:
+        where = f", {fallback.source}" if fallback.source else ""
+        lines.append(f"# fallback: {fallback.what}: {fallback.reason}{where}")
+    for region in program.regions:
+        lines.append(f"# region {region.index}: {region.kind}, {region.way}" + _because(region.reason, region.source))
+    lines += _submodules(program.module, "")
+    lines.append("def program(" if program.inputs else "def program():")
+    for node, descriptor in zip(program.placeholders, program.inputs, strict=True):
+        name = namer.give(node, _input_name(descriptor))
+        lines.append(f'    {name}: "{spec_text(node.meta.get("spec"))}",  # {_input_text(descriptor)}')
+    if program.inputs:
+        lines.append("):")
+    lines += _body(program.module.graph, namer, "    ", program)
+    lines.append("    return (")
+    for value, descriptor in zip(program.results, program.outputs, strict=True):
+        lines.append(f"        {namer.text(value)},  # {_output_text(descriptor, program)}")
+    lines.append("    )")
+    for alias in program.aliases:
+        lines.append(f"    # {alias.path}: {_alias_text(alias, program)}")
+    for static in program.statics:
+        lines.append(f"    # {static.path}: {_value_text(static.value)}")
+    for baked in program.baked:
+        lines.append(f"    # {baked.path} was {_value_text(baked.value)}")
+    return "\n".join(lines) + "\n"
+
+
+def spec_text(spec: Spec) -> str:
+    """A node's spec as the printed annotation."""
+    if spec is None:
+        return "?"
+    if isinstance(spec, TensorSpec):
+        return str(spec)
+    if isinstance(spec, tuple):
+        return f"({', '.join(map(spec_text, spec))})"
+    return spec.__name__
+
+
+def target_text(target: Any) -> str:
+    """How an FX target is written in the printed program."""
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, name = target._schema.name.split("::")
+        prefix = {"aten": "aten", "pygraph": "pygraph_ops"}.get(namespace, f"torch.ops.{namespace}")
+        return f"{prefix}.{name}.{target._overloadname}"
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"torch.ops.higher_order.{target.__name__}"
+    module = getattr(target, "__module__", "") or ""
+    name = getattr(target, "__name__", str(target))
+    if module in ("_operator", "operator"):
+        return f"operator.{name}"
+    if module.startswith("torch"):
+        return f"torch.{name}" if hasattr(torch, name) else f"{module}.{name}"
+    return f"{module}.{name}" if module else name
+
+
+class _Namer:
+    """Unique, readable names for nodes, in order of appearance."""
+
+    def __init__(self) -> None:
+        self._names: dict[fx.Node, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def give(self, node: fx.Node, stem: str) -> str:
+        stem = re.sub(r"\W+", "_", stem).strip("_").removesuffix("_default") or "value"
+        if stem[0].isdigit() or stem in ("program", *NAMESPACE):
+            stem = f"_{stem}"
+        count = self._counts.get(stem, 0)
+        self._counts[stem] = count + 1
+        name = self._names[node] = stem if not count else f"{stem}_{count}"
+        if count:
+            self._counts.setdefault(name, 1)
+        return name
+
+    def text(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return self._names[value]
+        if isinstance(value, (list, tuple)):
+            items = ", ".join(map(self.text, value))
+            return f"[{items}]" if isinstance(value, list) else f"({items}{',' if len(value) == 1 else ''})"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{key!r}: {self.text(item)}" for key, item in value.items()) + "}"
+        if isinstance(value, slice):
+            return f"slice({self.text(value.start)}, {self.text(value.stop)}, {self.text(value.step)})"
+        return repr(value)
+
+
+def _body(graph: fx.Graph, namer: _Namer, indent: str, program: _Program | None) -> list[str]:
+    lines: list[str] = []
+    region: int | None = None
+    for node in graph.nodes:
+        if program is not None and program.regions and node.meta.get("region", region) != region:
+            region = node.meta["region"]
+            lines.append(f"{indent}# region {region}")
+        if node.op == "get_attr":
+            namer.give(node, str(node.target))
+            continue
+        if node.op != "call_function":
+            continue
+        args = [namer.text(arg) for arg in node.args]
+        args += [f"{key}={namer.text(value)}" for key, value in node.kwargs.items()]
+        target = target_text(node.target)
+        name = namer.give(node, _stem(node.target, target))
+        source = f"  # {node.meta['source']}" if node.meta.get("source") else ""
+        annotation = spec_text(node.meta.get("spec"))
+        lines.append(f'{indent}{name}: "{annotation}" = {target}({", ".join(args)}){source}')
+    return lines
+
+
+def _stem(target: Any, text: str) -> str:
+    """What a node is named after: the operation without its overload."""
+    return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else text.rpartition(".")[2]
+
+
+def _submodules(module: fx.GraphModule, indent: str) -> list[str]:
+    """Functions that higher-order operations take, printed before the program that uses them."""
+    lines: list[str] = []
+    used = {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    for name, child in module.named_children():
+        if name not in used or not isinstance(child, fx.GraphModule):
+            continue
+        namer = _Namer()
+        lines += _submodules(child, indent)
+        names = [namer.give(node, "x") for node in child.graph.nodes if node.op == "placeholder"]
+        lines.append(f"{indent}def {name}({', '.join(names)}):")
+        lines += _body(child.graph, namer, indent + "    ", None)
+        lines.append(f"{indent}    return {namer.text(child.graph.output_node().args[0])}")
+    return lines
+
+
+def _input_name(descriptor: Input) -> str:
+    match descriptor:
+        case Argument() | ScalarArgument():
+            return descriptor.path
+        case Base():
+            return "base_" + descriptor.path
+        case Captured():
+            return descriptor.name
+        case PointerTable():
+            return "table"
+
+
+def _input_text(descriptor: Input) -> str:
+    match descriptor:
+        case Argument():
+            return descriptor.path
+        case ScalarArgument():
+            return f"{descriptor.path}, live"
+        case Base():
+            return f"memory shared by {descriptor.path}"
+        case Captured():
+            return f"{descriptor.kind} {descriptor.name}"
+        case PointerTable():
+            slots = "; ".join(f"{i}: {_slot_text(slot)}" for i, slot in enumerate(descriptor.slots))
+            return slots if descriptor.mechanism == "auto" else f"by {descriptor.mechanism}: {slots}"
+
+
+def _slot_text(slot: Slot) -> str:
+    return f"{slot.role} {slot.of.path}"
+
+
+def _output_text(descriptor: Output, program: _Program) -> str:
+    match descriptor:
+        case Result():
+            return descriptor.path
+        case Mutation():
+            return f"new contents of {_input_text(program.inputs[descriptor.input])}"
+        case _:
+            return f"stored in slot {descriptor.slot}"
+
+
+def _alias_text(alias: Alias, program: _Program) -> str:
+    if alias.of in ("argument", "result"):
+        return f"is leaf {alias.index} of the {alias.of}s"
+    if alias.of == "input":
+        of = _referred_text(alias.index, program)
+    else:
+        of = f"output {alias.index}"
+    if alias.spec is None or alias.identical:
+        return f"is {of}"
+    lazy = "conjugated " * alias.conjugated + "negated " * alias.negated
+    return f"{alias.spec} {lazy}view of {of} at {alias.spec.offset}"
+
+
+def _value_text(value: Any) -> str:
+    """A value that is no tensor, without its address."""
+    return repr(value) if isinstance(value, IMMUTABLE) else f"a {type(value).__name__}"
+
+
+def _because(reason: str | None, source: str | None) -> str:
+    return (f", because {reason}" if reason else "") + (f" ({source})" if source else "")
+
+
+def _referred_text(index: int, program: _Program) -> str:
+    """An input by number, or past the inputs a slot of the pointer table."""
+    if index < len(program.inputs):
+        return _input_text(program.inputs[index])
+    assert program.table is not None
+    return program.table.slots[index - len(program.inputs)].of.path

@@ -1,0 +1,137 @@
+"""The intermediate representation: a frozen, functional FX graph whose every input and output is described.
+
+A Program is what every transform takes and returns. Positions and names carry no meaning: the descriptors do.
+The calling convention is that of the FX graph: one placeholder per entry of ``inputs``, in order, and one element
+of the returned tuple per entry of ``outputs``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx._lazy_graph_module import (
+    _LazyGraphModule,  # checked with torch 2.11 and 2.13  # pyright: ignore[reportPrivateUsage]
+)
+from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
+
+from pygraph.ir.descriptors import (
+    Alias,
+    Baked,
+    Fallback,
+    Input,
+    Output,
+    PointerTable,
+    Region,
+    Stage,
+    Static,
+    tensor_specs,
+)
+from pygraph.ir.printing import program_text
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A traced function: a frozen FX graph with a meaning for every input and output.
+
+    Attributes:
+        name: The traced function's name.
+        module: The FX graph, with submodules for higher-order operations. Never changed; a pass copies it.
+        inputs: One descriptor per placeholder.
+        outputs: One descriptor per element of the returned tuple.
+        aliases: Returned leaves that are views of inputs or of other outputs.
+        statics: Returned leaves that are constants of the trace.
+        baked: Leaves of the arguments whose values the trace depends on.
+        in_tree: The pytree of ``(args, kwargs)``.
+        out_tree: The pytree of the result.
+        stage: How far the Program has come.
+        history: The passes that made it, first to last.
+        regions: How its nodes run, once `graphify` has cut it; ``node.meta["region"]`` is an index into it.
+        fallbacks: What passes had to leave in a worse form, with reasons.
+    """
+
+    name: str
+    module: fx.GraphModule
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    aliases: tuple[Alias, ...]
+    statics: tuple[Static, ...]
+    in_tree: pytree.TreeSpec
+    out_tree: pytree.TreeSpec
+    stage: Stage
+    history: tuple[str, ...]
+    baked: tuple[Baked, ...] = ()
+    regions: tuple[Region, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """All nodes in execution order, placeholders and output included."""
+        return list(self.module.graph.nodes)
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        """The placeholder of each entry of ``inputs``."""
+        return [node for node in self.module.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """What the output node returns, one element per entry of ``outputs``."""
+        return tuple(output_values(self.module.graph))
+
+    @property
+    def table(self) -> PointerTable | None:
+        """The pointer table, once arguments and results go through one."""
+        for descriptor in self.inputs:
+            if isinstance(descriptor, PointerTable):
+                return descriptor
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        """The accelerator that the Program runs on; ``cpu`` if none of its tensors is on one."""
+        for node in self.module.graph.nodes:
+            for spec in tensor_specs(node.meta.get("spec")):
+                if spec.device.type not in ("cpu", "meta"):
+                    return spec.device
+        return torch.device("cpu")
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All accelerators that its tensors are on, in the order in which they are met."""
+        specs = (spec for node in self.nodes for spec in tensor_specs(node.meta.get("spec")))
+        return tuple(dict.fromkeys(spec.device for spec in specs if spec.device.type not in ("cpu", "meta")))
+
+    def copy_graph(self) -> fx.GraphModule:
+        """A copy of the graph, for a pass to edit: node metadata is kept, submodules are shared."""
+        graph = fx.Graph()
+        mapping: dict[fx.Node, fx.Node] = {}
+        output = graph.graph_copy(self.module.graph, mapping)
+        new_output = graph.output(output)
+        new_output.meta = dict(self.module.graph.output_node().meta)
+        for old, new in mapping.items():
+            new.meta = dict(old.meta)
+        return graph_module(self.module, graph)
+
+    def replace(self, **changes: Any) -> Program:
+        """A Program with some fields changed; the original stays as it is."""
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        return program_text(self)
+
+    __repr__ = __str__
+
+
+def graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A module of a graph, whose code is compiled if it runs; a pass edits it, or takes it over, before."""
+    return _LazyGraphModule(root, graph)
+
+
+def output_values(graph: fx.Graph) -> list[Any]:
+    """The elements of the tuple that a graph returns."""
+    (values,) = graph.output_node().args
+    assert isinstance(values, (tuple, list))
+    return list(values)

@@ -1,0 +1,79 @@
+"""The user's source lines: the innermost line outside torch and pygraph, as nodes, reports and errors name it."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import re
+import traceback
+from collections.abc import Generator
+from typing import Any
+
+import torch
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_PYGRAPH = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_TRITON = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" + os.sep
+_LIBRARIES = (_TORCH, _PYGRAPH, _TRITON, "<frozen", "<eval_with_key>")
+
+_told: contextvars.ContextVar[str | None] = contextvars.ContextVar("told", default=None)
+
+
+@contextlib.contextmanager
+def told_source(line: str | None) -> Generator[None, None, None]:
+    """Take this for the user's line, where what runs is code that was made from the user's."""
+    token = _told.set(line)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def line_in(stack: str | None) -> str | None:
+    """The innermost line outside torch and pygraph in the text of a stack, as the nodes of Dynamo's graphs have it.
+
+    >>> line_in('  File "/home/me/train.py", line 41, in step')
+    'train.py:41'
+    """
+    found: list[tuple[str, str]] = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
+    lines = [f"{os.path.basename(name)}:{number}" for name, number in found if not name.startswith(_LIBRARIES)]
+    return lines[-1] if lines else None
+
+
+def user_frame(frame: Any) -> str | None:
+    """The innermost line outside torch and pygraph, as ``file.py:41``."""
+    if (told := _told.get()) is not None:
+        return told
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith(_LIBRARIES):
+            return f"{os.path.basename(filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def user_line(error: BaseException) -> str | None:
+    """The innermost line outside torch and pygraph in an error's traceback."""
+    line: str | None = None
+    step = error.__traceback__
+    while step is not None:
+        filename = step.tb_frame.f_code.co_filename
+        if not filename.startswith(_LIBRARIES):
+            line = f"{os.path.basename(filename)}:{step.tb_lineno}"
+        step = step.tb_next
+    return line
+
+
+def user_lines(error: BaseException) -> list[str]:
+    """The lines outside torch and pygraph in an error's traceback, as Python prints them."""
+    frames = [
+        summary for summary in traceback.extract_tb(error.__traceback__) if not summary.filename.startswith(_LIBRARIES)
+    ]
+    return traceback.format_list(frames)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else "no message").rstrip(".")

@@ -1,0 +1,1 @@
+"""What belongs to the whole process: the extension, the cache on disk, garbage collection, turns of threads."""

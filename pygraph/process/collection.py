@@ -1,0 +1,125 @@
+"""No garbage collection for a while: finalizers must not run operations in the middle of a trace or a recording.
+
+What they do would be written down with the rest and repeated at every replay; and tensors that are freed while a CUDA
+graph is captured call into the driver at the wrong time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+from pygraph.process import extension
+
+_lock = threading.RLock()  # a signal handler may come here while the same thread is here
+_depth = 0
+_was_on = False
+
+
+class _Here(threading.local):
+    depth = 0
+
+
+_here = _Here()
+"""Of the current thread: in how many blocks of `no_collection` it is."""
+
+
+@contextlib.contextmanager
+def no_collection() -> Generator[None, None, None]:
+    """Keep the garbage collector from starting by itself; nests, also across threads.
+
+    Example:
+        >>> import gc
+        >>> with no_collection():
+        ...     gc.isenabled()
+        False
+        >>> gc.isenabled()
+        True
+    """
+    global _depth, _was_on
+    with _lock:
+        _depth += 1
+        _here.depth += 1
+        if _depth == 1:
+            _was_on = gc.isenabled()
+            gc.disable()
+    try:
+        yield
+    finally:
+        with _lock:
+            if _depth == 1 and _was_on:
+                gc.enable()
+            _depth -= 1
+            _here.depth -= 1
+
+
+def collect(generation: int = 2) -> bool:
+    """Collect garbage up to a generation, in a block of `no_collection`, unless it is inside of another one, or another
+    thread is; whether it was done.
+    """
+    with _lock:
+        if _depth > 1:
+            return False
+        gc.collect(generation)
+        return True
+
+
+# Another thread may be filling a tuple of unknown length, which fails if anybody else refers to it when it grows. So a
+# list of all objects must be gone before another thread can run. C++ looks through one without letting go of the
+# interpreter. Where there is no extension, it lives within one call in C, in which nobody's code runs, unless there are
+# audit hooks: these are told of each `id`, and of calls of `gc`.
+
+
+def ids_of_objects(generation: int | None = None) -> list[int]:
+    """The ids of all objects that the collector knows, or of those in a generation, in its order."""
+    # CPython hashes by address, without the lowest bits, which are zero for what the collector knows (3.11 to 3.14).
+    return list(map(int.__lshift__, map(object.__hash__, _all_objects(generation)), itertools.repeat(4)))
+
+
+def objects_of(is_wanted: Callable[[type], bool]) -> list[Any]:
+    """All objects of classes that are wanted that the collector knows, but tuples; in a block of `no_collection`."""
+    native = extension.loaded()
+    kinds: Iterable[type] = set(map(type, _all_objects(None))) if native is None else native.classes_of_objects()
+    wanted = frozenset(kind for kind in kinds if kind is not tuple and is_wanted(kind))
+    if native is not None:
+        return native.objects_of(*wanted)
+    found: list[Any] = []
+    for generation in range(3):
+        # Two lists, as what splits one in two would be in it, and hold itself. The second one has more at its end, of
+        # no wanted class; it must be read to there, since it holds what reads it.
+        found += itertools.compress(
+            itertools.chain(_all_objects(generation), itertools.repeat(None)),
+            map(wanted.__contains__, map(type, _all_objects(generation))),
+        )
+    return found
+
+
+def referrers_of(values: list[Any]) -> list[Any]:
+    """All objects that refer to one of these and that the collector knows, but this list, and but tuples that belong to
+    nothing yet; without the extension these are among them.
+    """
+    native = extension.loaded()
+    found: list[Any] = gc.get_referrers(*values) if native is None else native.referrers_of(*values)
+    return [one for one in found if one is not values]
+
+
+def _all_objects(generation: int | None) -> Iterator[Any]:
+    """The same, which are asked for when the first one is."""
+    return itertools.chain.from_iterable(map(gc.get_objects, (generation,)))
+
+
+def _after_fork() -> None:
+    """Have the garbage collector start again in a child process, where other threads and their blocks do not exist."""
+    global _depth
+    _lock._at_fork_reinit()  # pyright: ignore  # as CPython does for its own locks, 3.11 to 3.14
+    if _depth and not _here.depth and _was_on:
+        gc.enable()
+    _depth = _here.depth
+
+
+os.register_at_fork(after_in_child=_after_fork)

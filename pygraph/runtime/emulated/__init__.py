@@ -1,0 +1,1 @@
+"""The emulated device and its driver, for machines without a GPU."""

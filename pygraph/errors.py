@@ -52,14 +52,14 @@ class StateChangeError(TraceError):
     traced again in the second.
 
     Attributes:
-        places: Where all that changes lies, each a `pygraph.guards.places.Place`; None if some of it lies elsewhere, as
-            in a list.
+        locations: Where all that changes is stored, as `pygraph.guards.locations.Location`; None if some of it is
+            stored elsewhere, as in a list.
         gradients: Whether it leaves other gradients behind, too.
         fills: Whether it only adds to what there was, as a function does that remembers its results: once such a call
             has run as it is, one like it finds what it has added.
     """
 
-    places: tuple[Any, ...] | None = None
+    locations: tuple[Any, ...] | None = None
     gradients: bool = False
     fills: bool = False
 
@@ -106,7 +106,7 @@ class StageError(PygraphError):
 class ProgramError(PygraphError):
     """A Program breaks a rule of its stage; raised by ``check_program``.
 
-    Example: an in-place operation in an ``aten`` Program. It is a bug of the pass that made the Program.
+    Example: an in-location operation in an ``aten`` Program. It is a bug of the pass that made the Program.
     """
 
 

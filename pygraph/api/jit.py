@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
-from pygraph.calls.donation import Donating
+from pygraph.api.module import TransformedModule, transformed
 from pygraph.calls.transformed import PASSES, UNFUSED, Options, Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.descriptors import Mechanism
-
-if TYPE_CHECKING:
-    from pygraph.api.module import TransformedModule
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -171,15 +168,3 @@ def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
 
 def _all_are(kind: type, values: Sequence[object]) -> bool:
     return all(isinstance(value, kind) for value in values)
-
-
-def transformed(fn: Any, passes: tuple[str, ...], options: Options) -> Any:
-    """A Transformed function, or for a module a module around one."""
-    if not callable(fn):
-        raise ArgumentError(describe(f"{passes[-1]}({fn!r})", "not callable", expected="a function or an nn.Module"))
-    function = Donating(fn, passes, options) if options.donates else Transformed(fn, passes, options)
-    if isinstance(fn, torch.nn.Module):
-        from pygraph.api.module import TransformedModule
-
-        return TransformedModule(fn, function)
-    return function

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
 
-from pygraph.api.jit import transformed
-from pygraph.calls.transformed import CacheInfo, Transformed
+from pygraph.calls.donation import Donating
+from pygraph.calls.transformed import CacheInfo, Options, Transformed
+from pygraph.errors import ArgumentError, describe
 from pygraph.report.explain import Explanation
 
 
@@ -86,3 +87,13 @@ class TransformedModule(torch.nn.Module):
 
     def __repr__(self) -> str:
         return f"pygraph {self._pygraph_module!r}"
+
+
+def transformed(fn: Any, passes: tuple[str, ...], options: Options) -> Any:
+    """A Transformed function, or for a module a module around one."""
+    if not callable(fn):
+        raise ArgumentError(describe(f"{passes[-1]}({fn!r})", "not callable", expected="a function or an nn.Module"))
+    function = Donating(fn, passes, options) if options.donates else Transformed(fn, passes, options)
+    if isinstance(fn, torch.nn.Module):
+        return TransformedModule(fn, function)
+    return function

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from pygraph.api.jit import make_options, transformed
+from pygraph.api.jit import make_options
+from pygraph.api.module import transformed
 from pygraph.calls.transformed import PASSES, Options, Transformed
 from pygraph.errors import ArgumentError, StageError, describe
 from pygraph.ir.check import check_program

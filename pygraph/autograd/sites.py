@@ -41,9 +41,8 @@ from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import NOTHING_ON_DEVICE
 from pygraph.errors import DisturbedTraceError, StateChangeError, TraceError
 from pygraph.guards.environment import Environment, Item, Variable, modes_of
+from pygraph.guards.locations import Location, are_same
 from pygraph.guards.objects import holds_tensors
-from pygraph.guards.places import Place as StatePlace
-from pygraph.guards.places import are_same
 from pygraph.ir.effects import is_random, is_view, root, written_arguments
 from pygraph.ir.leaves import is_live_number
 from pygraph.tracing.gradients import leaves_behind
@@ -85,7 +84,7 @@ class Refused:
     modes: Environment | None
     once: bool = False
     until: Traces | None = None
-    filled: tuple[StatePlace, ...] = ()
+    filled: tuple[Location, ...] = ()
     calls: int = 0
     seconds: float = 0.0
 
@@ -319,7 +318,7 @@ def find_site(
             modes = None
             if not once and until is None:
                 modes = modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
-            filled = error.places or () if isinstance(error, StateChangeError) and error.fills else ()
+            filled = error.locations or () if isinstance(error, StateChangeError) and error.fills else ()
             function.sites.put(kind, Refused(str(error), modes, once, until, filled))
             # One that fills other places than the last time fills a memo, for another key.
             is_memo = until is not None and not (last is not None and are_same(filled, last.filled))
@@ -431,7 +430,7 @@ def _special_among(environment: Environment) -> frozenset[int]:
 
 
 def _places(environment: Environment, tensor: torch.Tensor) -> tuple[Place, ...]:
-    return tuple(environment.places(tensor)) or (functools.partial(_itself, tensor),)
+    return tuple(environment.locations(tensor)) or (functools.partial(_itself, tensor),)
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

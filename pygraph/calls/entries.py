@@ -16,7 +16,7 @@ import torch
 from pygraph.calls.keys import Key
 from pygraph.calls.retries import Traces
 from pygraph.guards.environment import Environment
-from pygraph.guards.places import Place
+from pygraph.guards.locations import Location
 from pygraph.ir.descriptors import Captured, Fallback
 from pygraph.ir.effects import writes_memory
 from pygraph.ir.program import Program
@@ -38,7 +38,7 @@ class Entry:
 
     ``described`` is a Program to report when it is not the one that runs, ``recordable`` the one that the executable
     was recorded from. With ``once``, this call alone runs like that, and the next one is traced again, as a step if
-    this one ``sets_gradients``: an optimizer's first step changes more than later ones do; it has ``filled`` places
+    this one ``sets_gradients``: an optimizer's first step changes more than later ones do; it has ``filled`` locations
     where nothing was. What cannot be traced is ``refused_in`` the modes that its modules are in. Calls that are
     ``differentiated`` by autograd run as compiled functions of their own, see `pygraph.composition`; those that set
     gradients or attributes by ``steps``. Calls run like that ``until`` there may be another trace. What is not
@@ -55,7 +55,7 @@ class Entry:
     plans: int = 0
     stamp: int = 0
     once: bool = False
-    filled: tuple[Place, ...] = ()
+    filled: tuple[Location, ...] = ()
     sets_gradients: bool = False
     differentiated: bool = False
     recordable: Program | None = None

@@ -27,7 +27,7 @@ from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.leaves import is_live_number
 from pygraph.process import extension
 from pygraph.process.turns import here, members
-from pygraph.runtime.driver import Counters
+from pygraph.runtime.driver import Counters, add_replay_source
 
 if TYPE_CHECKING:
     from pygraph.calls.entries import Entry
@@ -241,6 +241,9 @@ def count_replays() -> None:
     """Bring the devices' counters up to date with what was replayed natively."""
     for path in members(_paths):
         path.count_replays()
+
+
+add_replay_source(count_replays)
 
 
 # ---- descriptions --------------------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from pygraph.calls.retries import MAX_RETRACES, SETTLED, TRACES, Budget, Traces
 from pygraph.calls.transformed import Transformed, left_behind
 from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
+from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
-from pygraph.guards.places import Place
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.gradients import is_spent
@@ -70,7 +70,7 @@ class Step(Passing):
         name: What reports call it.
         differentiated: The tensors whose gradients it takes and returns, by the names that reports have for them.
         groups: The parameter groups whose learning rates it takes.
-        places: The attributes and variables that it takes and returns.
+        locations: The attributes and variables that it takes and returns.
 
     Attributes:
         returned: What calls have returned.
@@ -82,10 +82,10 @@ class Step(Passing):
         name: str,
         differentiated: Sequence[tuple[str, torch.Tensor]],
         groups: Sequence[dict[str, Any]],
-        places: Sequence[Place],
+        locations: Sequence[Location],
     ) -> None:
         self.differentiated, self.groups = [tensor for _, tensor in differentiated], groups
-        self.places = places
+        self.locations = locations
         self.returned: list[_Returned] = []
         self._names = [name for name, _ in differentiated]
         self._paths: list[str] = []
@@ -95,8 +95,8 @@ class Step(Passing):
     def __call__(
         self, gradients: list[Any], rates: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The new gradients, the number of what is in ``returned``, and the leaves of what lies in the places then and
-        of what the function returns.
+        """The new gradients, the number of what is in ``returned``, and the leaves of what is stored at the locations
+        then and of what the function returns.
         """
         if get_proxy_mode() is None:
             raise AsItIsError
@@ -104,26 +104,26 @@ class Step(Passing):
         try:
             self._put(gradients, rates, values)
             result = self.__wrapped__(*args, **kwargs)
-            returned = with_parts(([place.get() for place in self.places], result), is_known_size, FakeTensor)
-            for place, value in zip(self.places, returned[0], strict=True):
+            returned = with_parts(([location.get() for location in self.locations], result), is_known_size, FakeTensor)
+            for location, value in zip(self.locations, returned[0], strict=True):
                 if any(map(_has_graph, pytree.tree_leaves(value))):
-                    raise TraceError(f"it stores {place.name} with a graph of autograd, for outside")
+                    raise TraceError(f"it stores {location.name} with a graph of autograd, for outside")
             return [*(tensor.grad for tensor in self.differentiated), *self._numbered(returned)]
         finally:
             self._put(*before)
 
     def found(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The gradients, the learning rates, and what lies in the places now."""
+        """The gradients, the learning rates, and what lies in the locations now."""
         gradients = [tensor.grad for tensor in self.differentiated]
-        return gradients, [group["lr"] for group in self.groups], [place.get() for place in self.places]
+        return gradients, [group["lr"] for group in self.groups], [location.get() for location in self.locations]
 
     def _put(self, gradients: list[Any], rates: list[Any], values: list[Any]) -> None:
         for tensor, gradient in zip(self.differentiated, gradients, strict=True):
             tensor.grad = gradient
         for group, rate in zip(self.groups, rates, strict=True):
             group["lr"] = rate
-        for place, value in zip(self.places, values, strict=True):
-            place.put(value)
+        for location, value in zip(self.locations, values, strict=True):
+            location.put(value)
 
     def _numbered(self, result: Any) -> list[Any]:
         keyed, tree = flatten_with_path(result, is_leaf=is_known_size)
@@ -143,7 +143,7 @@ class Step(Passing):
 
     def _result_path(self, path: pytree.KeyPath) -> str:
         rest = pytree.keystr(path[2:] if path[0] == _LEFT else path[1:])
-        return self.places[path[1].idx].name + rest if path[0] == _LEFT else f"result{rest}"  # pyright: ignore
+        return self.locations[path[1].idx].name + rest if path[0] == _LEFT else f"result{rest}"  # pyright: ignore
 
     def path(self, path: str) -> str:
         """What reports call an argument or a result of this function."""
@@ -156,7 +156,7 @@ class Step(Passing):
         if first == 0:
             return f"{self._names[_index(rest)]}.grad"
         if first == 2:
-            return self.places[_index(rest)].name + rest.partition("]")[2]
+            return self.locations[_index(rest)].name + rest.partition("]")[2]
         return f"learning rate {_index(rest)}" if first == 1 else ("args", "kwargs")[first - 3] + rest
 
 
@@ -233,7 +233,7 @@ class Engine(Transformed[..., Any]):
             raise OutdatedError(Passed(rates=True))
         if not self.passed.gradients and any(not environment.step_is_current() for environment in environments):
             raise OutdatedError(Passed(gradients=True))
-        if step.places:
+        if step.locations:
             self._settle()
             found_again = sum(entry.calls - 1 for entry in self._entries)
             self._missed = self._missed + 1 if found_again == self._found_again else 0
@@ -257,7 +257,7 @@ class Engine(Transformed[..., Any]):
 
 
 def _stored_leaves(args: tuple[Any, ...]) -> range:
-    """Which leaves of a `Step`'s arguments lie in its places."""
+    """Which leaves of a `Step`'s arguments lie in its locations."""
     gradients, rates, values, *_ = args
     first = len(gradients) + len(rates)
     return range(first, first + len(pytree.tree_leaves(values)))
@@ -304,7 +304,7 @@ class Steps:
         groups = found.rates if passed.rates else []
         tensors = found.differentiable if passed.gradients else []
         named = [(found.names[id(tensor)], tensor) for tensor in tensors]
-        step = Step(self._function.fn, self._function.function_name, named, groups, passed.places)
+        step = Step(self._function.fn, self._function.function_name, named, groups, passed.locations)
         return Engine(step, self._function, passed)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -363,9 +363,9 @@ class Steps:
         if returned.spent:
             _mark_spent(leaves, returned.spent)
         left, result = pytree.tree_unflatten(leaves, returned.tree)
-        for place, old, new in zip(step.places, found_there, left, strict=True):
+        for location, old, new in zip(step.locations, found_there, left, strict=True):
             if not _is_left_alone(old, new):
-                place.put(new)
+                location.put(new)
         return result
 
     def _give_up(

@@ -35,7 +35,7 @@ from pygraph.errors import (
     describe,
 )
 from pygraph.guards.environment import Environment, modes_of
-from pygraph.guards.places import are_same
+from pygraph.guards.locations import are_same
 from pygraph.guards.torch_settings import mode_key
 from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import Argument, Base, Captured, Fallback, Mechanism
@@ -546,8 +546,8 @@ class Transformed(Generic[P, R]):
                 return self._keep(key, Entry(None, None, None, [], differentiated=True))
             # A function that remembers its results may do so for a call of a known kind, as with another attribute.
             adds = isinstance(error, StateChangeError) and error.fills and not (is_known and entries[0].once)
-            filled = error.places or () if isinstance(error, StateChangeError) and error.fills else ()
-            # One that fills another place than the last time fills a memo, for another key.
+            filled = error.locations or () if isinstance(error, StateChangeError) and error.fills else ()
+            # One that fills another location than the last time fills a memo, for another key.
             fills_another = is_known and bool(entries[0].filled and filled) and not are_same(filled, entries[0].filled)
             passed = None if fills_another else self._left_behind(error, is_known and not adds)
             if passed is not None:
@@ -850,8 +850,8 @@ def left_behind(error: TraceError, is_known: bool) -> Passed | None:
     """
     if isinstance(error, (GradientChangeError, SpentGraphError)):
         return Passed(gradients=True)
-    if isinstance(error, StateChangeError) and error.places and is_known:
-        return Passed(places=error.places)
+    if isinstance(error, StateChangeError) and error.locations and is_known:
+        return Passed(locations=error.locations)
     return None
 
 
@@ -878,7 +878,7 @@ def default_accelerator() -> str:
 
 
 def _fused(program: Program, args: Any, kwargs: Any) -> Program:
-    """The Program with fused kernels, which read tensors where their place in their storage says that they are."""
+    """The Program with fused kernels, which read tensors where their offset in their storage says that they are."""
     leaves = pytree.tree_leaves((args, kwargs))
     tensors = [(d.path, d.spec, leaves[d.leaf]) for d in program.inputs if isinstance(d, Argument)]
     tensors += [(d.path, d.spec, leaves[d.start]) for d in program.inputs if isinstance(d, Base)]

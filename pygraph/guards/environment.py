@@ -64,7 +64,7 @@ from pygraph.guards.contents import attributes_of as _attributes
 from pygraph.guards.dicts import DictGuard
 from pygraph.guards.donated import DonatedTensor
 from pygraph.guards.library import LibraryNames
-from pygraph.guards.places import Item, Place, Variable
+from pygraph.guards.locations import Item, Location, Variable
 from pygraph.guards.registrations import Registrations
 from pygraph.guards.settings import NAMES as SETTINGS
 from pygraph.guards.settings import PARAMETRIZED, settings_named
@@ -146,7 +146,7 @@ class Environment:
         self._cells: list[tuple[types.CellType, Any]] = []
         self._contents: list[tuple[str, Contents]] = []
         # Variables of modules and attributes of classes: (name, dict or class, key, value).
-        self._places: list[tuple[str, Any, str, Any]] = []
+        self._locations: list[tuple[str, Any, str, Any]] = []
         self._placed: set[tuple[int, str]] = set()
         self._classes: list[tuple[str, type, frozenset[str]]] = []
         # Of which the part counts that code has names for: (name, module, class or attributes of an object, depth).
@@ -240,8 +240,8 @@ class Environment:
 
     # -- what a call passes instead of finding it --------------------------------------------------------------------
 
-    def changed_places(self) -> tuple[Place, ...] | None:
-        """Where what is another value now lies; None if something has changed that does not lie in such a place.
+    def changed_locations(self) -> tuple[Location, ...] | None:
+        """Where what is another value now lies; None if something has changed that does not lie in such a location.
 
         What belongs to an installed package is left out, as by `restore`.
         """
@@ -249,7 +249,7 @@ class Environment:
             return None
         if self.attributes.changed() is not None:
             return None
-        found: list[Place] = []
+        found: list[Location] = []
         for name, container, before in self._containers:
             if id(container) in self._owned or _shallow_equal(container, before):
                 continue
@@ -259,7 +259,7 @@ class Environment:
             if not all(isinstance(key, IMMUTABLE) for key in keys):
                 return None  # the class or a tensor of a trace, perhaps
             found += [Item(container, key, self._entry_name(name, key)) for key in keys]
-        for name, owner, key, before in self._places:
+        for name, owner, key, before in self._locations:
             now = _lookup(owner, key)
             if now is before or id(owner) in self._owned or (_is(now, _CODE) and before is _MISSING):
                 continue
@@ -273,11 +273,11 @@ class Environment:
         cells = [cell for cell, before in self._cells if _contents(cell) is not before]
         return (*found, *(Variable(cell, self.names.get(id(cell), "a closed-over variable")) for cell in cells))
 
-    def release_places(self, places: Iterable[Place]) -> None:
-        """Guard what lies in these places no longer."""
-        for place in places:
-            self._entries = [entry for entry in self._entries if not place.is_at(entry[0], entry[1])]
-            self._cells = [cell for cell in self._cells if not place.is_at(cell[0], None)]
+    def release_locations(self, locations: Iterable[Location]) -> None:
+        """Guard what lies in these locations no longer."""
+        for location in locations:
+            self._entries = [entry for entry in self._entries if not location.is_at(entry[0], entry[1])]
+            self._cells = [cell for cell in self._cells if not location.is_at(cell[0], None)]
         self._check = None
 
     # -- where things lie ---------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class Environment:
 
     def class_attributes(self) -> list[tuple[type, str, Any]]:
         """Classes with the name of an attribute and what it was."""
-        return [(owner, key, value) for _, owner, key, value in self._places if isinstance(owner, type)]
+        return [(owner, key, value) for _, owner, key, value in self._locations if isinstance(owner, type)]
 
     def objects(self) -> list[Any]:
         """All that was looked at."""
@@ -300,13 +300,13 @@ class Environment:
 
     # -- tensors that are not the same at every call ------------------------------------------------------------------
 
-    def places(self, tensor: torch.Tensor) -> list[Item | Variable]:
+    def locations(self, tensor: torch.Tensor) -> list[Item | Variable]:
         """Where this very tensor was found, if there can be another one."""
         items = [Item(container, key) for container, key, value in self._entries if value is tensor]
         return [*items, *(Variable(cell) for cell, value in self._cells if value is tensor)]
 
     def release(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Guard the places of these tensors no longer, nor hold the tensors; nothing can be restored after it."""
+        """Guard the locations of these tensors no longer, nor hold the tensors; nothing can be restored after it."""
         released = {id(tensor) for tensor in tensors}
         self._entries = [entry for entry in self._entries if id(entry[2]) not in released]
         self._cells = [cell for cell in self._cells if id(cell[1]) not in released]
@@ -336,7 +336,7 @@ class Environment:
         self._lengths.clear()
         self._containers.clear()
         self._contents.clear()
-        self._places.clear()
+        self._locations.clear()
         self.differentiable.clear()
         self._keep.clear()
         self.tensors.clear()
@@ -441,8 +441,8 @@ class Environment:
             if isinstance(underlying(container), dict):
                 continue
             name, index = bind(container), repr(key) if type(key) in (str, int) else bind(key)
-            place = f"stored_item({name}, {index})" if is_derived(container) else f"{name}[{index}]"
-            lines += _comparison(place, expected, bind)
+            location = f"stored_item({name}, {index})" if is_derived(container) else f"{name}[{index}]"
+            lines += _comparison(location, expected, bind)
         for cell, expected in self._cells:
             lines += _comparison(f"{bind(cell)}.cell_contents", expected, bind)
         lines.append("    return True")
@@ -494,7 +494,7 @@ class Environment:
         for name, contents in self._contents:
             if contents.restore() and id(contents) not in self._owned:
                 changed = changed or name or "an object"
-        for name, owner, key, before in self._places:
+        for name, owner, key, before in self._locations:
             now = _lookup(owner, key)
             # Code that is imported when it is first needed may stay.
             if now is not before and not (_is(now, _CODE) and (before is None or before is _MISSING)):
@@ -885,7 +885,7 @@ class Environment:
         self._placed.add((id(owner), key))
         self._keep.append(owner)
         self._own(owner)
-        self._places.append((name, owner, key, value))
+        self._locations.append((name, owner, key, value))
         if not isinstance(owner, type):
             self._namespaces[id(owner)] = str(owner.get("__name__"))
             if value is _MISSING:
@@ -997,14 +997,14 @@ def _is(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(value), kinds)
 
 
-def _comparison(place: str, expected: Any, bind: Callable[[Any], str]) -> list[str]:
-    """Lines that return False unless what is at ``place`` is still ``expected``."""
+def _comparison(location: str, expected: Any, bind: Callable[[Any], str]) -> list[str]:
+    """Lines that return False unless what is at ``location`` is still ``expected``."""
     if expected is None or expected is True or expected is False:
-        return [f"    if {place} is not {expected}: return False"]
+        return [f"    if {location} is not {expected}: return False"]
     name = bind(expected)
     if has_value(expected):
-        return [f"    if {place} is not {name} and not same({place}, {name}): return False"]
-    return [f"    if {place} is not {name}: return False"]
+        return [f"    if {location} is not {name} and not same({location}, {name}): return False"]
+    return [f"    if {location} is not {name}: return False"]
 
 
 def _dict_comparison(guard: DictGuard, bind: Callable[[Any], str]) -> list[str]:

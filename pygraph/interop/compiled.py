@@ -41,7 +41,7 @@ from pygraph.ir.descriptors import (
 from pygraph.ir.effects import has_effect, is_random, root
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.program import Program, graph_module, output_values
-from pygraph.ir.source_lines import line_in, told_source
+from pygraph.ir.source_lines import attributed_to, line_in
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.wrapper import KernelGraph
 from pygraph.tracing.trace import SelfTracing, Traced, trace_call
@@ -495,5 +495,5 @@ class _WithSources(Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """One node."""
-        with told_source(line_in(n.meta.get("stack_trace"))):
+        with attributed_to(line_in(n.meta.get("stack_trace"))):
             return super().run_node(n)

@@ -17,17 +17,17 @@ _PYGRAPH = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TRITON = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" + os.sep
 _LIBRARIES = (_TORCH, _PYGRAPH, _TRITON, "<frozen", "<eval_with_key>")
 
-_told: contextvars.ContextVar[str | None] = contextvars.ContextVar("told", default=None)
+_attributed: contextvars.ContextVar[str | None] = contextvars.ContextVar("told", default=None)
 
 
 @contextlib.contextmanager
-def told_source(line: str | None) -> Generator[None, None, None]:
+def attributed_to(line: str | None) -> Generator[None, None, None]:
     """Take this for the user's line, where what runs is code that was made from the user's."""
-    token = _told.set(line)
+    token = _attributed.set(line)
     try:
         yield
     finally:
-        _told.reset(token)
+        _attributed.reset(token)
 
 
 def line_in(stack: str | None) -> str | None:
@@ -43,7 +43,7 @@ def line_in(stack: str | None) -> str | None:
 
 def user_frame(frame: Any) -> str | None:
     """The innermost line outside torch and pygraph, as ``file.py:41``."""
-    if (told := _told.get()) is not None:
+    if (told := _attributed.get()) is not None:
         return told
     while frame is not None:
         filename = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Operations that write to their arguments, put back in the place of their functional twins.
+"""Operations that write to their arguments, restored in place of their functional variants.
 
 An operation writes straight to the memory that it writes to in eager, so nothing is copied. Only constants of the
 trace are copied first: eager makes them anew in every call.
@@ -17,14 +17,14 @@ from torch import fx
 
 from pygraph.ir.descriptors import Mutation, TensorSpec
 from pygraph.ir.effects import root
+from pygraph.ir.functional_variants import mutating_operation_of, written_values
 from pygraph.ir.program import Program
-from pygraph.ir.twins import original_of, written_values
 
 aten = torch.ops.aten
 
 
 def restore_writes(graph: fx.Graph, program: Program) -> None:
-    """Replace every functional twin in ``graph``, an edited copy of the one of ``program``, by its operation.
+    """Replace every functional variant in ``graph``, an edited copy of the one of ``program``, by its operation.
 
     IR before::
 
@@ -39,7 +39,7 @@ def restore_writes(graph: fx.Graph, program: Program) -> None:
         return (empty,)
     """
     for node in list(graph.nodes):
-        op = original_of(node.target)
+        op = mutating_operation_of(node.target)
         if op is not None:
             _restore(graph, node, op, program)
 

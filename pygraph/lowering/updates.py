@@ -81,7 +81,7 @@ class _Step:
 
     Attributes:
         operation: What makes the value.
-        overload: Its twin that writes to its first argument.
+        overload: Its overload that writes to its first argument.
         place: Which of its results the value is; None if it has one.
         value: The contents after it.
     """
@@ -162,7 +162,7 @@ def _chain(target: fx.Node, value: fx.Node) -> _Chain | None:
 
 @functools.cache
 def _in_place_overload(functional: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """The twin of a functional operation that writes to its first argument; asked for each entry of long lists."""
+    """The overload of a functional operation that writes to its first argument; asked for each entry of long lists."""
     if len(functional._schema.returns) != 1:
         return None
     namespace, name = functional._schema.name.split("::")

@@ -240,6 +240,20 @@ class Counters:
     patches: int = 0
 
 
+_replay_sources: list[Callable[[], None]] = []
+
+
+def add_replay_source(count: Callable[[], None]) -> None:
+    """Have ``count()`` called before counters are read: it adds replays that were made without the driver."""
+    _replay_sources.append(count)
+
+
+def count_native_replays() -> None:
+    """Bring the counters of all drivers up to date with replays that were made without them."""
+    for count in _replay_sources:
+        count()
+
+
 class Driver(abc.ABC):
     """A device as the runtime sees it."""
 

@@ -30,9 +30,15 @@ from pygraph.ir.descriptors import (
     contiguous_strides,
 )
 from pygraph.ir.effects import has_effect, is_view, root, written_arguments
+from pygraph.ir.functional_variants import (
+    call_functionally,
+    functional_variant_of,
+    is_fused_optimizer,
+    mutating_operation_of,
+    needs_functional_variant,
+)
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.program import Program, output_values
-from pygraph.ir.twins import call_functionally, is_fused_optimizer, needs_twin, original_of, twin_of
 from pygraph.tracing import interruptions
 from pygraph.tracing.aliasing import (
     classify_outputs,
@@ -80,7 +86,7 @@ def functionalize(recording: Recording) -> Program:
 
     graph = graph_module.graph
     for node in graph.nodes:
-        original = original_of(node.target)
+        original = mutating_operation_of(node.target)
         if original is not None and not original._schema.is_mutable:
             node.target = original
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -224,7 +230,7 @@ class _Replay(Interpreter):
         if target in HIDDEN_WRITES and updates_in_hiding(args):
             return HIDDEN_WRITES[target](*args, **kwargs)
         if _is_decomposed_by_functorch(target):
-            target = twin_of(target)
+            target = functional_variant_of(target)
         return super().call_function(target, args, kwargs)
 
     def _call_foreign(self, node: fx.Node) -> Any:
@@ -233,7 +239,7 @@ class _Replay(Interpreter):
         recorded = map_arg((node.args, node.kwargs), _recorded_value)
         args, kwargs = pytree.tree_map(with_strides, given, recorded)
         target: Any = node.target
-        if needs_twin(target):
+        if needs_functional_variant(target):
             return call_functionally(target, (args, kwargs), given)
         return target(*args, **kwargs)
 

@@ -27,7 +27,7 @@ from torch.utils.data import dataloader  # its _BaseDataLoaderIter: checked with
 from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
 from pygraph.guards.iterators import is_drawing, is_opaque
-from pygraph.guards.places import Item, Variable
+from pygraph.guards.locations import Item, Variable
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.live_numbers import is_user_frame
 
@@ -207,8 +207,8 @@ def _places_of(environment: Environment) -> Iterator[_Swap]:
     """How to read and replace what may be an iterator, or a tuple that has some, and what it is."""
     for container, key, value in environment.items():
         if _may_be(value):
-            place = Item(container, key)
-            yield place.get, place.put, value
+            location = Item(container, key)
+            yield location.get, location.put, value
     for cell, value in environment.cells():
         if _may_be(value):
             variable = Variable(cell)

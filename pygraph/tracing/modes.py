@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import (
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.functional_variants import check_apart, needs_functional_variant
 from pygraph.ir.source_lines import user_frame
-from pygraph.ir.twins import check_apart, needs_twin
 from pygraph.tracing import fx_notes
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.descriptions import without_undescribed
@@ -182,7 +182,7 @@ class Sources(TorchDispatchMode):
         _check_subtraction(func, args)
         if func in _MOVES_MEMORY:
             raise TraceError("it gives a tensor other memory, by set_()")
-        if needs_twin(func):
+        if needs_functional_variant(func):
             check_apart(func, args, kwargs)
         return check_write(func, args, kwargs)
 

@@ -33,8 +33,8 @@ from pygraph.errors import (
     describe,
 )
 from pygraph.guards.environment import Environment
+from pygraph.guards.locations import ABSENT
 from pygraph.guards.objects import with_parts
-from pygraph.guards.places import ABSENT
 from pygraph.ir.descriptors import Argument, Baked, Input, ScalarArgument, TensorSpec
 from pygraph.ir.leaves import is_live_number, overlap_groups, to_number
 from pygraph.ir.paths import flatten_with_path
@@ -198,7 +198,7 @@ def record(
     except Exception as error:
         failure = error
     finally:
-        places = environment.changed_places()
+        locations = environment.changed_locations()
         changed = environment.restore()
         gradient = environment.restore_gradients(before_gradients)
         elsewhere = _changed_attribute(fakes, attributes) or _unreached_gradient(sources.used.values())
@@ -235,9 +235,9 @@ def record(
             describe(call, f"it changes {changed or gradient}", expected="no lasting change but to tensors in place",
                      remedy="Return the new value instead.")
         )  # fmt: skip
-        error.places = places if elsewhere is None else None
+        error.locations = locations if elsewhere is None else None
         error.gradients = gradient is not None
-        error.fills = bool(error.places) and all(place.get() is ABSENT for place in error.places or ())
+        error.fills = bool(error.locations) and all(location.get() is ABSENT for location in error.locations or ())
         raise error
     if seeded is not None:
         raise TraceError(

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError, describe
 from pygraph.guards.environment import Environment
-from pygraph.guards.places import ABSENT, Place
+from pygraph.guards.locations import ABSENT, Location
 from pygraph.ir.autocasting import without_autocast
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.leaves import is_live_number, static_leaves
@@ -86,14 +86,14 @@ class Rebinding:
     __wrapped__: Any
 
     def rebound(self) -> Iterable[torch.Tensor]:
-        """What is in those places now."""
+        """What is in those locations now."""
         raise NotImplementedError
 
     def check(self, program: Program) -> None:
         """Look at the trace.
 
         Raises:
-            TraceError: It reads what is in those places all the same.
+            TraceError: It reads what is in those locations all the same.
         """
 
 
@@ -104,16 +104,16 @@ class Passed:
     Attributes:
         gradients: Whether the gradients of all that is closed over are passed.
         rates: Whether learning rates are.
-        places: Attributes and variables.
+        locations: Attributes and variables.
     """
 
     gradients: bool = False
     rates: bool = False
-    places: tuple[Place, ...] = ()
+    locations: tuple[Location, ...] = ()
 
     def __or__(self, other: Passed) -> Passed:
-        new = [place for place in other.places if not any(place.is_same(known) for known in self.places)]
-        return Passed(self.gradients or other.gradients, self.rates or other.rates, (*self.places, *new))
+        new = [location for location in other.locations if not any(location.is_same(known) for known in self.locations)]
+        return Passed(self.gradients or other.gradients, self.rates or other.rates, (*self.locations, *new))
 
 
 class Passing:
@@ -122,25 +122,25 @@ class Passing:
     Attributes:
         differentiated: The tensors whose gradients are passed.
         groups: The parameter groups whose learning rates are passed.
-        places: Attributes and variables that are passed.
+        locations: Attributes and variables that are passed.
     """
 
     differentiated: Sequence[torch.Tensor]
     groups: Sequence[dict[str, Any]]
-    places: Sequence[Place]
+    locations: Sequence[Location]
 
     @contextlib.contextmanager
     def emptied(self) -> Generator[None, None, None]:
-        """Have nothing found in these places; one that is not there stays so."""
-        before = [place.get() for place in self.places]
+        """Have nothing found in these locations; one that is not there stays so."""
+        before = [location.get() for location in self.locations]
         try:
-            for place, value in zip(self.places, before, strict=True):
+            for location, value in zip(self.locations, before, strict=True):
                 if value is not ABSENT:
-                    place.put(None)
+                    location.put(None)
             yield
         finally:
-            for place, value in zip(self.places, before, strict=True):
-                place.put(value)
+            for location, value in zip(self.locations, before, strict=True):
+                location.put(value)
 
     def path(self, path: str) -> str:
         """What reports call an argument or a result, in terms of the other function."""
@@ -231,13 +231,13 @@ def reached_besides(
         environment = Environment(fn, objects_among(args, kwargs), read)
     if passing is not None:
         environment.release_rates(passing.groups)
-        environment.release_places(passing.places)
+        environment.release_locations(passing.locations)
     environment.forget_copies()
     return environment
 
 
 def _passing(fn: Any) -> Passing | None:
-    """The function that puts what it is passed in its places, behind one that is made from it."""
+    """The function that puts what it is passed in its locations, behind one that is made from it."""
     behind = fn.__wrapped__ if isinstance(fn, Rebinding) else fn
     return behind if isinstance(behind, Passing) else None
 

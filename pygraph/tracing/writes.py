@@ -19,7 +19,7 @@ import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
-from pygraph.ir.twins import may_overlap, written_values
+from pygraph.ir.functional_variants import may_overlap, written_values
 
 aten = torch.ops.aten
 

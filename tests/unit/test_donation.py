@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pygraph
-from pygraph.api.jit import make_options, transformed
+from pygraph.api.jit import make_options
+from pygraph.api.module import transformed
 from pygraph.calls.transformed import UNFUSED
 from pygraph.errors import ArgumentError, DonatedError
 from pygraph.runtime.devices import driver_for

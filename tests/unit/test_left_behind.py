@@ -165,7 +165,7 @@ def test_what_is_differentiated_and_begins_to_store(device: torch.device, begin:
         torch.testing.assert_close(model.center, plain.center)
         assert model.features.keys() == plain.features.keys()
         torch.testing.assert_close(model.features, plain.features)
-    # What fills a place for the first time may be a memo.
+    # What fills a location for the first time may be a memo.
     assert sum(note["count"] for note in fast.explain().to_dict()["fallbacks"]) <= 1
     misses = fast.cache_info().misses
     model.features.clear()
@@ -346,7 +346,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_other_places(device: torch.device, name: str) -> None:
+def test_other_locations(device: torch.device, name: str) -> None:
     plain, plain_state = KINDS[name]()
     expected = [copy.copy([plain(value(i, device, 3)), *plain_state()]) for i in range(8)]
     fn, state = KINDS[name]()
@@ -505,8 +505,8 @@ def test_tracing_says_what_changes(device: torch.device) -> None:
     model = make(device)
     with torch.no_grad(), pytest.raises(StateChangeError, match="it changes") as raised:
         pygraph.trace(model)(value(0, device, 2, 3))
-    assert raised.value.places is not None
-    assert {place.name for place in raised.value.places} == {"calls", "last", "center"}
+    assert raised.value.locations is not None
+    assert {location.name for location in raised.value.locations} == {"calls", "last", "center"}
     assert model.calls == 0
     assert not hasattr(model, "last")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import pygraph
 from pygraph.errors import TraceError
 from pygraph.ir.effects import is_written
-from pygraph.ir.twins import needs_twin, original_of, twin_of
+from pygraph.ir.functional_variants import functional_variant_of, mutating_operation_of, needs_functional_variant
 from pygraph.lowering.aten import lower
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -228,7 +228,7 @@ def test_every_stage_is_like_eager(fn: Callable[..., Any], device: torch.device)
     assert_like_eager(fn, lambda *args: pygraph.evaluate(program, *args), device)
     lowered = pygraph.check_program(lower(program))
     assert str(program) == text
-    assert not any(original_of(node.target) for node in lowered.nodes)
+    assert not any(mutating_operation_of(node.target) for node in lowered.nodes)
     assert_like_eager(fn, lambda *args: pygraph.evaluate(lowered, *args), device)
 
 
@@ -273,15 +273,15 @@ def test_what_cannot_have_a_twin_is_refused() -> None:
     with torch.library._scoped_library("test_twins_more", "DEF") as library:
         library.define("returns(Tensor(a!) x) -> Tensor(a!)")
         with pytest.raises(TraceError, match="returns its memory"):
-            twin_of(torch.ops.test_twins_more.returns.default)
+            functional_variant_of(torch.ops.test_twins_more.returns.default)
 
 
 def test_functionalization_knows_atens_own() -> None:
-    assert needs_twin(torch.ops.test_twins.scale.default)
-    assert not needs_twin(torch.ops.aten.add_.Tensor)
-    assert not needs_twin(torch.ops.aten.index_put_.default)
-    assert not needs_twin(torch.ops.aten._foreach_add_.List)
-    assert not needs_twin(torch.ops.aten.mm.out)
+    assert needs_functional_variant(torch.ops.test_twins.scale.default)
+    assert not needs_functional_variant(torch.ops.aten.add_.Tensor)
+    assert not needs_functional_variant(torch.ops.aten.index_put_.default)
+    assert not needs_functional_variant(torch.ops.aten._foreach_add_.List)
+    assert not needs_functional_variant(torch.ops.aten.mm.out)
 
 
 # ---- arbitrary sequences of writes, reads and views ------------------------------------------------------------

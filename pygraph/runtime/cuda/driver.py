@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from pygraph.calls.plans import count_replays
 from pygraph.errors import CaptureError
 from pygraph.ir.descriptors import Mechanism
 from pygraph.process.collection import no_collection
@@ -40,6 +39,7 @@ from pygraph.runtime.driver import (
     RecordedNode,
     Run,
     Wiring,
+    count_native_replays,
     patiently,
 )
 from pygraph.runtime.trampoline import (
@@ -312,7 +312,7 @@ class CudaDriver(Driver):
     @property
     def counters(self) -> Counters:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What has been done, native replays included."""
-        count_replays()
+        count_native_replays()
         return self._counters
 
     def refusal(self) -> str | None:

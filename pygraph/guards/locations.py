@@ -23,7 +23,7 @@ class Nothing(enum.Enum):
 ABSENT = Nothing.ABSENT
 
 
-class Place:
+class Location:
     """Where a value lies.
 
     Attributes:
@@ -50,13 +50,13 @@ class Place:
         """Whether what lies in ``owner``, under ``key`` if that is a container, lies here."""
         raise NotImplementedError
 
-    def is_same(self, other: Place) -> bool:
-        """Whether another one is the same place."""
+    def is_same(self, other: Location) -> bool:
+        """Whether another one is the same location."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Item(Place):
+class Item(Location):
     """An entry of a container.
 
     Attributes:
@@ -87,13 +87,13 @@ class Item(Place):
         """Whether an entry is this one."""
         return owner is self.container and type(key) is type(self.key) and key == self.key
 
-    def is_same(self, other: Place) -> bool:
-        """Whether another one is the same place."""
+    def is_same(self, other: Location) -> bool:
+        """Whether another one is the same location."""
         return isinstance(other, Item) and self.is_at(other.container, other.key)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Variable(Place):
+class Variable(Location):
     """A variable that a function closes over.
 
     Attributes:
@@ -122,11 +122,11 @@ class Variable(Place):
         """Whether a cell is this one."""
         return owner is self.cell and key is None
 
-    def is_same(self, other: Place) -> bool:
-        """Whether another one is the same place."""
+    def is_same(self, other: Location) -> bool:
+        """Whether another one is the same location."""
         return isinstance(other, Variable) and other.cell is self.cell
 
 
-def are_same(some: Sequence[Place], others: Sequence[Place]) -> bool:
-    """Whether places are the same ones, in the same order."""
+def are_same(some: Sequence[Location], others: Sequence[Location]) -> bool:
+    """Whether locations are the same ones, in the same order."""
     return len(some) == len(others) and all(a.is_same(b) for a, b in zip(some, others, strict=True))

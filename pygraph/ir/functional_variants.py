@@ -1,12 +1,12 @@
-"""Functional twins of operations that write to their arguments.
+"""Functional variants of operations that write to their arguments.
 
 ``torch.func.functionalize`` knows ATen's in-place operations only. An operation of somebody else that says in its
-schema what it writes (``torch.library.custom_op(mutates_args=…)``) gets a twin here that writes to copies and returns
-them after its own results; of what may be None, it returns a list of what is there. A Program at stage ``aten`` holds
-the twin; lowering puts the operation itself back, in place where nobody needs the old contents.
+schema what it writes (``torch.library.custom_op(mutates_args=…)``) gets a functional variant here that writes to copies
+and returns them after its own results; of what may be None, it returns a list of what is there. A Program at stage
+``aten`` holds the variant; lowering restores the operation itself, in place where nobody needs the old contents.
 
 ======================================================  ========================================================
-the operation                                           its twin
+the operation                                           its variant
 ======================================================  ========================================================
 ``lib::fill(Tensor(a!) x, int k) -> ()``                ``pygraph_functional::lib_fill(Tensor x, int k) -> Tensor``
 ``lib::scale(Tensor x, Tensor(a!) out) -> Tensor``      ``… (Tensor x, Tensor out) -> (Tensor, Tensor)``
@@ -33,18 +33,18 @@ from pygraph.ir.evaluate import clone_strided
 
 _LIBRARY: Any = torch.library.Library("pygraph_functional", "DEF")
 
-_TWINS: dict[torch._ops.OpOverload, torch._ops.OpOverload] = {}
-_ORIGINALS: dict[Any, torch._ops.OpOverload] = {}
+_VARIANTS: dict[torch._ops.OpOverload, torch._ops.OpOverload] = {}
+_MUTATING: dict[Any, torch._ops.OpOverload] = {}
 
 _WRITES = re.compile(r"\([a-z]\w*!\)")
 
 
-def needs_twin(target: Any) -> bool:
+def needs_functional_variant(target: Any) -> bool:
     """Whether an FX target writes to its arguments in a way that functionalization does not know.
 
     Example:
         >>> import torch
-        >>> needs_twin(torch.ops.aten.add_.Tensor), needs_twin(torch.ops.aten.add.Tensor)
+        >>> needs_functional_variant(torch.ops.aten.add_.Tensor), needs_functional_variant(torch.ops.aten.add.Tensor)
         (False, False)
     """
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
@@ -62,14 +62,14 @@ def is_fused_optimizer(target: Any) -> bool:
 _FUSED_OPTIMIZERS = frozenset(f"aten::_fused_{name}_" for name in ("adagrad", "adam", "adamw", "sgd"))
 
 
-def twin_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
+def functional_variant_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
     """The operation that writes to copies of what ``op`` writes to, and returns them after the results of ``op``.
 
     Raises:
         TraceError: The operation returns memory of an argument.
     """
-    if op in _TWINS:
-        return _TWINS[op]
+    if op in _VARIANTS:
+        return _VARIANTS[op]
     schema = op._schema
     name = str(schema.name)
     if any(result.alias_info is not None for result in schema.returns):
@@ -88,14 +88,14 @@ def twin_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
     _LIBRARY.impl(stem, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"pygraph_functional::{stem}", run, lib=_LIBRARY)  # pyright: ignore[reportUnknownMemberType]
-    twin = getattr(torch.ops.pygraph_functional, stem).default
-    _TWINS[op], _ORIGINALS[twin] = twin, op
-    return twin
+    variant = getattr(torch.ops.pygraph_functional, stem).default
+    _VARIANTS[op], _MUTATING[variant] = variant, op
+    return variant
 
 
-def original_of(target: Any) -> torch._ops.OpOverload | None:
-    """The operation whose twin an FX target is; None if it is no twin."""
-    return _ORIGINALS.get(target)
+def mutating_operation_of(target: Any) -> torch._ops.OpOverload | None:
+    """The operation whose functional variant an FX target is; None if it is none."""
+    return _MUTATING.get(target)
 
 
 def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -114,7 +114,7 @@ def _present(value: Any) -> list[Any]:
 
 
 def check_apart(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that share memory where one of them is written: the twin's copies would not.
+    """Refuse arguments that share memory where one of them is written: the variant's copies would not.
 
     Raises:
         TraceError: Two tensors overlap, or the elements of a written one overlap each other.
@@ -164,7 +164,7 @@ def call_functionally(
     call: tuple[Sequence[Any], Mapping[str, Any]],
     targets: tuple[Sequence[Any], Mapping[str, Any]],
 ) -> Any:
-    """Call the twin of ``op`` and copy the new contents to what it writes to; for use under functionalization.
+    """Call the functional variant of ``op`` and copy the new contents to what it writes, under functionalization.
 
     Args:
         op: The operation.
@@ -172,7 +172,7 @@ def call_functionally(
         targets: The same, or the tensors of which those are copies: what is updated.
     """
     args, kwargs = call
-    returned = twin_of(op)(*args, **kwargs)
+    returned = functional_variant_of(op)(*args, **kwargs)
     count = len(op._schema.returns)
     written = written_values(op, *targets)
     results = list(returned) if count + len(written) > 1 else [returned]

@@ -10,6 +10,7 @@ import torch
 
 from pygraph.api.jit import make_options
 from pygraph.api.module import transformed
+from pygraph.calls.measuring import measured_program
 from pygraph.calls.transformed import PASSES, Options, Transformed
 from pygraph.errors import ArgumentError, StageError, describe
 from pygraph.ir.check import check_program
@@ -19,7 +20,6 @@ from pygraph.transforms.devicify import devicify_program
 from pygraph.transforms.fuse import fuse_program
 from pygraph.transforms.graphify import graphify_program
 from pygraph.transforms.indirect import indirect_program
-from pygraph.transforms.select import select_program
 
 
 def devicify(fn: Any = None, /) -> Any:
@@ -151,7 +151,7 @@ def select(fn: Any = None, /, *, timer: Callable[[Callable[[], object]], float] 
         >>> pygraph.select(pygraph.graphify(torch.sin))(x).shape
         torch.Size([2])
     """
-    return _apply("select", fn, functools.partial(select_program, timer=timer), {"timer": timer})
+    return _apply("select", fn, functools.partial(measured_program, timer=timer), {"timer": timer})
 
 
 def _apply(name: str, fn: Any, on_program: Callable[[Program], Program], options: dict[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from pygraph.calls import retries, surroundings
 from pygraph.calls.entries import MOST_VARIANTS, Entries, Entry
 from pygraph.calls.keys import Key, UnhashableError, flatten_call, form_of, leaf_keys, overlap_key, static_key
 from pygraph.calls.plans import CallPath, Reached, live_numbers
+from pygraph.calls.recording import record_program
 from pygraph.calls.retries import SETTLED, TRACES, Budget, Looks, Traces, look_of
 from pygraph.errors import (
     DisturbedTraceError,
@@ -654,7 +655,8 @@ class Transformed(Generic[P, R]):
         try:
             with driver.unwatched():
                 uninterrupted(
-                    lambda: made.append(Executable(program, driver, pool, leaves, self._reused, timer)), recording=True
+                    lambda: made.append(record_program(program, driver, pool, leaves, self._reused, timer)),
+                    recording=True,
                 )
         except BaseException:
             for executable in made:  # what raises is a signal's handler that has waited

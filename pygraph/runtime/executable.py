@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pygraph.errors import CaptureError
 from pygraph.ir.descriptors import (
     Argument,
     Base,
@@ -41,9 +42,38 @@ from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool, Run
 from pygraph.runtime.proof import Example, Trial
 from pygraph.runtime.reuse import ReusedMemory
-from pygraph.transforms.graphify import refuse, with_ways
 
 Timer = Callable[[Callable[[], object]], float]
+
+
+class RefusedNodesError(CaptureError):
+    """The device does not record some nodes of a Program.
+
+    Attributes:
+        program: The Program.
+        nodes: Its nodes that are to run outside of graphs.
+        reason: Why.
+    """
+
+    def __init__(self, program: Program, nodes: Sequence[fx.Node], reason: str) -> None:
+        super().__init__(reason)
+        self.program, self.nodes, self.reason = program, nodes, reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """How the ways of running a region are compared.
+
+    Attributes:
+        timer: Microseconds of one ``run()``.
+        fastest: The way to run in, by the time of each and the default.
+        launches: The times of ordinary launches so far, by the names of a region's nodes. They are the same when nodes
+            elsewhere are refused and the Program is recorded again.
+    """
+
+    timer: Timer
+    fastest: Callable[[Mapping[Way, float], Way], Way]
+    launches: dict[tuple[str, ...], float] = dataclasses.field(default_factory=dict[tuple[str, ...], float])
 
 
 @dataclasses.dataclass
@@ -62,7 +92,8 @@ class Executable:
     """A compiled Program.
 
     Attributes:
-        program: The Program at stage ``regions``, as it was finally cut.
+        program: The Program at stage ``regions``.
+        times: The times that were taken of ways of running its graph regions, by region.
         static_addresses: Where captured tensors were when the graphs were recorded.
         recorded: How many regions were recorded, of which some may run in another way.
     """
@@ -74,7 +105,7 @@ class Executable:
         pool: Pool,
         leaves: Sequence[Any],
         reused: ReusedMemory | None = None,
-        timer: Timer | None = None,
+        timing: Timing | None = None,
     ) -> None:
         """Record the graphs of ``program`` with the arguments of one call as examples; they are not changed.
 
@@ -84,27 +115,28 @@ class Executable:
             pool: Memory that the graphs share with others of the same function.
             leaves: The leaves of ``(args, kwargs)`` of a call.
             reused: Where graphs that write results to the same memory at every call say so; None for fresh results.
-            timer: Microseconds of one ``run()``. With it, every graph region is timed node by node, with patched
-                pointers and with copies, and runs in the fastest way.
+            timing: How the ways of running a region are compared. With it, every graph region is timed node by node,
+                with patched pointers and with copies; `run_as` then makes the choice.
+
+        Raises:
+            RefusedNodesError: The device does not record some of the nodes.
         """
         self._reused = reused
-        self._timer = timer
-        self._launch_times: dict[tuple[str, ...], float] = {}
+        self._timing = timing
         self.driver = driver
         self.pool = pool
-        while True:
-            try:
-                self.program, self._steps = program, []
-                self._build(leaves)
-                break
-            except RefusedError as error:
-                self.release()
-                step = self._refusing
-                nodes = step.nodes if error.node is None else [step.nodes[error.node]]
-                program = refuse(self.program, nodes, error.reason)
-            except BaseException:
-                self.release()
-                raise
+        self.program, self._steps = program, list[_Step]()
+        self.times: dict[int, dict[Way, float]] = {}
+        try:
+            self._build(leaves)
+        except RefusedError as error:
+            self.release()
+            body = self._refusing
+            nodes = body.nodes if error.node is None else [body.nodes[error.node]]
+            raise RefusedNodesError(program, nodes, error.reason) from error
+        except BaseException:
+            self.release()
+            raise
         writes = writes_memory(self.program.nodes)
         #: Whether a call updates arguments or returns views of them.
         self._shows_arguments = writes or any(alias.of in ("input", "argument") for alias in self.program.aliases)
@@ -129,17 +161,14 @@ class Executable:
         """Run the Program region by region on copies of the arguments, recording each as its inputs are known."""
         self._steps = [_Step(region, RegionBody(self.program, region.index), None) for region in self.program.regions]
         self._plan_call()
-        times: dict[int, dict[Way, float]] = {}
         with self._trial(leaves) as env:
             for step in self._steps:
                 self._refusing = step.body
                 if step.region.way != "launch":
-                    times[step.region.index] = self._record(step, *_border(step.body, env))
+                    self.times[step.region.index] = self._record(step, *_border(step.body, env))
                 if step is not self._steps[-1]:
                     _launch(step, env)
-        self.recorded = len(times)
-        if self._timer is not None:
-            self._switch(times)
+        self.recorded = len(self.times)
 
     def _record(self, step: _Step, inputs: list[torch.Tensor], numbers: list[Any]) -> dict[Way, float]:
         """Record a region, and time the ways of running it if that is wanted.
@@ -147,18 +176,19 @@ class Executable:
         In the order in which it needs least memory: ordinary launches come before there is a graph.
         """
         body, way, times = step.body, step.region.way, dict[Way, float]()
-        if self._timer is not None:
-            nodes = tuple(node.name for node in body.nodes)  # the same when nodes elsewhere are refused
-            if nodes not in self._launch_times:
-                self._launch_times[nodes] = self._timed(body, inputs, numbers, body.run)
-            times["launch"] = self._launch_times[nodes]
+        timing = self._timing
+        if timing is not None:
+            nodes = tuple(node.name for node in body.nodes)
+            if nodes not in timing.launches:
+                timing.launches[nodes] = self._timed(body, inputs, numbers, body.run)
+            times["launch"] = timing.launches[nodes]
         example = Example.of(body, self.driver, inputs, numbers)
 
         def record(way: Way) -> RegionGraph:
             return RegionGraph(body, self.driver, self.pool, example, way, self._mechanism, self._reused)
 
         step.graph = graph = record(way)
-        if self._timer is None:
+        if timing is None:
             return times
         times[way] = self._timed(body, inputs, numbers, graph)
         if way == "patch":
@@ -168,7 +198,7 @@ class Executable:
                 graph.fallbacks.append(Fallback("copies were not tried", error.reason))
                 return times
             times["copy"] = self._timed(body, inputs, numbers, copying)
-            if _choice(times, way) == "copy":
+            if timing.fastest(times, way) == "copy":
                 step.graph, copying = copying, graph
             copying.release()
         return times
@@ -181,14 +211,14 @@ class Executable:
         run: Callable[[list[torch.Tensor], list[Any]], object],
     ) -> float:
         """What the timer says of ``run``, which it may run as often as it likes, and which leaves no trace."""
-        assert self._timer is not None
+        assert self._timing is not None
         with Trial(self.driver, body, inputs) as trial:
 
             def restore() -> None:
                 self.pool.order()  # a timer may run on several streams
                 trial.restore()
 
-            return self._timer(Run(lambda: run(trial.inputs, numbers), restore if trial.has_state else None))
+            return self._timing.timer(Run(lambda: run(trial.inputs, numbers), restore if trial.has_state else None))
 
     @contextlib.contextmanager
     def _trial(self, leaves: Sequence[Any]) -> Generator[dict[fx.Node, Any], None, None]:
@@ -342,21 +372,14 @@ class Executable:
 
     # -- choosing -------------------------------------------------------------------------------------------------
 
-    def _switch(self, times: dict[int, dict[Way, float]]) -> None:
-        """Run every region in its fastest way from now on."""
-        chosen: dict[int, tuple[Way, tuple[tuple[str, float], ...]]] = {}
+    def run_as(self, program: Program) -> None:
+        """Run every region in the way that this Program, cut in the same way, says from now on."""
+        self.program = program
         for step in self._steps:
-            found = times.get(step.region.index)
-            if found is not None:
-                rounded = tuple((way, round(value, 3)) for way, value in found.items())
-                chosen[step.region.index] = _choice(found, step.region.way), rounded
-        self.program = with_ways(self.program, chosen)
-        for step in self._steps:
-            step.region = self.program.regions[step.region.index]
+            step.region = program.regions[step.region.index]
             if step.region.way == "launch" and step.graph is not None:
                 step.graph.release()
                 step.graph = None
-        self.program = self.program.replace(history=(*self.program.history, "select"))
 
     # -- reporting ------------------------------------------------------------------------------------------------
 
@@ -436,17 +459,6 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     # A view without elements must not keep the memory that it is a view of.
     return stand_in(tensor) if tensor.numel() else dataclasses.replace(TensorSpec.of(tensor), offset=0).empty()
-
-
-_MARGINS = ((200.0, 0.97), (0.0, 0.9))
-"""From so many µs on, another way must take less than this share of the default's time: smaller differences are noise,
-which is larger in short runs."""
-
-
-def _choice(times: dict[Way, float], default: Way) -> Way:
-    best = min(times, key=lambda way: times[way])
-    margin = next(share for start, share in _MARGINS if times[default] >= start)
-    return best if times[best] < margin * times[default] else default
 
 
 def _output_nodes(program: Program) -> list[fx.Node | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -192,14 +191,3 @@ def refuse(program: Program, nodes: Iterable[fx.Node], reason: str) -> Program:
         history=tuple(name for name in program.history if name != "graphify"),
     )
     return graphify_program(uncut)
-
-
-def with_ways(program: Program, ways: dict[int, tuple[Way, tuple[tuple[str, float], ...]]]) -> Program:
-    """A Program whose regions run in other ways, with the times that decided it."""
-    regions = tuple(
-        dataclasses.replace(region, way=ways[region.index][0], times=ways[region.index][1])
-        if region.index in ways
-        else region
-        for region in program.regions
-    )
-    return program.replace(regions=regions)

@@ -1,110 +1,79 @@
-"""Selective CUDA Graphs: run each region in the way that was measured to be the fastest."""
+"""Selective CUDA Graphs: run each region in the way that was measured to be the fastest.
+
+Source: "selective CUDA Graphs" (SCG), arXiv 2503.19779.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch import fx
+import dataclasses
+from collections.abc import Mapping
 
 from pygraph.errors import StageError, describe
-from pygraph.ir.descriptors import Argument, Base, Fallback, ScalarArgument
-from pygraph.ir.effects import is_load
-from pygraph.ir.evaluate import argument_descriptors
+from pygraph.ir.descriptors import Way
 from pygraph.ir.program import Program
-from pygraph.runtime.devices import driver_for
-from pygraph.runtime.executable import Executable
-from pygraph.runtime.indices import Reach, index_reach
+
+_MARGINS = ((200.0, 0.97), (0.0, 0.9))
+"""From so many µs on, another way must take less than this share of the default's time: smaller differences are noise,
+which is larger in short runs."""
 
 
-def select_program(program: Program, *, timer: Callable[[Callable[[], object]], float] | None = None) -> Program:
-    """Measure every graph region of a Program on made-up arguments and write the choice into it.
+def select_program(program: Program, times: Mapping[int, Mapping[Way, float]]) -> Program:
+    """Write the fastest way of running into every region that was measured.
 
     IR before::
 
         # region 0: graph, patch
 
-    IR after::
+    IR after, with 9.0 µs for ordinary launches and 12.0 µs for a replay::
 
         # region 0: graph, launch
 
     Args:
         program: A Program at stage ``regions``.
-        timer: Microseconds of one ``run()``, as for `pygraph.select`; the device's own measurement by default.
+        times: By region, the microseconds of each way of running it.
 
     Returns:
-        A Program whose regions have a ``way`` and the measured ``times``; as it was, with the reason among its
-        ``fallbacks``, if it computes indices from its arguments: only those of a call are known to be in range.
+        A Program whose regions have a ``way`` and the measured ``times``.
 
     Raises:
         StageError: The Program is not cut into regions yet.
 
-    Source: "selective CUDA Graphs" (SCG), arXiv 2503.19779.
+    Example:
+        >>> import pygraph, torch
+        >>> x = torch.ones(2, device=pygraph.default_device())
+        >>> program = pygraph.graphify(pygraph.indirect(pygraph.trace(torch.sin)(x)))
+        >>> select_program(program, {0: {"launch": 9.0, "patch": 12.0}}).regions[0].way
+        'launch'
     """
+    check_has_regions(program)
+    regions = tuple(
+        dataclasses.replace(
+            region,
+            way=fastest(times[region.index], region.way),
+            times=tuple((way, round(time, 3)) for way, time in times[region.index].items()),
+        )
+        if region.index in times
+        else region
+        for region in program.regions
+    )
+    return program.replace(regions=regions, history=(*program.history, "select"))
+
+
+def fastest(times: Mapping[Way, float], default: Way) -> Way:
+    """The way to run in: the default, unless another one is faster by more than measurements vary.
+
+    >>> fastest({"launch": 9.9, "patch": 10.0}, "patch"), fastest({"launch": 5.0, "patch": 10.0}, "patch")
+    ('patch', 'launch')
+    """
+    best = min(times, key=lambda way: times[way])
+    margin = next(share for start, share in _MARGINS if times[default] >= start)
+    return best if times[best] < margin * times[default] else default
+
+
+def check_has_regions(program: Program) -> None:
+    """Raise StageError unless a Program is cut into regions."""
     if program.stage != "regions":
         raise StageError(
             describe(f"select({program.name})", f"stage {program.stage!r}", expected="'regions'",
                      remedy="Apply graphify first: select(graphify(p)).")
         )  # fmt: skip
-    driver = driver_for(program.device)
-    if driver is None:
-        return program.replace(history=(*program.history, "select"))
-    reason = _why_not_made_up(program)
-    if reason is not None:
-        return program.replace(fallbacks=(*program.fallbacks, reason), history=(*program.history, "select"))
-    leaves = example_leaves(program)
-    executable = Executable(program, driver, driver.new_pool(), leaves, timer=timer or driver.measure)
-    executable.release()
-    return executable.program
-
-
-def _why_not_made_up(program: Program) -> Fallback | None:
-    """Why a Program cannot run on made-up arguments: one of them would become an index that no call may have."""
-    reach = index_reach(program.nodes)
-    for node, descriptor in _arguments(program):
-        is_number = isinstance(descriptor, ScalarArgument)
-        if reach.get(node, Reach.NOT) > (Reach.NOT if is_number else Reach.UNCHANGED):
-            lines = [user.meta["source"] for user in node.users if user.meta.get("source")]
-            return Fallback(
-                "select",
-                f"an index is computed from {descriptor.path}, and of made-up arguments it may be out of range; "
-                "apply select to the function, which measures with those of a call",
-                lines[0] if lines else None,
-            )
-    return None
-
-
-def _arguments(program: Program) -> list[tuple[fx.Node, Argument | ScalarArgument]]:
-    """The nodes that are arguments, or are loaded from where one is."""
-    found: list[tuple[fx.Node, Any]] = list(zip(program.placeholders, program.inputs, strict=True))
-    if program.table is not None:
-        found += [(node, program.table.slots[node.args[1]].of) for node in program.nodes if is_load(node)]  # pyright: ignore
-    return [(node, one) for node, one in found if isinstance(one, (Argument, ScalarArgument))]
-
-
-def example_leaves(program: Program) -> list[Any]:
-    """Arguments that fit a Program: random floating-point numbers; zeros for integers and for what is an index."""
-    leaves: list[Any] = [None] * program.in_tree.num_leaves
-    table = program.table
-    bases = [d for d in program.inputs if isinstance(d, Base)]
-    bases += [slot.of for slot in (table.slots if table is not None else ()) if isinstance(slot.of, Base)]
-    if bases:
-        raise StageError(
-            describe(f"select({program.name})", "its arguments overlap", remedy="Apply select to the function.")
-        )
-    reach = index_reach(program.nodes)
-    indices = {descriptor.leaf for node, descriptor in _arguments(program) if reach.get(node)}
-    for descriptor in argument_descriptors(program):
-        if isinstance(descriptor, ScalarArgument):
-            leaves[descriptor.leaf] = descriptor.type(1)
-            continue
-        tensor = descriptor.spec.empty()
-        flat = tensor.as_strided((descriptor.spec.span,), (1,))
-        is_index = descriptor.leaf in indices
-        if not is_index and (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
-            flat.copy_(torch.randn(flat.shape, dtype=torch.float32).to(flat.dtype))
-        else:
-            flat.zero_()
-        leaves[descriptor.leaf] = tensor
-    return leaves

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import pygraph
+from pygraph.calls.measuring import example_leaves, measured_program
 from pygraph.runtime.discovery import Discovery
 from pygraph.runtime.emulated import driver as emulated
 from pygraph.runtime.indices import Reach, index_reach
-from pygraph.transforms.select import example_leaves, select_program
 from tests.property.test_faults import missed_pointer
 
 NOT, UNCHANGED, COMPUTED = Reach.NOT, Reach.UNCHANGED, Reach.COMPUTED
@@ -77,7 +77,7 @@ def test_select_makes_up_no_index(device: torch.device, number: int) -> None:
     fn, *reach = CASES[number]
     x, i = table(device), ids(device)
     program = pygraph.graphify(pygraph.indirect(pygraph.trace(fn)(x, i)))
-    chosen = select_program(program)
+    chosen = measured_program(program)
     torch.testing.assert_close(pygraph.evaluate(chosen, x, i), fn(x, i))
     reasons = [fallback.reason for fallback in chosen.fallbacks if fallback.what == "select"]
     assert bool(reasons) == (COMPUTED in reach)
@@ -88,14 +88,14 @@ def test_select_makes_up_no_index(device: torch.device, number: int) -> None:
 def test_numbers_are_never_made_up_as_indices(device: torch.device) -> None:
     fn = lambda x, k: x[torch.zeros(1, dtype=torch.int64, device=x.device) + k]  # noqa: E731
     program = pygraph.graphify(pygraph.indirect(pygraph.devicify(pygraph.trace(fn)(table(device)[:1], 0))))
-    chosen = select_program(program)
+    chosen = measured_program(program)
     assert [fallback.what for fallback in chosen.fallbacks] == ["select"]
 
 
 def test_numbers_are_made_up_elsewhere(device: torch.device) -> None:
     fn = lambda x, i, k: x[i] * (k * 2 + 1)  # noqa: E731
     program = pygraph.graphify(pygraph.indirect(pygraph.devicify(pygraph.trace(fn)(table(device), ids(device), 3))))
-    chosen = select_program(program)
+    chosen = measured_program(program)
     assert chosen.fallbacks == ()
     assert chosen.regions[-1].times
 
@@ -104,7 +104,7 @@ def test_nothing_is_looked_up_in_what_is_empty_for_made_up_arguments(device: tor
     fn = lambda x, i, mask: x[mask][i]  # noqa: E731
     mask = torch.ones(4, dtype=torch.bool, device=device)
     program = pygraph.graphify(pygraph.indirect(pygraph.trace(fn)(table(device), ids(device), mask)))
-    assert "select" in [fallback.what for fallback in select_program(program).fallbacks]
+    assert "select" in [fallback.what for fallback in measured_program(program).fallbacks]
 
 
 def test_captured_positions_are_real_and_stay_where_they_are(device: torch.device) -> None:
@@ -116,7 +116,7 @@ def test_captured_positions_are_real_and_stay_where_they_are(device: torch.devic
         return buffer.sum()
 
     program = pygraph.graphify(pygraph.indirect(pygraph.trace(write)(table(device)[:1])))
-    chosen = select_program(program)
+    chosen = measured_program(program)
     assert chosen.fallbacks == ()
     assert dict(chosen.regions[0].times).keys() == {"launch", "patch", "copy"}
     assert (position.item(), buffer.sum().item()) == (1, 0.0)

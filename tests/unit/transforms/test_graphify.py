@@ -12,7 +12,7 @@ import torch
 import pygraph
 from pygraph.ir.effects import count_kernels, is_random, is_view
 from pygraph.ir.program import Program
-from pygraph.transforms.graphify import refuse, with_ways
+from pygraph.transforms.graphify import refuse
 
 aten = torch.ops.aten
 
@@ -157,13 +157,6 @@ def test_refuse_cuts_again(x: torch.Tensor) -> None:
     assert kinds(again) == ["graph", "eager", "graph"]
     assert again.regions[1].reason == "the device refused it"
     torch.testing.assert_close(pygraph.evaluate(again, x), torch.exp(torch.cos(torch.sin(x))))
-
-
-def test_with_ways_changes_the_named_regions_only(x: torch.Tensor) -> None:
-    program = cut(lambda x: torch.sin(x), x)
-    other = with_ways(program, {0: ("launch", (("launch", 1.0),))})
-    assert (other.regions[0].way, other.regions[0].times) == ("launch", (("launch", 1.0),))
-    assert program.regions[0].way == "patch"
 
 
 def test_kernels_counts_device_work(x: torch.Tensor) -> None:

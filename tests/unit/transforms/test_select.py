@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import pygraph
+from pygraph.calls.measuring import example_leaves, measured_program
 from pygraph.errors import StageError
 from pygraph.runtime import executable
 from pygraph.runtime.discovery import RefusedError
-from pygraph.transforms.select import example_leaves, select_program
+from pygraph.transforms.select import select_program
 
 WAYS = ("launch", "patch", "copy")
 
@@ -92,7 +93,7 @@ def test_all_launches_run_the_function_itself(x: torch.Tensor) -> None:
 def test_on_a_program(x: torch.Tensor, way: str) -> None:
     cut = pygraph.graphify(pygraph.indirect(pygraph.trace(step)(x)))
     text = str(cut)
-    chosen = select_program(cut, timer=Clock(way))
+    chosen = measured_program(cut, timer=Clock(way))
     assert str(cut) == text
     assert chosen.regions[0].way == way
     assert chosen.history[-1] == "select"
@@ -128,4 +129,13 @@ def test_example_leaves_fit(x: torch.Tensor) -> None:
 
 def test_an_uncut_program_is_refused(x: torch.Tensor) -> None:
     with pytest.raises(StageError, match=r"Apply graphify first: select\(graphify\(p\)\)"):
-        select_program(pygraph.trace(step)(x))
+        pygraph.select(pygraph.trace(step)(x))
+
+
+def test_choosing_is_a_function_of_regions_and_times(x: torch.Tensor) -> None:
+    cut = pygraph.graphify(pygraph.indirect(pygraph.trace(step)(x)))
+    text = str(cut)
+    chosen = pygraph.check_program(select_program(cut, {0: {"launch": 1.0, "patch": 2.0}}))
+    assert (chosen.regions[0].way, chosen.regions[0].times) == ("launch", (("launch", 1.0), ("patch", 2.0)))
+    assert str(cut) == text
+    assert select_program(cut, {}).regions == cut.regions

@@ -243,13 +243,17 @@ def test_tensors_are_genuine(driver: EmulatedDriver):
 def test_register_twice_and_no_registration_at_import():
     emulated.register()
     emulated.register()
-    code = "import torch, pygraph.runtime.emulated; assert torch._C._get_privateuse1_backend_name() == 'privateuseone'"
+    code = (
+        "import torch, pygraph.runtime.emulated.driver\n"
+        "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_interpreter_ends_quietly_with_tensors_alive():
     code = (
-        "import torch\nfrom pygraph.runtime import emulated\nd = emulated.driver()\nx = torch.ones(4, device='emu')\n"
+        "import torch\nfrom pygraph.runtime.emulated import driver as emulated\n"
+        "d = emulated.driver()\nx = torch.ones(4, device='emu')\n"
         "cycle = [torch.ones(3, device='emu')]; cycle.append(cycle)\n"
         "graph, y = d.record(lambda mark: (x + 1).cumprod(0), d.new_pool())\nx.requires_grad_().sum().backward()\n"
     )

@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import re
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,10 @@ from pathlib import Path
 import torch
 
 from pygraph.process.cache import cache_directory
-from pygraph.runtime.cuda import captures as cuda_captures
+from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu
 from pygraph.runtime.cuda.nodes import KernelParams, graph_nodes, node_params
+from pygraph.runtime.cuda.timing import device_time
 from pygraph.runtime.cuda.wiring import add_wiring
 from pygraph.runtime.driver import Costs, Wiring, patiently
 
@@ -55,25 +55,6 @@ def _measured_costs(index: int) -> Costs:
 def _path(index: int) -> Path:
     name = re.sub(r"\W+", "-", torch.cuda.get_device_name(index))
     return cache_directory() / f"costs-{_VERSION}-{name}-{check(cu.cuDriverGetVersion())}-{torch.__version__}.json"
-
-
-def device_time(run: Callable[[], object], device: torch.device, restore: Callable[[], object] | None = None) -> float:
-    """Microseconds that the device needs for ``run()``: median of a few, by events, each after a ``restore()``."""
-    if restore is not None:
-        restore()
-    run()
-    times: list[float] = []
-    with torch.cuda.device(device):  # events are recorded on its current stream
-        for _ in range(5):
-            if restore is not None:
-                restore()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
 
 
 def _measure(device: torch.device) -> Costs:
@@ -123,8 +104,8 @@ class _chain:
         self.x, self.y = torch.zeros(2, 1024, device=device)
         torch.add(self.x, 1, out=self.y)
         torch.cuda.synchronize(device)
-        with torch.cuda.stream(cuda_captures.capture_stream(device)):
-            self._graph = patiently(self._capture, cuda_captures.PAUSES)
+        with torch.cuda.stream(captures.capture_stream(device)):
+            self._graph = patiently(self._capture, captures.PAUSES)
         raw = cu.CUgraph(self._graph.raw_cuda_graph())
         self._params = [params for node in graph_nodes(raw) for params in node_params(node)]
         words = [(node, params.buffer.raw.index(self._address)) for node, params in enumerate(self._params)]
@@ -144,7 +125,7 @@ class _chain:
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        cuda_captures.capture(graph, torch.cuda.graph_pool_handle(), self._launch)
+        captures.capture(graph, torch.cuda.graph_pool_handle(), self._launch)
         return graph
 
     def _launch(self) -> None:

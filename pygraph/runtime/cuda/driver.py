@@ -26,7 +26,7 @@ from pygraph.runtime.driver import (
     RecordedGraph,
     count_native_replays,
 )
-from pygraph.runtime.trampoline import launched_kernels
+from pygraph.runtime.launched_kernels import launched_kernels
 
 T = TypeVar("T")
 

@@ -27,13 +27,8 @@ from pygraph.runtime.driver import (
     RecordedNode,
     Wiring,
 )
-from pygraph.runtime.trampoline import (
-    can_load,
-    holder_of,
-    kernel_of,
-    rebuilt_kernel_of,
-    why_not_loaded,
-)
+from pygraph.runtime.launched_kernels import holder_of, kernel_of, rebuilt_kernel_of, why_not_loaded
+from pygraph.runtime.trampoline import can_load
 
 
 class CudaGraph(RecordedGraph):

@@ -44,7 +44,7 @@ from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.ir.source_lines import attributed_to, line_in
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
-from pygraph.lowering.wrapper import KernelGraph
+from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.tracing.trace import SelfTracing, Traced, trace_call
 from pygraph.transforms.passes import GRAPHIFY, INDIRECT, SELECT, Pass
 

@@ -26,10 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import ArgumentError, CaptureError
 from pygraph.runtime.driver import RecordedGraph, Run
-from pygraph.runtime.emulated import device as emulated_device
 from pygraph.runtime.emulated import driver as emulated
+from pygraph.runtime.emulated import launches
 from pygraph.runtime.emulated import tensors as emulated_tensors
-from pygraph.runtime.emulated.driver import HIDES_POINTERS, EmulatedDriver
+from pygraph.runtime.emulated.driver import EmulatedDriver
+from pygraph.runtime.emulated.nodes import HIDES_POINTERS
 from tests.memory import live_bytes
 
 Body = Callable[[], Any]
@@ -43,7 +44,7 @@ def fixture_driver():
     live = live_bytes(device)
     yield driver
     assert live_bytes(device) <= live
-    assert emulated_device.recorder is None
+    assert launches.recorder is None
 
 
 def values(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -252,8 +253,8 @@ def test_register_twice_and_no_registration_at_import():
 
 def test_interpreter_ends_quietly_with_tensors_alive():
     code = (
-        "import torch\nfrom pygraph.runtime.emulated import driver as emulated\n"
-        "d = emulated.driver()\nx = torch.ones(4, device='emu')\n"
+        "import torch\nfrom pygraph.runtime.emulated.driver import driver\nd = driver()\n"
+        "x = torch.ones(4, device='emu')\n"
         "cycle = [torch.ones(3, device='emu')]; cycle.append(cycle)\n"
         "graph, y = d.record(lambda mark: (x + 1).cumprod(0), d.new_pool())\nx.requires_grad_().sum().backward()\n"
     )

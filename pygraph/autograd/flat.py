@@ -31,7 +31,7 @@ from pygraph.guards.objects import has_objects, with_parts
 from pygraph.ir.autocasting import autocast_kinds
 from pygraph.ir.descriptors import Captured, TensorSpec
 from pygraph.ir.program import Program
-from pygraph.tracing.recording import is_known_size
+from pygraph.tracing.results import is_known_size
 from pygraph.tracing.trace import Rebinding
 
 if TYPE_CHECKING:

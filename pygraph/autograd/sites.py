@@ -45,10 +45,11 @@ from pygraph.guards.locations import Location, are_same
 from pygraph.guards.objects import holds_tensors
 from pygraph.ir.effects import is_random, is_view, root, written_arguments
 from pygraph.ir.leaves import is_live_number
+from pygraph.tracing.argument_changes import stored_attribute
 from pygraph.tracing.gradients import leaves_behind
 from pygraph.tracing.hidden_writes import updated_in_hiding
 from pygraph.tracing.leaks import leaving_nothing
-from pygraph.tracing.recording import Recording, carried_by
+from pygraph.tracing.recording import Recording
 from pygraph.tracing.trace import Rebinding, objects_among, reached_besides, record_call
 
 if TYPE_CHECKING:
@@ -552,7 +553,7 @@ class _Probe(Rebinding):
         self._run = results, operands
         passed = set(map(id, operands))
         fresh = (tensor for tensor in results if isinstance(tensor, FakeTensor) and id(tensor) not in passed)
-        carried = next(filter(None, map(carried_by, fresh)), None)
+        carried = next(filter(None, map(stored_attribute, fresh)), None)
         if carried is not None:
             raise TraceError(f"it returns a tensor that carries {carried}")
         made = [leaf for leaf in leaves_behind(results) if isinstance(leaf, FakeTensor) and id(leaf) not in passed]

@@ -48,10 +48,11 @@ from pygraph.tracing.aliasing import (
     with_strides,
 )
 from pygraph.tracing.descriptions import check_described
+from pygraph.tracing.fake_arguments import check_plain, relative_spec
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updated_in_hiding, updates_in_hiding
 from pygraph.tracing.modes import fake_tracing
 from pygraph.tracing.proxy_trace import proxy_trace
-from pygraph.tracing.recording import Recording, check_plain, relative_spec
+from pygraph.tracing.recording import Recording
 
 aten = torch.ops.aten
 

@@ -28,12 +28,10 @@ from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
 from pygraph.guards.iterators import is_drawing, is_opaque
 from pygraph.guards.locations import Item, Variable
-from pygraph.ir.source_lines import user_frame
-from pygraph.tracing.live_numbers import is_user_frame
+from pygraph.ir.source_lines import PYGRAPH_FOLDER, user_frame
+from pygraph.tracing.user_frames import is_user_frame
 
 REMEDY = "Pass the batch or the number as an argument."
-
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 # What moves an iterator or a file on, or tells where it is, besides what the interpreter itself calls.
 _MOVING = frozenset(
@@ -295,7 +293,7 @@ def _is_algebra(frame: Any) -> bool:
 
 def _is_import(frame: Any) -> bool:
     """Whether it is a module that asks while it is imported in the trace, which happens once, whatever is replayed."""
-    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and not frame.f_code.co_filename.startswith(PYGRAPH_FOLDER):
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
         frame = frame.f_back

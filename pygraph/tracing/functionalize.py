@@ -17,9 +17,9 @@ from pygraph.ir.effects import root, written_arguments
 from pygraph.ir.functional_variants import mutating_operation_of
 from pygraph.ir.program import Program, output_values
 from pygraph.tracing.fake_arguments import check_plain, relative_spec
+from pygraph.tracing.fake_tracing import fake_tracing
 from pygraph.tracing.graph_cleanup import clean_up_graph, drop_fake_values, spec_of
 from pygraph.tracing.hidden_writes import updated_in_hiding
-from pygraph.tracing.modes import fake_tracing
 from pygraph.tracing.output_aliases import Outputs, classify_outputs
 from pygraph.tracing.overlapping_inputs import InputViews, merge_overlapping, relative_views
 from pygraph.tracing.proxy_trace import proxy_trace

@@ -29,13 +29,15 @@ from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.baked_numbers import baked_leaves, needed_numbers
 from pygraph.tracing.context_variables import changed_variable
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
+from pygraph.tracing.fake_tracing import fake_tracing
+from pygraph.tracing.function_modes import GradientReads, LiveNumbersMode, MetaDeviceUses
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradients import Accumulations
 from pygraph.tracing.iterators import REMEDY, Iterators
 from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_numbers import texts_noticed
-from pygraph.tracing.modes import GradientsRead, NumbersStayLive, Sources, UsesOfMeta, fake_tracing
 from pygraph.tracing.numpy_uses import numpy_served
+from pygraph.tracing.operations_mode import OperationsMode
 from pygraph.tracing.outside import IgnoredErrors, Outside
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.refusals import Refusals
@@ -152,11 +154,11 @@ class _Watches:
         fakes = arguments.fakes
         self.iterators = iterators
         self.outside, self.ignored = Outside(), IgnoredErrors()
-        self.generators, self.meta, self.assumptions = Generators(), UsesOfMeta(), Assumptions(arguments.shapes)
-        self.sources = Sources(self.generators.drawing, fakes.values(), self.meta, self.assumptions)
+        self.generators, self.meta, self.assumptions = Generators(), MetaDeviceUses(), Assumptions(arguments.shapes)
+        self.operations = OperationsMode(self.generators.drawing, fakes.values(), self.meta, self.assumptions)
         self.refusals = Refusals(fakes.values())
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
-        self._gradients_read = GradientsRead({id(fake): arguments.paths[index] for index, fake in fakes.items()})
+        self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
         self._accumulations = Accumulations()
         self._arguments, self._environment = arguments, environment
 
@@ -177,18 +179,18 @@ class _Watches:
     def around_function(self) -> Generator[None, None, None]:
         """Watch the function's own calls, while nothing but the function runs."""
         with (
-            self.outside.others_kept_out(), self.ignored.watched(), self.sources, self.meta, NumbersStayLive(),
-            self._gradients_read, self.refusals, self.settings.watch(),
+            self.outside.others_kept_out(), self.ignored.watched(), self.operations, self.meta, LiveNumbersMode(),
+            self._gradient_reads, self.refusals, self.settings.watch(),
         ):  # fmt: skip
             yield
 
     def problem(self) -> str | None:
         """What was refused first, also if the function has caught the error; None if nothing was."""
-        return self.sources.problem or self.refusals.problem or self.ignored.problem
+        return self.operations.problem or self.refusals.problem or self.ignored.problem
 
     def gradients(self) -> list[torch.Tensor]:
         """The closed-over tensors whose ``.grad`` the function, or autograd for it, has read; each once."""
-        read = (*self._gradients_read.tensors, *self._accumulations.tensors)
+        read = (*self._gradient_reads.tensors, *self._accumulations.tensors)
         return list({id(tensor): tensor for tensor in read}.values())
 
 
@@ -250,7 +252,7 @@ def _run(
         locations = environment.changed_locations()
         changed = environment.restore()
         gradient = environment.restore_gradients(gradients_before)
-        elsewhere = changes.changed_attribute() or _clear_unreached_gradients(watches.sources.used.values())
+        elsewhere = changes.changed_attribute() or _clear_unreached_gradients(watches.operations.used.values())
         seeded = watches.generators.restore()
         forget_cached_fakes()
     if failure is None:
@@ -290,7 +292,7 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
     problem = watches.problem()
     if problem is not None:  # the function has caught the error
         raise TraceError(describe(call, problem))
-    weakly_held = next(filter(environment.reaches_weakly, watches.sources.used.values()), None)
+    weakly_held = next(filter(environment.reaches_weakly, watches.operations.used.values()), None)
     if weakly_held is not None:
         name = environment.names.get(id(weakly_held)) or "a tensor"
         raise TraceError(

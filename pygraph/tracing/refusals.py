@@ -1,7 +1,7 @@
 """What a function asks or changes through torch's Python names that a trace cannot honour; refused while it is traced.
 
 It concerns the tensor as an object: its text, where it lies, whether it requires grad. Operations on its elements are
-seen by `Sources`.
+seen by `OperationsMode`.
 """
 
 # The tracer works on torch's private parts (frames, storages' identities) and on values of any type.

@@ -109,7 +109,7 @@ def record(
     call = f"trace({name})(…)"
     asked = set() if asked is None else asked
     iterators = Iterators(environment)
-    arguments = fake_arguments(call, (args, kwargs), static, asked, iterators.instead)
+    arguments = fake_arguments(call, (args, kwargs), static, asked, iterators.substitute)
     changes = ArgumentChanges(arguments)
     fake_args, fake_kwargs = arguments.unflatten()
     inference = torch.is_inference_mode_enabled()

@@ -31,8 +31,8 @@ from pygraph.guards.objects import has_objects, with_parts
 from pygraph.ir.autocasting import autocast_kinds
 from pygraph.ir.descriptors import Captured, TensorSpec
 from pygraph.ir.program import Program
+from pygraph.tracing.function_kinds import Rebinding
 from pygraph.tracing.results import is_known_size
-from pygraph.tracing.trace import Rebinding
 
 if TYPE_CHECKING:
     from pygraph.calls.transformed import Transformed

@@ -46,11 +46,13 @@ from pygraph.guards.objects import holds_tensors
 from pygraph.ir.effects import is_random, is_view, root, written_arguments
 from pygraph.ir.leaves import is_live_number
 from pygraph.tracing.argument_changes import stored_attribute
+from pygraph.tracing.call_environment import objects_among, reached_besides
+from pygraph.tracing.function_kinds import Rebinding
 from pygraph.tracing.gradients import leaves_behind
 from pygraph.tracing.hidden_writes import updated_in_hiding
 from pygraph.tracing.leaks import leaving_nothing
 from pygraph.tracing.recording import Recording
-from pygraph.tracing.trace import Rebinding, objects_among, reached_besides, record_call
+from pygraph.tracing.specialization import record_call
 
 if TYPE_CHECKING:
     from pygraph.calls.transformed import Transformed

@@ -17,7 +17,7 @@ from pygraph.ir.program import Program
 from pygraph.process.turns import reason_inside
 from pygraph.report.explain import Explanation, explain
 from pygraph.runtime.body import WIDEST_LOAD, is_placed, placement
-from pygraph.tracing.trace import Traced
+from pygraph.tracing.function_kinds import Traced
 
 
 class Lowered:

@@ -31,9 +31,9 @@ from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import flatten_with_path
+from pygraph.tracing.function_kinds import Passed, Passing
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.results import is_known_size
-from pygraph.tracing.trace import Passed, Passing
 
 if TYPE_CHECKING:
     from pygraph.calls.entries import Entry

@@ -55,8 +55,10 @@ from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Pool
 from pygraph.runtime.executable import Executable
 from pygraph.runtime.reuse import ReusedMemory
+from pygraph.tracing.call_environment import objects_among
+from pygraph.tracing.function_kinds import Passed, Traced
 from pygraph.tracing.interruptions import uninterrupted
-from pygraph.tracing.trace import Passed, Traced, objects_among, trace_call
+from pygraph.tracing.trace import trace_call
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
 from pygraph.transforms.fuse import fuse_program
 from pygraph.transforms.graphify import graphify_program

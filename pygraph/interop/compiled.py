@@ -44,7 +44,8 @@ from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.ir.source_lines import attributed_to, line_in
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.wrapper import KernelGraph
-from pygraph.tracing.trace import SelfTracing, Traced, trace_call
+from pygraph.tracing.function_kinds import SelfTracing, Traced
+from pygraph.tracing.trace import trace_call
 
 _MAX_BINDINGS = 8
 """So many sets of static inputs have graphs of their own; after that they are arguments like others."""

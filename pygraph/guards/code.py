@@ -15,10 +15,12 @@ import operator
 import os
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from pygraph.guards.packages import is_library
 
 _MISSING: Any = object()
 
@@ -70,20 +72,16 @@ def _class_now(cls: type) -> _Class:
 class CodeGuards:
     """Classes, functions and objects whose code is what it was.
 
-    Args:
-        is_library: Whether what a module of this name defines is code of a library, whose values may change.
-
     Attributes:
         functions: Functions with their code, defaults, and defaults of keywords.
         kinds: Objects and their classes.
         partials: Partial functions and what they apply.
     """
 
-    def __init__(self, is_library: Callable[[str | None], bool]) -> None:
+    def __init__(self) -> None:
         self.functions: list[tuple[types.FunctionType, types.CodeType, Any, Any]] = []
         self.kinds: list[tuple[object, type]] = []
         self.partials: list[tuple[functools.partial[Any], tuple[Any, ...]]] = []
-        self._is_library = is_library
         self._classes: dict[int, _Class] = {}
         self._names: dict[int, str] = {}
         self._lists: _Lists | None = None
@@ -176,7 +174,7 @@ class CodeGuards:
             cls, before, now = known.cls, known.values, vars(known.cls)
             if not _all_same(cls.__mro__, known.mro):
                 return f"the bases of {cls.__qualname__}"
-            library = self._is_library(cls.__module__)
+            library = is_library(cls.__module__)
             for key in (*before, *(now.keys() - before.keys())):
                 if self._matters(cls, key, before.get(key, _MISSING), now.get(key, _MISSING), library):
                     return f"{cls.__qualname__}.{key}"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.guards.contents import slots_of
+from pygraph.guards.attributes import slots_of
 
 # What has state besides its attributes, or is what it is by identity.
 _WHOLE = (

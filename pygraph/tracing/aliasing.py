@@ -18,7 +18,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import TraceError, describe
-from pygraph.guards.environment import Environment, is_library
+from pygraph.guards.environment import Environment
+from pygraph.guards.packages import is_library
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.descriptors import Alias, Argument, Base, Captured, Input, ScalarArgument, Static, TensorSpec
 from pygraph.ir.effects import is_written

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 from pygraph.guards import memos
-from pygraph.guards.contents import attributes_of, items_in_thread, slots_of
-from pygraph.guards.environment import _is_installed, underlying
-from pygraph.guards.storage import delete_item, stored_items
+from pygraph.guards.attributes import attributes_of, slots_of
+from pygraph.guards.packages import is_installed
+from pygraph.guards.storage import delete_item, stored_items, underlying
+from pygraph.guards.thread_state import items_in_thread
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.process.collection import objects_of, referrers_of
 
@@ -90,7 +91,7 @@ def _module_of(value: Any) -> str | None:
 
 
 def _belongs_to_package(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in LIBRARIES or _is_installed(module)
+    return (module or "").partition(".")[0] in LIBRARIES or is_installed(module)
 
 
 def name_of(held: Held) -> str:

@@ -205,15 +205,15 @@ def _described(iterator: object) -> str:
 
 def _places_of(environment: Environment) -> Iterator[_Swap]:
     """How to read and replace what may be an iterator, or a tuple that has some, and what it is."""
-    for container, key, value in environment.items():
+    for container, key, value in environment.guards.items():
         if _may_be(value):
             location = Item(container, key)
             yield location.get, location.put, value
-    for cell, value in environment.cells():
+    for cell, value in environment.guards.cells:
         if _may_be(value):
             variable = Variable(cell)
             yield variable.get, variable.put, value
-    for cls, name, value in environment.class_attributes():
+    for cls, name, value in environment.snapshot.class_attributes():
         if _may_be(value):
             yield (
                 functools.partial(vars(cls).get, name), functools.partial(type.__setattr__, cls, name), value,

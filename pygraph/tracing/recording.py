@@ -198,7 +198,7 @@ def record(
     except Exception as error:
         failure = error
     finally:
-        locations = environment.changed_locations()
+        locations = environment.snapshot.changed_locations()
         changed = environment.restore()
         gradient = environment.restore_gradients(before_gradients)
         elsewhere = _changed_attribute(fakes, attributes) or _unreached_gradient(sources.used.values())

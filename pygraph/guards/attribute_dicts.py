@@ -1,4 +1,4 @@
-"""The dicts in which objects have their attributes: whether each object still has the same one."""
+"""Guards on the dicts of objects: ``obj.__dict__ = {...}`` gives an object another dict of attributes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pygraph.guards.attributes import attributes_of, dict_slot_of
 
 
 class AttributeDicts:
-    """Objects that must have the dict that they had: ``obj.__dict__ = {...}`` gives an object another one."""
+    """Objects that must have the dict that they had."""
 
     def __init__(self) -> None:
         self._all: list[tuple[str, object, dict[str, Any]]] = []
@@ -61,6 +61,6 @@ class AttributeDicts:
 
 
 def _is_plain(cls: type) -> bool:
-    """Whether ``__dict__`` of its objects is what lies in them, and is read without running anybody's code."""
+    """Whether ``__dict__`` of the class's objects reads the dict that they store, and runs nobody's code."""
     first = next(vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base))
     return first is dict_slot_of(cls) and not isinstance(cls.__getattribute__, types.FunctionType)

@@ -1,6 +1,6 @@
-"""State that lies in neither a dict nor a list, in a form that a guard on an item can watch and a snapshot put back."""
+"""The contents of objects that are neither dicts nor lists, in one form that guards compare and snapshots restore."""
 
-# What is read has items of any type.
+# Items are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Contents:
 
 
 class _ArrayContents(Contents):
-    """The memory of a NumPy array, and how it is read."""
+    """The memory, shape and dtype of a NumPy array."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array, self._copy = array, np.array(array)  # the copy keeps the items of an array of objects
@@ -71,7 +71,7 @@ class _ArrayContents(Contents):
 
 
 class SetContents(Contents):
-    """The items of a set, by order, which a function may have gone by.
+    """The items of a set in their order, in which a function may have iterated over them.
 
     Attributes:
         members: The set.
@@ -156,7 +156,7 @@ def factory_of(value: collections.defaultdict[Any, Any]) -> Contents:
 
 
 def variable_of(cell: types.CellType) -> Contents:
-    """The value of a variable that a function closes over, or that it has none yet."""
+    """The value of a variable that a function closes over; no items while it is unassigned."""
 
     def read() -> list[Any]:
         try:
@@ -179,7 +179,7 @@ def length_of(value: Any) -> Contents:
 
 
 def gradients_of(tensors: Sequence[torch.Tensor]) -> Contents:
-    """Which tensors are the gradients of others."""
+    """The gradients of tensors."""
 
     def write(items: Sequence[Any]) -> None:
         for tensor, gradient in zip(tensors, items, strict=True):

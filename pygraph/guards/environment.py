@@ -38,7 +38,7 @@ class Environment:
         kinds: Whether tensors are a ``parameter``, a ``buffer`` or ``closed-over``, by id.
         tensors: The tensors that can be reached.
         differentiable: The tensors whose ``.grad`` a backward may set.
-        unseen: The name of something that was not looked at, since too much lies that deep; None if all was.
+        unseen: The name of something that was not looked at, since there is too much that deep; None if all was.
         is_current: ``is_current()`` tells whether everything that was reached still has the same value.
     """
 

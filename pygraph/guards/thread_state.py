@@ -24,7 +24,7 @@ def items_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> dic
 
 
 def contents_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> Contents:
-    """`items_in_thread` as `Contents`; the value of a context variable is put back by leaving the context."""
+    """`items_in_thread` as `Contents`; leaving the context restores the value of a context variable."""
 
     def write(items: Sequence[Any]) -> None:
         if isinstance(value, threading.local):

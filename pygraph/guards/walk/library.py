@@ -1,7 +1,7 @@
 """The meaning of names in the code of torch and of other libraries, as far as a function reaches it.
 
 A function says ``nn.Linear``, whose ``forward`` says ``F.linear``: each name is looked up at every call, and anybody
-may have put something else there. State is not looked for here: what a library keeps for itself is no input of a trace.
+may have assigned another object to it. State is not looked for here: a library's own is no input of a trace.
 """
 
 # Modules hold values of any type.

@@ -38,7 +38,7 @@ class Walk:
         seen: The ids of `objects`.
         weakly: The ids of all that weak references lead to.
         strongly: The ids of all that is found in other ways.
-        unseen: The name of something that was not looked at, since too much lies that deep; None if all was.
+        unseen: The name of something that was not looked at, since there is too much that deep; None if all was.
         packaged: Whether the object that is being looked at belongs to an installed package.
         memory: How many bytes of NumPy arrays may still be compared.
         code: What the user's code has names for.
@@ -124,7 +124,7 @@ class Walk:
 
 
 class CodeNames:
-    """The names that code looks up, and the places where they may mean something.
+    """The names that code looks up, and the namespaces in which they may mean something.
 
     Attributes:
         names: All names in the user's code.
@@ -134,6 +134,9 @@ class CodeNames:
         callable_classes: The ids of classes that code may call.
         factories: Classes with a class method, which may call the class that it is called on.
         abstract_classes: Abstract classes that code may call, or use to check of which class an object is.
+        imported: Modules and sets of names, by id, that have been looked up in each other.
+        looked_up: Attributes of `spaces`, by the id of the space and name, that are guarded.
+        guarded_variables: Variables of modules and attributes of classes, by the id of their owner and name.
     """
 
     def __init__(self) -> None:

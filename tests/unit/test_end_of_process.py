@@ -68,15 +68,15 @@ def test_nothing_is_printed(name: str, device: torch.device) -> None:
 
 
 def test_finalizers_need_no_names_of_their_modules(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pygraph.interop import compiled
+    from pygraph.interop import boxed
     from pygraph.runtime import capture
 
     unraised: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraised.append)
-    replaying = compiled.Replaying.__new__(compiled.Replaying)
+    replaying = boxed.BoxedReplay.__new__(boxed.BoxedReplay)
     graph = capture.RegionGraph.__new__(capture.RegionGraph)
     with monkeypatch.context() as gone:
-        gone.setattr(compiled, "sys", None)
+        gone.setattr(boxed, "sys", None)
         gone.setattr(capture, "sys", None)
         del replaying, graph
     assert not unraised

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.interop import dynamo
+from pygraph.interop import live
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
 
@@ -20,7 +20,7 @@ META = torch.device("meta")
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
-    dynamo._LIVE.clear()  # what other tests have compiled may be alive still
+    live.CALLABLES.clear()  # what other tests have compiled may be alive still
     yield
     torch._dynamo.reset()
 

@@ -1,0 +1,50 @@
+"""The live callables that ``torch.compile(backend="pygraph")`` has made, their report, and their reset."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+from pygraph.calls.transformed import UNFUSED, Options, Transformed
+from pygraph.interop.boxed import BoxedReplay
+from pygraph.process.turns import members
+from pygraph.report.explain import Explanation
+
+CALLABLES: weakref.WeakSet[BoxedReplay] = weakref.WeakSet()
+"""All that are alive, of all compilations."""
+
+
+@functools.cache
+def pool_owner() -> Transformed[..., Any]:
+    """The function whose memory pools all graphs share: they are replayed in turn, and return no memory of a pool."""
+    return Transformed(_nothing, UNFUSED, Options())
+
+
+def _nothing() -> None:
+    return None
+
+
+def reset() -> None:
+    """Free all graphs: ``torch._dynamo.reset()`` calls this function of every backend that it knows.
+
+    It drops its own caches, but keeps code that was compiled before a graph break (seen with torch 2.13).
+    """
+    for callable in members(CALLABLES):
+        callable.reset()
+    pool_owner().forget_soon()
+
+
+def explain() -> Explanation:
+    """Report how everything runs that ``torch.compile(backend="pygraph")`` has compiled and that is still alive.
+
+    Returns:
+        A report like that of a jitted function, with one entry per graph and kind of call.
+
+    Example:
+        >>> import pygraph
+        >>> isinstance(str(pygraph.explain()), str)
+        True
+    """
+    reports = [function.explain() for callable in members(CALLABLES) for function in callable.functions()]
+    return Explanation("torch.compile", (), {}).with_derived(sorted(reports, key=lambda report: report.name))

@@ -22,6 +22,7 @@ from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.program import output_values
 from pygraph.ir.source_lines import attributed_to, line_in
 from pygraph.tracing.trace import Traced, trace_call
+from pygraph.transforms.passes import Pass
 
 
 class AtenSource:
@@ -33,7 +34,7 @@ class AtenSource:
         ordinary: Launches the graph ordinarily, given a list of all inputs.
     """
 
-    def __init__(self, module: fx.GraphModule, passes: tuple[str, ...], ordinary: Boxed) -> None:
+    def __init__(self, module: fx.GraphModule, passes: tuple[Pass, ...], ordinary: Boxed) -> None:
         self._module = module
         self._passes = passes
         self._ordinary = ordinary
@@ -48,7 +49,7 @@ class _SpecializedAtenGraph(SpecializedGraph):
     def __init__(
         self,
         module: fx.GraphModule,
-        passes: tuple[str, ...],
+        passes: tuple[Pass, ...],
         ordinary: Boxed,
         inputs: Sequence[Any],
         static: Sequence[int],

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from pygraph.calls.transformed import Options, Transformed
+from pygraph.calls.engine import Engine
+from pygraph.calls.options import Options
 from pygraph.interop.specialized import GraphSource, SpecializedGraph
 
 _MAX_SPECIALIZATIONS = 8
@@ -38,7 +39,7 @@ class BoxedReplay:
         source: GraphSource,
         static: Sequence[int] | None,
         options: Options,
-        pool_owner: Transformed[..., Any],
+        pool_owner: Engine,
         name: str,
     ) -> None:
         self._boxed_call = True  # torch looks for this attribute; its wrappers copy what an instance has
@@ -75,7 +76,7 @@ class BoxedReplay:
             if found is None or not found.matches(inputs):
                 self._count += 1
                 if self._count > _MAX_SPECIALIZATIONS:
-                    self._forget()
+                    self._release()
                     static, key = (), ()
                 graph = self._source.specialize(inputs, static)
                 found = _Specialization(graph, inputs, static, self._options, self._pool_owner, self.__name__)
@@ -83,9 +84,9 @@ class BoxedReplay:
             self._last = found
             return found
 
-    def _forget(self) -> None:
+    def _release(self) -> None:
         for specialization in self._specializations.values():
-            specialization.function.forget()
+            specialization.function.release()
         self._specializations.clear()
 
     def reset(self) -> None:
@@ -97,9 +98,9 @@ class BoxedReplay:
         self._specializations.clear()  # in place: AOTAutograd's wrappers have copies of what an instance has
         self._last, self._count = None, 0
         for specialization in specializations:
-            specialization.function.forget_soon()
+            specialization.function.release_soon()
 
-    def functions(self) -> list[Transformed[..., Any]]:
+    def functions(self) -> list[Engine]:
         """The transformed functions that serve the calls, one for each set of static inputs."""
         return [specialization.function for specialization in list(self._specializations.values())]
 
@@ -107,7 +108,7 @@ class BoxedReplay:
         if is_finalizing():  # bound above, as at the end of a process a module's names are gone
             return
         for specialization in self.__dict__.get("_specializations", {}).values():
-            specialization.function.forget(wait=False)
+            specialization.function.release(wait=False)
 
 
 class _Specialization:
@@ -119,7 +120,7 @@ class _Specialization:
         inputs: Sequence[Any],
         static: Sequence[int],
         options: Options,
-        pool_owner: Transformed[..., Any],
+        pool_owner: Engine,
         name: str,
     ) -> None:
         self._static = [inputs[index] for index in static]
@@ -130,7 +131,7 @@ class _Specialization:
         own = Options(
             numbers, (), options.max_graphs, options.strict, options.timer, options.mechanism, options.reuse_outputs
         )
-        self.function: Transformed[..., Any] = Transformed(graph, graph.passes, own, pool_owner)
+        self.function = Engine(graph, graph.passes, own, pool_owner)
         self._graph, self._constant_results = graph, graph.constant_results
 
     def matches(self, inputs: Sequence[Any]) -> bool:

@@ -20,7 +20,7 @@ from torch import fx
 from torch._guards import CompileContext, TracingContext
 from torch._inductor.compiler_bisector import CompilerBisector
 
-from pygraph.calls.transformed import PASSES, UNFUSED, Options
+from pygraph.calls.options import Options
 from pygraph.interop import live
 from pygraph.interop.aten_graphs import AtenSource
 from pygraph.interop.boxed import BoxedReplay
@@ -31,6 +31,7 @@ from pygraph.ir.program import output_values
 from pygraph.ir.source_lines import line_in
 from pygraph.lowering.inductor import FusedGraph, compile_graph, settings
 from pygraph.lowering.states import Crossing, settle
+from pygraph.transforms.passes import PASSES, UNFUSED
 
 _NUMBER = itertools.count()
 

@@ -36,6 +36,7 @@ from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.wrapper import KernelGraph
 from pygraph.tracing.trace import Traced
+from pygraph.transforms.passes import GRAPHIFY, INDIRECT, SELECT
 
 
 class InductorSource:
@@ -94,7 +95,7 @@ def _specs(inputs: Sequence[Any]) -> list[Any]:
 
 
 class _SpecializedInductorGraph(SpecializedGraph):
-    passes = ("indirect", "graphify", "select")
+    passes = (INDIRECT, GRAPHIFY, SELECT)
 
     def __init__(
         self, graph: FusedGraph, inputs: Sequence[Any], static: Sequence[int], kernels: _Kernels | None = None

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
 
-from pygraph.calls.transformed import UNFUSED, Options, Transformed
+from pygraph.calls.engine import Engine
+from pygraph.calls.options import Options
 from pygraph.interop.boxed import BoxedReplay
 from pygraph.process.turns import members
 from pygraph.report.explain import Explanation
+from pygraph.transforms.passes import UNFUSED
 
 CALLABLES: weakref.WeakSet[BoxedReplay] = weakref.WeakSet()
 """All that are alive, of all compilations."""
 
 
 @functools.cache
-def pool_owner() -> Transformed[..., Any]:
+def pool_owner() -> Engine:
     """The function whose memory pools all graphs share: they are replayed in turn, and return no memory of a pool."""
-    return Transformed(_nothing, UNFUSED, Options())
+    return Engine(_nothing, UNFUSED, Options())
 
 
 def _nothing() -> None:
@@ -32,7 +33,7 @@ def reset() -> None:
     """
     for callable in members(CALLABLES):
         callable.reset()
-    pool_owner().forget_soon()
+    pool_owner().release_soon()
 
 
 def explain() -> Explanation:

@@ -15,6 +15,7 @@ from torch import fx
 
 from pygraph.ir.program import output_values
 from pygraph.tracing.trace import SelfTracing
+from pygraph.transforms.passes import Pass
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 """AOTAutograd's calling convention: takes a list of all inputs, may empty it, and returns all results."""
@@ -45,7 +46,7 @@ class SpecializedGraph(SelfTracing):
         constant_results: The results of this function if they are known and it does nothing else.
     """
 
-    passes: tuple[str, ...]
+    passes: tuple[Pass, ...]
     epilogue: Callable[..., Sequence[Any]] | None = None
     constant_results: tuple[Any, ...] | None = None
     assembly: tuple[int | Callable[[Sequence[Any]], Any], ...] | None = None

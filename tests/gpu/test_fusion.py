@@ -110,7 +110,7 @@ def test_fused_kernels_have_the_users_lines() -> None:
         fast(*(torch.randn(64, 64, device="cuda") for _ in range(2)))
     (one,) = live.CALLABLES
     (function,) = one.functions()
-    (entry,) = function._entries
+    (entry,) = function.cache.entries
     first = f.__code__.co_firstlineno
     sources = {
         node.meta["source"] for node in entry.program.nodes if "mm" in str(node.target) or "launch" in str(node.target)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import Phase
 
 import pygraph
-from pygraph.calls.transformed import Transformed
+from pygraph.calls.keys import Keys
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.program import Program
 from pygraph.runtime import capture, discovery, proof
@@ -180,7 +180,7 @@ def test_work_that_is_forgotten_breaks_the_law_or_the_proof(device: torch.device
 
 
 def executable(stacked: Any) -> Any:
-    return list(stacked._entries)[-1].executable
+    return list(stacked.engine.cache.entries)[-1].executable
 
 
 @pytest.mark.parametrize("faults", [(missed_pointer, no_proof), (stale_number,), (output_left_in_pool,)],
@@ -250,7 +250,7 @@ def test_a_key_that_forgets_breaks_the_law(
 
     check()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Transformed, "_key", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
+        patch.setattr(Keys, "of", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
         with pytest.raises((AssertionError, RuntimeError)):
             check()
 
@@ -266,7 +266,7 @@ def test_a_key_that_forgets_a_static_value_breaks_the_law(device: torch.device) 
 
     check()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Transformed, "_key", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
+        patch.setattr(Keys, "of", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
         with pytest.raises(AssertionError):
             check()
 
@@ -285,7 +285,7 @@ def test_a_key_that_forgets_overlap_breaks_the_law(device: torch.device) -> None
 
     check()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Transformed, "_key", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
+        patch.setattr(Keys, "of", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
         with pytest.raises(AssertionError):
             check()
 

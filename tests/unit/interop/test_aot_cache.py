@@ -1,4 +1,4 @@
-"""What AOTAutograd keeps of replayed graphs, and when it is found again.
+"""Replayed graphs in AOTAutograd's cache: when they are saved, and when they are found again.
 
 On the host, where Inductor's kernels run without a GPU; graphs are compiled, kept and loaded, but launched ordinarily.
 """
@@ -48,7 +48,7 @@ MADE: list[boxed.BoxedReplay] = []
 
 
 def run(fn: Callable[..., Any], *args: Any, backend: Any = "pygraph", **options: Any) -> Any:
-    """What a process would do that compiles a function and calls it."""
+    """Compile a function and call it, as a new process would."""
     torch._dynamo.reset()
     counters.clear()
     if backend == "pygraph":

@@ -77,6 +77,11 @@ def backend(
 
 
 def _settings(mode: str | None, options: Mapping[str, Any]) -> Settings:
+    """Divide the options of a ``torch.compile`` into ours and Inductor's.
+
+    Raises:
+        ArgumentError: There is no such mode or option.
+    """
     from torch._inductor import config, list_mode_options
 
     own = {key: options[key] for key in _OWN if key in options}
@@ -100,13 +105,14 @@ def _settings(mode: str | None, options: Mapping[str, Any]) -> Settings:
 
 
 def _register_reset() -> None:
-    """Have Dynamo know this backend, which it forgets when it is reset. Private; checked with torch 2.13."""
+    """Register the backend with Dynamo, so that it is reset too; a reset forgets it. Checked with torch 2.13."""
     known: dict[int, Any] | None = getattr(torch._dynamo.eval_frame, "cached_backends", None)
     if known is not None:
         known.setdefault(id(backend), backend)
 
 
 def _without_inductor(compilers: Compilers, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's by AOTAutograd alone: its graphs are replayed as ATen operations."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 

@@ -29,10 +29,10 @@ def _nothing() -> None:
 def reset() -> None:
     """Free all graphs: ``torch._dynamo.reset()`` calls this function of every backend that it knows.
 
-    It drops its own caches, but keeps code that was compiled before a graph break (seen with torch 2.13).
+    Dynamo drops its own caches, but not code that was compiled before a graph break (seen with torch 2.13).
     """
-    for callable in members(CALLABLES):
-        callable.reset()
+    for replay in members(CALLABLES):
+        replay.reset()
     pool_owner().release_soon()
 
 
@@ -47,5 +47,5 @@ def explain() -> Explanation:
         >>> isinstance(str(pygraph.explain()), str)
         True
     """
-    reports = [function.explain() for callable in members(CALLABLES) for function in callable.functions()]
+    reports = [function.explain() for replay in members(CALLABLES) for function in replay.functions()]
     return Explanation("torch.compile", (), {}).with_derived(sorted(reports, key=lambda report: report.name))

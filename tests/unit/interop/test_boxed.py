@@ -28,28 +28,28 @@ def replay(graph: fx.GraphModule, static: Sequence[int] | None) -> boxed.BoxedRe
 
 def test_each_set_of_static_inputs_has_a_graph_until_there_are_too_many(device: torch.device) -> None:
     graph = graph_of(lambda x, w: (x * w, x), torch.ones(3, device=device), torch.ones(3, device=device))
-    callable = replay(graph, [1])
+    call = replay(graph, [1])
     weights = [torch.full((3,), float(n), device=device) for n in range(boxed._MAX_SPECIALIZATIONS + 2)]
     for count, w in enumerate(weights, 1):
         for _ in range(2):
             x = torch.ones(3, device=device)
             inputs = [x, w]
-            product, same = callable(inputs)
+            product, same = call(inputs)
             assert inputs == []
             assert same is x
             assert torch.equal(product, w)
-        assert len(callable.functions()) == (count if count <= boxed._MAX_SPECIALIZATIONS else 1)
-    callable.reset()
-    assert callable.functions() == []
-    assert torch.equal(callable([torch.ones(3, device=device), weights[2]])[0], weights[2])
+        assert len(call.functions()) == (count if count <= boxed._MAX_SPECIALIZATIONS else 1)
+    call.reset()
+    assert call.functions() == []
+    assert torch.equal(call([torch.ones(3, device=device), weights[2]])[0], weights[2])
 
 
 def test_parameters_are_static_where_nothing_else_is_said(device: torch.device) -> None:
     w = torch.nn.Parameter(torch.ones(3, device=device), requires_grad=False)
     graph = graph_of(lambda x, w: [x * w], torch.ones(3, device=device), w)
-    callable = replay(graph, None)
-    callable([torch.ones(3, device=device), w])
-    (specialization,) = callable._specializations.values()
+    call = replay(graph, None)
+    call([torch.ones(3, device=device), w])
+    (specialization,) = call._specializations.values()
     assert specialization._static == [w]
 
 

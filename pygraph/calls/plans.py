@@ -27,7 +27,7 @@ from pygraph.guards.dicts import DictGuard
 from pygraph.guards.environment import Environment, underlying
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.process import extension
-from pygraph.process.turns import here, members
+from pygraph.process.reentrancy import here, members
 from pygraph.runtime.driver import Counters, add_replay_source
 
 if TYPE_CHECKING:
@@ -359,7 +359,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         "synced": ctypes.addressof(graph.patcher.synced),
         "launch": launch,
         "updated": tuple(tensors[body.inputs[position]] for position in body.written),
-        "updated_captured": tuple(captured[id(tensor)] for tensor in body.told_statics),
+        "updated_captured": tuple(captured[id(tensor)] for tensor in body.versioned_statics),
         "outputs": tuple(
             (number, None if graph._whole else (spec.shape, spec.stride, spec.offset)) for number, spec in graph._views
         ),

@@ -35,7 +35,7 @@ from pygraph.ir.program import output_values
 from pygraph.ir.source_lines import line_in
 from pygraph.lowering.inductor import SETTINGS, FusedGraph, compile_graph, settings
 from pygraph.lowering.states import Crossing, settle
-from pygraph.process.turns import members
+from pygraph.process.reentrancy import members
 from pygraph.report.explain import Explanation
 from pygraph.transforms.passes import PASSES, UNFUSED
 

@@ -36,7 +36,8 @@ from pygraph.ir.leaves import overlap_groups, to_number
 from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges, span_of
 from pygraph.runtime.adoption import Adoption, Notes
-from pygraph.runtime.body import ALIGNMENT, RegionBody, stand_in
+from pygraph.runtime.alignment import ALIGNMENT, aligned_copy
+from pygraph.runtime.body import RegionBody
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool, Run
@@ -458,7 +459,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     # A view without elements must not keep the memory that it is a view of.
-    return stand_in(tensor) if tensor.numel() else dataclasses.replace(TensorSpec.of(tensor), offset=0).empty()
+    return aligned_copy(tensor) if tensor.numel() else dataclasses.replace(TensorSpec.of(tensor), offset=0).empty()
 
 
 def _output_nodes(program: Program) -> list[fx.Node | None]:

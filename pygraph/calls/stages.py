@@ -19,7 +19,7 @@ from pygraph.process import extension
 from pygraph.process.reentrancy import reason_inside
 from pygraph.report.explain import Explanation
 from pygraph.runtime.alignment import WIDEST_LOAD, alignment_of, is_aligned
-from pygraph.tracing.trace import Traced
+from pygraph.tracing.function_kinds import Traced
 
 
 class Lowered:

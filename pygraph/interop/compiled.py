@@ -45,7 +45,8 @@ from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.ir.source_lines import attributed_to, line_in
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.kernel_recorder import KernelGraph
-from pygraph.tracing.trace import SelfTracing, Traced, trace_call
+from pygraph.tracing.function_kinds import SelfTracing, Traced
+from pygraph.tracing.trace import trace_call
 from pygraph.transforms.passes import GRAPHIFY, INDIRECT, SELECT, Pass
 
 _MAX_BINDINGS = 8

@@ -245,7 +245,10 @@ def test_tensors_are_genuine(driver: EmulatedDriver):
 def test_register_twice_and_no_registration_at_import():
     emulated.register()
     emulated.register()
-    code = "import torch, pygraph.runtime.emulated; assert torch._C._get_privateuse1_backend_name() == 'privateuseone'"
+    code = (
+        "import torch, pygraph.runtime.emulated.driver\n"
+        "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -321,7 +321,8 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         "updated": tuple(tensors[body.inputs[position]] for position in body.written),
         "updated_captured": tuple(captured[id(tensor)] for tensor in body.versioned_statics),
         "outputs": tuple(
-            (number, None if graph._whole else (spec.shape, spec.stride, spec.offset)) for number, spec in graph._views
+            (number, None if graph.outputs_are_memory else (spec.shape, spec.stride, spec.offset))
+            for number, spec in graph.views
         ),
         "results": tuple(results),
         **_returned(executable.program.out_tree),

@@ -48,6 +48,8 @@ class RegionGraph:
         memory: The memory that a replay allocates for outputs.
         choice: By which mechanism each pointer changes.
         patcher: Sends what changes to the graph.
+        views: Per output, which entry of ``memory`` it is in, and where.
+        outputs_are_memory: Whether the entries of ``memory`` are the outputs as they are.
         lazy: Outputs that are conjugated or negated when they are read: whether the one and whether the other.
         fallbacks: Why what is copied is copied.
         spread: How far ordinary launches of the region are apart.
@@ -143,11 +145,10 @@ class RegionGraph:
         self.graph, self.slots, self.memory = region.graph, region.slots, region.memory
         self.choice, self.patcher = region.choice, region.patcher
         self.lazy, self.fallbacks = region.lazy, region.fallbacks
-        self._views = region.views
-        #: Whether the entries of ``memory`` are the outputs as they are.
-        self._whole = not self.lazy and [(number, memory.spec) for number, memory in enumerate(self.memory)] == list(
-            self._views
-        )
+        self.views = region.views
+        self.outputs_are_memory = not self.lazy and [
+            (number, memory.spec) for number, memory in enumerate(self.memory)
+        ] == list(self.views)
         #: The outputs' memory, if it is the same at every replay.
         self._reused_memory: list[torch.Tensor] | None = None
         for position in self.patched:
@@ -190,7 +191,7 @@ class RegionGraph:
         self._region.replay(inputs, numbers, fresh)
         if reused is not None or self.body.written or self.body.versioned_statics:
             self._increment_versions(inputs)
-        return fresh if self._whole and reused is None else self._region.outputs(fresh)
+        return fresh if self.outputs_are_memory and reused is None else self._region.outputs(fresh)
 
     def _increment_versions(self, inputs: Sequence[torch.Tensor]) -> None:
         """Let autograd notice what a replay has changed: earlier results in reused memory, and updated tensors."""

@@ -22,7 +22,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pygraph.process.turns import here
+from pygraph.process.reentrancy import here
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import outside_session, tracing_here
 

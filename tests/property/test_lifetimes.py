@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import pygraph
 from pygraph.process.collection import no_collection
-from pygraph.process.turns import here
+from pygraph.process.reentrancy import here
 from tests.memory import live_bytes
 from tests.property.laws import scramble
 

@@ -22,7 +22,7 @@ from torch import nn
 import pygraph
 from pygraph.calls.keys import Keys
 from pygraph.errors import FallbackError
-from pygraph.process.turns import INSIDE_CALL, here
+from pygraph.process.reentrancy import INSIDE_CALL, here
 from pygraph.runtime.pointers import Patcher
 
 ROOT = Path(pygraph.__file__).parent.parent

@@ -54,7 +54,7 @@ NAMESPACE: dict[str, Any] = {
 
 
 class _Program(Protocol):
-    """What is printed of a `pygraph.Program`, whose module imports this one."""
+    """The fields of a `pygraph.Program` that are printed; its module imports this one."""
 
     @property
     def name(self) -> str: ...
@@ -207,7 +207,7 @@ def _body(graph: fx.Graph, namer: _Namer, indent: str, program: _Program | None)
 
 
 def _stem(target: Any, text: str) -> str:
-    """What a node is named after: the operation without its overload."""
+    """The stem of a node's name: its operation without the overload."""
     return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else text.rpartition(".")[2]
 
 

@@ -33,10 +33,10 @@ class Traced:
 
 
 class SelfTracing:
-    """A function that is traced as part of something else."""
+    """A function that has its own way of being traced."""
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
-        """Its Program for these arguments."""
+        """Trace the function for these arguments."""
         raise NotImplementedError
 
 

@@ -85,7 +85,7 @@ def submissions(call: Call, device: torch.device, most: int) -> int:
 def breakdown(function: Any, args: tuple[Any, ...], count: int) -> dict[str, Any]:
     """Microseconds of the native path's parts; matching alone is measured from outside."""
     inner = getattr(function, "_pygraph_transformed", function)
-    dispatcher = inner._native._dispatcher
+    dispatcher = inner.engine.cache.native._dispatcher
     if dispatcher is None:
         return {"way": None}
     way = getattr(dispatcher.match(args, {}), "way", None)

@@ -9,9 +9,11 @@ from typing import Any, ParamSpec, TypeVar, overload
 import torch
 
 from pygraph.api.module import TransformedModule, transformed
-from pygraph.calls.transformed import PASSES, UNFUSED, Options, Transformed
+from pygraph.calls.options import Options
+from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.descriptors import Mechanism
+from pygraph.transforms.passes import PASSES, UNFUSED
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
 
-from pygraph.calls.donation import Donating
-from pygraph.calls.transformed import CacheInfo, Options, Transformed
+from pygraph.autograd.composition import Composed
+from pygraph.calls.cache import CacheInfo
+from pygraph.calls.options import Options
+from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.report.explain import Explanation
+from pygraph.transforms.passes import Pass
 
 
 class TransformedModule(torch.nn.Module):
@@ -89,11 +92,12 @@ class TransformedModule(torch.nn.Module):
         return f"pygraph {self._pygraph_module!r}"
 
 
-def transformed(fn: Any, passes: tuple[str, ...], options: Options) -> Any:
+def transformed(fn: Any, passes: tuple[Pass, ...], options: Options) -> Any:
     """A Transformed function, or for a module a module around one."""
     if not callable(fn):
-        raise ArgumentError(describe(f"{passes[-1]}({fn!r})", "not callable", expected="a function or an nn.Module"))
-    function = Donating(fn, passes, options) if options.donates else Transformed(fn, passes, options)
+        call = f"{passes[-1].name}({fn!r})"
+        raise ArgumentError(describe(call, "not callable", expected="a function or an nn.Module"))
+    function = Transformed(fn, passes, options, Composed)
     if isinstance(fn, torch.nn.Module):
         return TransformedModule(fn, function)
     return function

@@ -11,15 +11,13 @@ import torch
 from pygraph.api.jit import make_options
 from pygraph.api.module import transformed
 from pygraph.calls.measuring import measured_program
-from pygraph.calls.transformed import PASSES, Options, Transformed
-from pygraph.errors import ArgumentError, StageError, describe
+from pygraph.calls.options import Options
+from pygraph.calls.transformed import Transformed
+from pygraph.errors import ArgumentError, describe
 from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import MECHANISMS, Mechanism
 from pygraph.ir.program import Program
-from pygraph.transforms.devicify import devicify_program
-from pygraph.transforms.fuse import fuse_program
-from pygraph.transforms.graphify import graphify_program
-from pygraph.transforms.indirect import indirect_program
+from pygraph.transforms.passes import DEVICIFY, FUSE, GRAPHIFY, INDIRECT, SELECT, Pass, check_order
 
 
 def devicify(fn: Any = None, /) -> Any:
@@ -43,7 +41,7 @@ def devicify(fn: Any = None, /) -> Any:
         >>> pygraph.devicify(lambda x, k: x * k)(x, 2.5).tolist()
         [2.5, 2.5]
     """
-    return _apply("devicify", fn, devicify_program, {})
+    return _apply(DEVICIFY, fn, DEVICIFY, {})
 
 
 def fuse(fn: Any = None, /) -> Any:
@@ -67,7 +65,7 @@ def fuse(fn: Any = None, /) -> Any:
         >>> pygraph.graphify(pygraph.indirect(pygraph.fuse(lambda x: x.exp() + 1)))(x).shape
         torch.Size([2])
     """
-    return _apply("fuse", fn, fuse_program, {})
+    return _apply(FUSE, fn, FUSE, {})
 
 
 def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
@@ -96,8 +94,8 @@ def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
     if mechanism not in MECHANISMS:
         expected = " or ".join(map(repr, MECHANISMS))
         raise ArgumentError(describe("indirect(…)", f"mechanism={mechanism!r}", expected=expected))
-    on_program = functools.partial(indirect_program, mechanism=mechanism)
-    return _apply("indirect", fn, on_program, {"mechanism": mechanism})
+    on_program = functools.partial(INDIRECT, mechanism=mechanism)
+    return _apply(INDIRECT, fn, on_program, {"mechanism": mechanism})
 
 
 def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False) -> Any:
@@ -125,7 +123,7 @@ def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, r
         [3.0, 3.0]
     """
     options = {"max_graphs": max_graphs, "strict": strict, "reuse_outputs": reuse_outputs}
-    return _apply("graphify", fn, graphify_program, options)
+    return _apply(GRAPHIFY, fn, GRAPHIFY, options)
 
 
 def select(fn: Any = None, /, *, timer: Callable[[Callable[[], object]], float] | None = None) -> Any:
@@ -151,38 +149,19 @@ def select(fn: Any = None, /, *, timer: Callable[[Callable[[], object]], float] 
         >>> pygraph.select(pygraph.graphify(torch.sin))(x).shape
         torch.Size([2])
     """
-    return _apply("select", fn, functools.partial(measured_program, timer=timer), {"timer": timer})
+    return _apply(SELECT, fn, functools.partial(measured_program, timer=timer), {"timer": timer})
 
 
-def _apply(name: str, fn: Any, on_program: Callable[[Program], Program], options: dict[str, Any]) -> Any:
+def _apply(one: Pass, fn: Any, on_program: Callable[[Program], Program], options: dict[str, Any]) -> Any:
     if fn is None:
-        return functools.partial(_apply, name, on_program=on_program, options=options)
+        return functools.partial(_apply, one, on_program=on_program, options=options)
     if isinstance(fn, Program):
         return check_program(on_program(fn))
     inner = getattr(fn, "_pygraph_transformed", fn) if isinstance(fn, torch.nn.Module) else fn
     if not isinstance(inner, Transformed):
-        _check_order(name, (), fn)
-        return transformed(fn, (name,), make_options(**options))
-    _check_order(name, inner.passes, inner.fn)
+        check_order(one, (), getattr(fn, "__name__", type(fn).__name__))
+        return transformed(fn, (one,), make_options(**options))
+    check_order(one, inner.passes, inner.engine.name)
     kept = {key: getattr(inner.options, key) for key in Options.__dataclass_fields__}
     changed = {key: value for key, value in options.items() if value != getattr(Options(), key)}
-    return transformed(inner.fn, (*inner.passes, name), make_options(**{**kept, **changed}))
-
-
-def _check_order(name: str, passes: tuple[str, ...], fn: Any) -> None:
-    """Raise StageError unless ``name`` may follow ``passes``, saying the right order."""
-    later = [other for other in passes if PASSES.index(other) >= PASSES.index(name)]
-    missing = name == "select" and "graphify" not in passes
-    if not later and not missing:
-        return
-    inner = function_name = getattr(fn, "__name__", type(fn).__name__)
-    for other in passes:
-        inner = f"{other}({inner})"
-    wanted = function_name
-    for other in PASSES:
-        if other in passes or other == name or (missing and other == "graphify"):
-            wanted = f"{other}({wanted})"
-    problem = f"{name} comes before {later[0]}" if later and later[0] != name else f"{name} has been applied already"
-    if missing and not later:
-        problem = "there are no graphs to choose from yet"
-    raise StageError(describe(f"{name}({inner})", problem, remedy=f"The right order is {wanted}."))
+    return transformed(inner.fn, (*inner.passes, one), make_options(**{**kept, **changed}))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
@@ -26,6 +26,7 @@ from pygraph.autograd.repeating import Effects
 from pygraph.autograd.sharing import Shared
 from pygraph.autograd.substitution import substituted
 from pygraph.autograd.taken_apart import TakenApart
+from pygraph.calls.engine import Engine
 from pygraph.errors import TraceError
 from pygraph.guards.objects import has_objects, with_parts
 from pygraph.ir.autocasting import autocast_kinds
@@ -33,9 +34,6 @@ from pygraph.ir.descriptors import Captured, TensorSpec
 from pygraph.ir.program import Program
 from pygraph.tracing.function_kinds import Rebinding
 from pygraph.tracing.results import is_known_size
-
-if TYPE_CHECKING:
-    from pygraph.calls.transformed import Transformed
 
 Place: TypeAlias = "Callable[[], Any]"
 """Looks up the tensor that a function closes over."""
@@ -91,7 +89,7 @@ def take_apart(result: Any) -> tuple[list[torch.Tensor], Rest]:
 class HasEngines:
     """Something that has compiled functions."""
 
-    def engines(self) -> Iterator[Transformed[..., Any]]:
+    def engines(self) -> Iterator[Engine]:
         """Its compiled functions."""
         raise NotImplementedError
 
@@ -120,7 +118,7 @@ class Flat(HasEngines):
     may_save = False
     returns_fresh = False
 
-    def __init__(self, function: Transformed[..., Any], name: str, arity: int, lifted: dict[int, Place]) -> None:
+    def __init__(self, function: Engine, name: str, arity: int, lifted: dict[int, Place]) -> None:
         self.function = function
         self.name = name
         self.arity = arity
@@ -129,7 +127,7 @@ class Flat(HasEngines):
         self._not_lifted = [index for index in range(arity) if index not in lifted]
         self.differentiable: tuple[bool, ...] | None = None
         self._derived: dict[Any, Flat] = {}
-        self._engines: dict[frozenset[int], Transformed[..., Any]] = {}
+        self._engines: dict[frozenset[int], Engine] = {}
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], Rest]:
         """Run it as it is; the results' tensors, and the rest of what the user's function returns."""
@@ -180,10 +178,10 @@ class Flat(HasEngines):
         tensors, rest = take_apart(returned)
         return tensors, dataclasses.replace(rest, dims=dims) if dims else rest, None
 
-    def engine(self, bound: frozenset[int]) -> Transformed[..., Any]:
+    def engine(self, bound: frozenset[int]) -> Engine:
         """The compiled function of the tensors that are not ``bound``; the user's function finds those itself."""
         if bound not in self._engines:
-            self._engines.setdefault(bound, self.function.derived(self.example_without(bound)))
+            self._engines.setdefault(bound, self.function.derive(self.example_without(bound)))
         return self._engines[bound]
 
     def batched(
@@ -224,11 +222,11 @@ class Flat(HasEngines):
         flat = self.derive(("jvp", mask, results), lambda: Jvp(self, mask, results))
         return flat, [*kept, *(tangent for tangent in tangents if tangent is not None)]
 
-    def engines(self) -> Iterator[Transformed[..., Any]]:
+    def engines(self) -> Iterator[Engine]:
         """The engines of this function and of all that is derived from it."""
         for engine in list(self._engines.values()):
             yield engine
-            for mark in engine.marks():
+            for mark in engine.static_results():
                 if isinstance(mark, HasEngines):
                     yield from mark.engines()
         for flat in list(self._derived.values()):
@@ -337,7 +335,7 @@ class Primal(Flat):
 
     def __init__(
         self,
-        function: Transformed[..., Any],
+        function: Engine,
         tree: pytree.TreeSpec,
         leaves: Sequence[Any],
         tensors: Sequence[int],
@@ -346,7 +344,7 @@ class Primal(Flat):
         settings: Settings,
     ) -> None:
         first = {len(tensors) + index: places[0] for index, places in enumerate(lifted)}
-        super().__init__(function, function.function_name, len(tensors) + len(lifted), first)
+        super().__init__(function, function.name, len(tensors) + len(lifted), first)
         self.places = tuple(lifted)
         passed = {*tensors, *numbers}
         self.leaves = [None if index in passed else leaf for index, leaf in enumerate(leaves)]

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # checked with torch 2.11 and 2.13
@@ -31,6 +31,7 @@ from pygraph.autograd.partition import (
     without_results,
 )
 from pygraph.autograd.unread import Kind
+from pygraph.calls.engine import Engine
 from pygraph.errors import PygraphError, TraceError
 from pygraph.guards.environment import Environment
 from pygraph.ir.autocasting import is_autocast_on, without_autocast
@@ -40,9 +41,6 @@ from pygraph.ir.ops import cotangent
 from pygraph.ir.program import Program
 from pygraph.tracing.function_kinds import Rebinding, SelfTracing, Traced
 from pygraph.tracing.trace import trace_call
-
-if TYPE_CHECKING:
-    from pygraph.calls.transformed import Transformed
 
 
 class NotCompiledError(PygraphError):
@@ -238,7 +236,7 @@ class Pullback(HasEngines):
         self.count = len(joint.tensor_leaves)
         last = max(joint.tensor_leaves, default=-1)
         shared = any(alias.leaf <= last for alias in self.parts.forward.aliases)
-        self.returns_fresh = not shared and "graphify" in forward.flat.function.passes
+        self.returns_fresh = not shared and forward.flat.function.function.records
         returned = {source.index for source in self.parts.sources if source.of == "result"}
         self._returned = [joint.tensor_leaves.index(leaf) for leaf in sorted(returned)]
         self._leaves = sorted(returned)
@@ -290,7 +288,7 @@ class Pullback(HasEngines):
             return None
         return None if found is None else Formula.of(*found, joint.differentiated)
 
-    def engines(self) -> Iterator[Transformed[..., Any]]:
+    def engines(self) -> Iterator[Engine]:
         """Those of its backwards."""
         for backward in list(self._backwards.values()):
             yield backward.own_engine
@@ -414,7 +412,7 @@ class Backward(Flat):
         absent = {static.leaf for static in program.statics}
         present = [leaf not in absent for leaf, asked in enumerate(self._wanted) if asked]
         self._present = [number for number, is_there in enumerate(present) if is_there]
-        self.own_engine = inner.function.derived(_Prepared(self.name, self._program))
+        self.own_engine = inner.function.derive(_Prepared(self.name, self._program))
 
     def again(self) -> Vjp:
         """The same gradients by running the user's function once more, with zeros for those that are None here.

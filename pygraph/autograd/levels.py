@@ -16,6 +16,8 @@ from torch._C import _functorch as functorch  # pyright: ignore
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad  # its _current_level
 
+from pygraph.calls.surroundings import is_dual_level
+
 
 class Level(enum.Enum):
     """One transform of torch.func's stack."""
@@ -39,12 +41,6 @@ def levels() -> list[Level]:
         return []
     stack: Any = functorch.get_interpreter_stack()
     return [_LEVELS.get(interpreter.key(), Level.OTHER) for interpreter in stack or ()]
-
-
-def is_dual_level() -> bool:
-    """Whether forward-mode differentiation is active, by torch.func or by itself."""
-    level: int = forward_ad._current_level
-    return level >= 0
 
 
 def wrappers(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

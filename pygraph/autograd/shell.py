@@ -31,8 +31,9 @@ from pygraph.autograd.levels import GradientBatch, Level, ambient, is_dual_level
 from pygraph.autograd.outcome import Outcome, View
 from pygraph.autograd.repeating import Before
 from pygraph.autograd.sharing import without_bases
-from pygraph.autograd.sites import InlineError, Site
+from pygraph.autograd.site import Site
 from pygraph.autograd.unread import without_memory
+from pygraph.calls.surroundings import InlineError
 
 
 def compose(site: Site, leaves: Sequence[Any], lifted: Sequence[torch.Tensor] | None = None) -> Any:

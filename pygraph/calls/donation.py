@@ -17,14 +17,12 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torc
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import surroundings
-from pygraph.calls.transformed import Options, Transformed
+from pygraph.calls.options import Options
 from pygraph.errors import ArgumentError, describe
 from pygraph.guards.donated import Consumed, consume
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.program import Program
-from pygraph.report.explain import Explanation
 from pygraph.runtime.adoption import Notes
-from pygraph.runtime.executable import Executable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,34 +104,6 @@ class Donation:
 
     def _error(self, problem: str, expected: str) -> ArgumentError:
         return ArgumentError(describe(f"{self._name}(…)", problem, expected=expected))
-
-
-class Donating(Transformed[P, R]):
-    """A transformed function whose calls consume arguments."""
-
-    def __init__(self, fn: Callable[P, R], passes: tuple[str, ...], options: Options) -> None:
-        super().__init__(fn, passes, options)
-        self.donation = Donation(fn, options, self.function_name)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function and consume its donated arguments."""
-        return self.donation.around(super().__call__, args, kwargs)
-
-    def make_executable(self, program: Program, leaves: list[Any]) -> Executable | None:
-        """As of every transformed function, with donated memory for results."""
-        executable = super().make_executable(program, leaves)
-        if executable is not None and executable.graphs:
-            executable.adopt(self.donation.leaves(program), leaves, self.donation.notes)
-        return executable
-
-    def explain(self) -> Explanation:
-        """As of every transformed function, with what became of donated memory."""
-        return super().explain().with_donated(self.donation.notes)
-
-    def cache_clear(self) -> None:
-        """Forget every trace and give back every graph."""
-        super().cache_clear()
-        self.donation.notes.clear()
 
 
 def _contains(result: Any, tensor: torch.Tensor) -> bool:

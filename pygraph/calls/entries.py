@@ -1,4 +1,4 @@
-"""What a transformed function keeps for each kind of call, and how it is found again.
+"""Entries of the cache: what each kind of call runs, and how it is found again.
 
 The key of a call holds its arguments and settings. What the function reads besides them is in the environment of each
 entry, so one key may have several: a module that goes back and forth between training and evaluation has one for each.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -26,96 +26,278 @@ from pygraph.runtime.executable import Executable
 from pygraph.tracing.function_kinds import Traced
 
 if TYPE_CHECKING:
-    from pygraph.calls.steps import Steps
-
-# Of one key, as many are kept that differ in what the function reads besides its arguments.
-MOST_VARIANTS = 8
+    from collections.abc import Sequence
 
 
-@dataclasses.dataclass(eq=False)
-class Entry:
-    """What one kind of call runs: an executable, a Program that is evaluated, or the function as it is.
+class CapturedTensors:
+    """The tensors that a Program reads without being passed them, as they were when it was traced.
 
-    ``described`` is a Program to report when it is not the one that runs, ``recordable`` the one that the executable
-    was recorded from. With ``once``, this call alone runs like that, and the next one is traced again, as a step if
-    this one ``sets_gradients``: an optimizer's first step changes more than later ones do; it has ``filled`` locations
-    where nothing was. What cannot be traced is ``refused_in`` the modes that its modules are in. Calls that are
-    ``differentiated`` by autograd run as compiled functions of their own, see `pygraph.composition`; those that set
-    gradients or attributes by ``steps``. Calls run like that ``until`` there may be another trace. What is not
-    ``is_kept`` is for this call alone. ``traces`` are those of calls of its form; its own has taken so many
-    ``seconds``.
+    Attributes:
+        tensors: The tensors.
+        owned: The memory in which no argument may lie: theirs, if the Program writes to anything.
     """
 
-    traced: Traced | None
-    program: Program | None
-    executable: Executable | None
+    def __init__(self, program: Program | None) -> None:
+        self.tensors = [] if program is None else [d.value for d in program.inputs if isinstance(d, Captured)]
+        self._layouts = [_layout(value) for value in self.tensors]
+        self._offsets = [value.storage_offset() for value in self.tensors]
+        self._writes = program is not None and (bool(written_inputs(program)) or writes_memory(program.nodes))
+        self.owned = Ranges(self.tensors if self._writes else ())
+
+    def have_same_layouts(self) -> bool:
+        """Whether their shapes, strides, dtypes, devices and ``requires_grad`` are unchanged."""
+        return [_layout(value) for value in self.tensors] == self._layouts
+
+    def have_same_offsets(self) -> bool:
+        """Whether each begins where it did in its storage."""
+        return [value.storage_offset() for value in self.tensors] == self._offsets
+
+    def meet(self, leaves: Sequence[Any], *, where_recorded: bool) -> bool:
+        """Whether an argument lies in their memory and one of them is written.
+
+        Args:
+            leaves: The leaves of a call.
+            where_recorded: Whether they are read where they were when they were recorded, as graphs do, or where they
+                are now.
+        """
+        if not self._writes or not self.tensors:
+            return False
+        owned = self.owned if where_recorded else Ranges(self.tensors)
+        return any(isinstance(leaf, torch.Tensor) and owned.meet(leaf) for leaf in leaves)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Entry:
+    """One kind of call. Each subclass is one way in which calls run.
+
+    Attributes:
+        fallbacks: Why calls do not run in the best way.
+        calls: The number of calls that it has served.
+        plans: The number of its native plans.
+        stamp: The time of its last call, by the clock of the native plans.
+        seconds: The time that its trace and recording have taken.
+        traces: The budget of traces of calls of its form.
+        is_cached: Whether later calls find it; one that is not is for a single call.
+    """
+
     fallbacks: list[Fallback]
     calls: int = 0
-    described: Program | None = None
     plans: int = 0
     stamp: int = 0
-    once: bool = False
-    filled: tuple[Location, ...] = ()
-    sets_gradients: bool = False
-    differentiated: bool = False
-    recordable: Program | None = None
-    refused_in: Environment | None = None
-    steps: Steps | None = None
-    until: Traces | None = None
-    is_kept: bool = True
     seconds: float = 0.0
     traces: Traces | None = None
+    is_cached: bool = True
 
     def __post_init__(self) -> None:
-        program = self.program or self.described
-        self._captured = [] if program is None else [d.value for d in program.inputs if isinstance(d, Captured)]
-        self._specs = [_layout(value) for value in self._captured]
-        self._offsets = [value.storage_offset() for value in self._captured]
-        self._writes = program is not None and (bool(written_inputs(program)) or writes_memory(program.nodes))
-        self._owned = Ranges(self._captured if self._writes else ())
+        self.captured = CapturedTensors(self.reported)
+
+    @property
+    def program(self) -> Program | None:
+        """The Program that a call runs; None if calls run something else."""
+        return None
+
+    @property
+    def reported(self) -> Program | None:
+        """The Program to report, whether or not it is the one that runs."""
+        return self.program
+
+    @property
+    def executable(self) -> Executable | None:
+        """The graphs that a call replays."""
+        return None
 
     @property
     def environment(self) -> Environment | None:
-        """What it depends on besides its arguments and settings; None if nothing."""
-        return self.refused_in if self.traced is None else self.traced.environment
+        """The Python state that it depends on besides arguments and settings; None if there is none."""
+        return None
 
-    def points_to_live_memory(self) -> bool:
-        """Whether captured tensors are still where the graphs read them: without this a replay is not safe."""
-        return self.executable is None or self.executable.is_current()
+    @property
+    def counts_itself(self) -> bool:
+        """Whether its calls are counted, and reported, by another function's cache."""
+        return False
 
-    def shares_memory(self, leaves: list[Any]) -> bool:
-        """Whether an argument lies in a captured tensor's memory and one of them is written: not this Program."""
-        if not self._writes or not self._captured:
-            return False
-        # Graphs read captured tensors where they were; a Program that is evaluated reads them where they are.
-        owned = self._owned if self.executable is not None else Ranges(self._captured)
-        return any(isinstance(x, torch.Tensor) and owned.meet(x) for x in leaves)
+    def is_valid(self) -> bool:
+        """Whether a call that has its key runs it now."""
+        return self.is_current()
 
     def is_current(self) -> bool:
-        """Whether everything else that was baked in is unchanged."""
+        """Whether what was baked in besides the key is unchanged: Python state and the layouts of captured tensors."""
         environment = self.environment
         if environment is not None and not environment.is_current():
             return False
-        return [_layout(value) for value in self._captured] == self._specs
+        return self.captured.have_same_layouts()
 
-    def has_only_moved(self) -> bool:
-        """Whether its Program is what a trace would give now, although its graphs read where tensors were."""
-        if self.once or self.recordable is None or not self.is_current():
-            return False
-        return [value.storage_offset() for value in self._captured] == self._offsets
+    def shares_memory(self, leaves: Sequence[Any]) -> bool:
+        """Whether an argument lies in a captured tensor's memory and one of them is written."""
+        return self.captured.meet(leaves, where_recorded=self.executable is not None)
 
     def changed(self) -> str | None:
         """The name of something that the function reads and that is another now, if it is known."""
         return None if self.environment is None else self.environment.changed()
 
     def may_return(self) -> bool:
-        """Whether it may be current again, although it is not now."""
+        """Whether it may be valid again, although it is not now."""
         environment = self.environment
-        return not self.once and environment is not None and environment.may_return()
+        return environment is not None and environment.may_return()
+
+    def release(self) -> None:
+        """Give back its graphs."""
 
 
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Recorded(Entry):
+    """Calls that replay graphs.
+
+    Attributes:
+        traced: The trace.
+        graphs: The executable.
+        recordable: The Program that it was recorded from, before nodes were refused and ways chosen.
+    """
+
+    traced: Traced
+    graphs: Executable
+    recordable: Program
+
+    @property
+    def program(self) -> Program:
+        """The Program whose regions are recorded."""
+        return self.graphs.program
+
+    @property
+    def executable(self) -> Executable:
+        """The graphs that a call replays."""
+        return self.graphs
+
+    @property
+    def environment(self) -> Environment:
+        """The Python state that the trace depends on."""
+        return self.traced.environment
+
+    def is_valid(self) -> bool:
+        """Whether a call that has its key runs it now: captured tensors are where the graphs read them, too."""
+        return self.graphs.is_current() and self.is_current()
+
+    def has_only_moved(self) -> bool:
+        """Whether its trace is what a new one would be, although its graphs read where tensors were."""
+        return self.is_current() and self.captured.have_same_offsets()
+
+    def release(self) -> None:
+        """Give back its graphs."""
+        self.graphs.release()
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Evaluated(Entry):
+    """Calls that evaluate a Program node by node, of a stack that records no graphs."""
+
+    traced: Traced
+    evaluated: Program
+
+    @property
+    def program(self) -> Program:
+        """The Program."""
+        return self.evaluated
+
+    @property
+    def environment(self) -> Environment:
+        """The Python state that the trace depends on."""
+        return self.traced.environment
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Launched(Entry):
+    """Calls that run the function itself, the fastest way to launch its kernels: no part of it is a graph.
+
+    Attributes:
+        described: The Program that was not worth a graph.
+    """
+
+    described: Program
+
+    @property
+    def reported(self) -> Program:
+        """The Program that was not worth a graph."""
+        return self.described
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Refused(Entry):
+    """Calls that run the function itself as they cannot be traced.
+
+    Attributes:
+        modes: The training modes of modules in which that is so.
+        for_one_call: Whether it holds for a single call: what a first one changes, a second one may leave as it is.
+        filled: The locations where nothing was before that call.
+        sets_gradients: Whether that call has set gradients: the next one is traced as one that does.
+        until: The budget of traces; when it allows another one, the entry is outdated.
+    """
+
+    modes: Environment | None = None
+    for_one_call: bool = False
+    filled: tuple[Location, ...] = ()
+    sets_gradients: bool = False
+    until: Traces | None = None
+
+    @property
+    def environment(self) -> Environment | None:
+        """The training modes of modules."""
+        return self.modes
+
+    def is_valid(self) -> bool:
+        """Whether calls still run like that."""
+        return not self.for_one_call and self.is_current()
+
+    def may_return(self) -> bool:
+        """Whether it may hold again, although it does not now."""
+        return not self.for_one_call and super().may_return()
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Differentiated(Entry):
+    """Calls that autograd differentiates: they run as compiled functions of their own, see `pygraph.autograd`."""
+
+
+class StateRunner(Protocol):
+    """Runs calls that leave state behind, see `pygraph.calls.stateful`."""
+
+    traces: Traces | None
+    engine: Any
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call, and store the state that it leaves behind."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call like the function itself."""
+
+    def refusal(self) -> Fallback | None:
+        """Why calls run as they are for now; None if they do not."""
+
+    def release(self) -> None:
+        """Give back its graphs."""
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Stateful(Entry):
+    """Calls that leave gradients, attributes or variables behind: a function that takes and returns them runs instead.
+
+    Attributes:
+        runner: What runs them.
+    """
+
+    runner: StateRunner
+
+    @property
+    def counts_itself(self) -> bool:
+        """Whether its calls are counted, and reported, by another function's cache."""
+        return True
+
+    def release(self) -> None:
+        """Give back its graphs."""
+        self.runner.release()
 
 
 class Entries:
@@ -133,17 +315,14 @@ class Entries:
 
     def find(self, key: Key) -> Entry | None:
         """The entry that this call runs, most recently used ones first; None if it must be compiled."""
-        for entry in self._by_key.get(key, ()):
-            if not entry.once and entry.points_to_live_memory() and entry.is_current():
-                return entry
-        return None
+        return next((entry for entry in self._by_key.get(key, ()) if entry.is_valid()), None)
 
     def of(self, key: Key) -> list[Entry]:
-        """All of a key, the most recently used first."""
+        """All entries of a key, the most recently used first."""
         return list(self._by_key.get(key, ()))
 
     def oldest(self) -> Entry:
-        """The least recently used one."""
+        """The least recently used entry."""
         return next(iter(self._keys))
 
     def add(self, key: Key, entry: Entry) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.calls.function import Call
 from pygraph.guards.iterators import is_opaque
+from pygraph.guards.torch_settings import mode_key
 from pygraph.ir.leaves import is_live_number, overlap_groups
 from pygraph.ir.ranges import are_apart, holder, span_of
 from pygraph.runtime.body import ALIGNMENT, placement
@@ -102,3 +104,50 @@ def overlap_key(leaves: Sequence[Any]) -> Hashable:
         )
         key.append((places, holder(members, span) is not None))
     return tuple(key)
+
+
+class Keys:
+    """The keys of calls of one function.
+
+    Args:
+        static_leaves: The positions of leaves that are static, of ``(args, kwargs)``.
+        baked: The leaves whose numbers decide what calls of a kind do.
+        pools: The memory of the function's graphs, by device.
+    """
+
+    def __init__(
+        self,
+        static_leaves: Callable[[tuple[Any, ...], dict[str, Any]], frozenset[int]],
+        baked: Callable[[Hashable], frozenset[int]],
+        pools: Mapping[torch.device, object],
+    ) -> None:
+        self.static_leaves, self._baked, self._pools = static_leaves, baked, pools
+
+    def of(self, call: Call) -> Key:
+        """The key of a call.
+
+        Raises:
+            UnhashableError: An argument cannot be part of one.
+        """
+        leaves, static = call.leaves, self.static_leaves(call.args, call.kwargs)
+        settings = mode_key(self.device_type(leaves))
+        base = (call.structure, static, leaf_keys(leaves, static), overlap_key(leaves), settings)
+        return (base, tuple((index, static_key(leaves[index], index)) for index in sorted(self._baked(base))))
+
+    def live_numbers(self, key: Key, call: Call) -> frozenset[int]:
+        """Positions of the leaves that a call of this kind reads as numbers."""
+        static = self.static_leaves(call.args, call.kwargs) | self._baked(key[0])
+        return frozenset(i for i, leaf in enumerate(call.leaves) if i not in static and is_live_number(leaf))
+
+    def device_type(self, leaves: Sequence[Any]) -> str:
+        """The accelerator whose autocast setting matters: that of the first tensor, or of what is closed over."""
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+                return leaf.device.type
+        pools = tuple(self._pools)  # at once: another thread may clear the cache
+        return pools[0].type if pools else _default_accelerator()
+
+
+def _default_accelerator() -> str:
+    """The type of the machine's accelerator, or of the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

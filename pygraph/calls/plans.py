@@ -19,18 +19,18 @@ import torch
 from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
+from pygraph.calls.entries import Entry
+from pygraph.calls.function import Call
 from pygraph.calls.keys import Key
 from pygraph.guards.contents import SetContents, has_value, same
 from pygraph.guards.dicts import DictGuard
 from pygraph.guards.environment import Environment, underlying
 from pygraph.ir.constants import IMMUTABLE
-from pygraph.ir.leaves import is_live_number
 from pygraph.process import extension
 from pygraph.process.turns import here, members
 from pygraph.runtime.driver import Counters, add_replay_source
 
 if TYPE_CHECKING:
-    from pygraph.calls.entries import Entry
     from pygraph.runtime.capture import RegionGraph
     from pygraph.runtime.executable import Executable
 
@@ -53,7 +53,7 @@ class _Made:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """What calls depend on besides their arguments that another function runs, see `pygraph.composition`.
+    """What calls depend on besides their arguments that another function runs, see `pygraph.autograd`.
 
     Attributes:
         environment: What the function reaches, but for the places below.
@@ -111,12 +111,10 @@ class CallPath:
         key: Key,
         entry: Entry,
         live: frozenset[int],
-        leaves: list[Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: Call,
         fn: Any,
         device_type: str,
-        given_up: Sequence[int] = (),
+        released: Sequence[int] = (),
         reached: Reached | None = None,
     ) -> object | None:
         """Have calls like this one served natively from now on, if that is possible.
@@ -125,12 +123,10 @@ class CallPath:
             key: Of such calls.
             entry: What runs them.
             live: Positions of numbers that are read at every call.
-            leaves: The leaves of the call.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
+            call: The call.
             fn: What runs them if the entry does not.
             device_type: The accelerator whose settings matter.
-            given_up: Leaves that are taken out of the list that is the first argument, where they are items of the same
+            released: Leaves that are taken out of the list that is the first argument, where they are items of the same
                 number, before results are allocated; a call whose replay fails after that raises an error.
             reached: What calls depend on besides, if it is not the entry that says so.
 
@@ -138,26 +134,26 @@ class CallPath:
             What `discard` takes; None if there is no plan.
         """
         module = extension.loaded()
-        if module is None or entry.plans >= _MAX_PLANS or not _is_described(leaves, live):
+        if module is None or entry.plans >= _MAX_PLANS or not _is_described(call.leaves, live):
             return None
         entry.plans += 1
         executable = entry.executable
         spec: dict[str, Any] = {
             "live": live,
-            "leaves": leaves,
+            "leaves": call.leaves,
             "device": device_type,
             "captured": _captured(entry) if reached is None else tuple((tensor, None) for tensor in reached.tensors),
-            "owned": tuple(entry._owned.pairs),
+            "owned": tuple(entry.captured.owned.pairs),
             "environment": _environment_guards(entry.environment) if reached is None else _guards_of(reached),
             "run": fn if executable is None else executable,
             "alone": executable is not None,
             "as_it_is": executable is None and reached is None,
             "replay": None if executable is None else _replay(executable),
             "stream": None if executable is None else _stream(executable),
-            "given_up": tuple(given_up),
+            "released": tuple(released),
         }
         try:
-            plan = module.Plan(args, kwargs, spec)
+            plan = module.Plan(call.args, call.kwargs, spec)
         except ValueError:  # its arguments have a container that is not described
             return None
         if self._dispatcher is None:
@@ -178,8 +174,8 @@ class CallPath:
     @property
     def unsettled(self) -> int:
         """Calls served since the last `served`, but for those that steps count themselves."""
-        new = sum(made.plan.hits - made.hits for made in self._made if made.entry.steps is None)
-        return new + sum(served.hits for served in self._left if served.entry.steps is None)
+        new = sum(made.plan.hits - made.hits for made in self._made if not made.entry.counts_itself)
+        return new + sum(served.hits for served in self._left if not served.entry.counts_itself)
 
     def served(self) -> list[Served]:
         """What plans have served since the last time this was called."""
@@ -249,11 +245,6 @@ add_replay_source(count_replays)
 # ---- descriptions --------------------------------------------------------------------------------------------------
 
 
-def live_numbers(leaves: Sequence[Any], static: frozenset[int]) -> frozenset[int]:
-    """Positions of the leaves that are read as numbers at every call."""
-    return frozenset(i for i, leaf in enumerate(leaves) if i not in static and is_live_number(leaf))
-
-
 def _is_described(leaves: Sequence[Any], live: frozenset[int]) -> bool:
     """Whether static leaves are immutable, or equal to nothing but themselves."""
     return all(
@@ -268,7 +259,7 @@ def _is_described(leaves: Sequence[Any], live: frozenset[int]) -> bool:
 def _captured(entry: Entry) -> tuple[tuple[torch.Tensor, int | None], ...]:
     """Captured tensors, and where the graphs read them."""
     if entry.executable is None:
-        return tuple((tensor, None) for tensor in entry._captured)
+        return tuple((tensor, None) for tensor in entry.captured.tensors)
     return tuple(zip(entry.executable._captured, entry.executable.static_addresses, strict=True))
 
 

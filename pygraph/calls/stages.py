@@ -7,15 +7,17 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.calls.donation import Donating, Donation
-from pygraph.calls.entries import Entry
+from pygraph.calls.donation import Donation
+from pygraph.calls.engine import Engine
+from pygraph.calls.entries import Entry, Evaluated, Recorded
 from pygraph.calls.keys import overlap_key
-from pygraph.calls.transformed import Transformed
+from pygraph.calls.reports import call_report
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.evaluate import check_call, evaluate
 from pygraph.ir.program import Program
+from pygraph.process import extension
 from pygraph.process.turns import reason_inside
-from pygraph.report.explain import Explanation, explain
+from pygraph.report.explain import Explanation
 from pygraph.runtime.body import WIDEST_LOAD, is_placed, placement
 from pygraph.tracing.function_kinds import Traced
 
@@ -27,8 +29,10 @@ class Lowered:
         program: The Program after all passes.
     """
 
-    def __init__(self, function: Transformed[..., Any], traced: Traced, program: Program, leaves: list[Any]) -> None:
-        self._function = function
+    def __init__(
+        self, engine: Engine, donation: Donation | None, traced: Traced, program: Program, leaves: list[Any]
+    ) -> None:
+        self._engine, self._donation = engine, donation
         self._traced = traced
         self.program = program
         self._leaves = leaves
@@ -39,13 +43,17 @@ class Lowered:
 
     def compile(self) -> Compiled:
         """Record the graphs, with the arguments given to ``lower`` as examples."""
-        with self._function.turn() as mine:
-            executable = self._function.make_executable(self.program, self._leaves) if mine else None
-        program = self.program if executable is None else executable.program
-        fallbacks = self._function.reasons(program) if executable is None else executable.fallbacks
-        entry = Entry(self._traced, program, executable, fallbacks)
-        donation = self._function.donation if isinstance(self._function, Donating) else None
-        return Compiled(self._function, entry, self._leaves, donation)
+        recorder = self._engine.recorder
+        with self._engine.turn() as mine:
+            executable = recorder.record(self.program, self._leaves) if mine else None
+        entry: Entry
+        if executable is None:
+            reasons = recorder.reasons(self.program)
+            entry = Evaluated(traced=self._traced, evaluated=self.program, fallbacks=reasons)
+        else:
+            fallbacks = executable.fallbacks
+            entry = Recorded(traced=self._traced, graphs=executable, recordable=self.program, fallbacks=fallbacks)
+        return Compiled(self._engine, entry, self._leaves, self._donation)
 
 
 class Compiled:
@@ -57,14 +65,14 @@ class Compiled:
 
     def __init__(
         self,
-        function: Transformed[..., Any],
+        engine: Engine,
         entry: Entry,
         leaves: list[Any],
         donation: Donation | None = None,
     ) -> None:
         self._donation = donation
         assert entry.program is not None
-        self._function = function
+        self._engine = engine
         self._name = entry.program.name
         self._entry = entry
         self.program = entry.program
@@ -97,7 +105,7 @@ class Compiled:
         if self._entry.shares_memory(leaves):
             problem = "an argument shares memory with a captured tensor, and one is written"
             raise ArgumentError(describe(f"{self._name}(…)", problem, remedy="Clone it."))
-        with self._function.turn() as mine:
+        with self._engine.turn() as mine:
             self._entry.calls += 1
             if self._entry.executable is not None and mine:
                 return self._entry.executable(leaves)
@@ -107,7 +115,7 @@ class Compiled:
 
     def explain(self) -> Explanation:
         """What runs how, and why."""
-        return explain(self._name, [self._entry], {})
+        return Explanation(self._name, (call_report(self._entry),), {}, slow_calls=extension.reason())
 
 
 def _placement(leaf: Any) -> int:
@@ -115,11 +123,11 @@ def _placement(leaf: Any) -> int:
     return placement(leaf.data_ptr()) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu and leaf.numel() else 0
 
 
-def lower(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+def lower(engine: Engine, donation: Donation | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
     """Trace and transform a function for one kind of call.
 
     Raises:
         TraceError: The function cannot be traced with these arguments.
     """
-    traced, program = function.make_programs(args, kwargs, function.static_leaves(args, kwargs))
-    return Lowered(function, traced, program, pytree.tree_leaves((args, kwargs)))
+    traced, program = engine.programs(args, kwargs)
+    return Lowered(engine, donation, traced, program, pytree.tree_leaves((args, kwargs)))

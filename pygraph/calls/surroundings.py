@@ -1,7 +1,7 @@
 """When a transformed function is traced through instead of running its own graph."""
 
 # The length of a stack of modes is known to torch._C only. Checked with torch 2.11 and 2.13.
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch._C._functorch import (  # checked with torch 2.11 and 2.13
     peek_interpreter_stack,
 )
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.jit._trace import is_tracing
 from torch.overrides import _get_current_function_mode_stack  # checked with torch 2.11 and 2.13
 from torch.utils._device import DeviceContext
 
-from pygraph.autograd.levels import is_dual_level
 from pygraph.guards.donated import DonatedTensor, donated_error
 
 NOTHING_ON_DEVICE = "nothing of it runs on a device"
@@ -34,6 +34,23 @@ INSIDE_BATCH = "it is inside a batch of torch.autograd.functional, which is no v
 
 EXPECTED = frozenset({NOTHING_ON_DEVICE, INSIDE_TRACE, INSIDE_CAPTURE})
 """Reasons that are no loss: the work becomes part of something larger."""
+
+
+class InlineError(Exception):
+    """A call runs as it is, for the reason that the message gives."""
+
+
+class UntraceableError(InlineError):
+    """A call runs as it is, as it has been found out just now that calls like it cannot be traced inside other work.
+
+    They may be traced by themselves: what they do is not what others of their kind have done.
+    """
+
+
+def is_dual_level() -> bool:
+    """Whether forward-mode differentiation is active, by torch.func or by itself."""
+    level: Any = forward_ad._current_level
+    return level >= 0
 
 
 def inline_reason() -> str | None:

@@ -22,7 +22,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from pygraph.calls.transformed import Options, Transformed
+from pygraph.calls.engine import Engine
+from pygraph.calls.options import Options
 from pygraph.errors import TraceError, describe
 from pygraph.guards.environment import Environment
 from pygraph.interop.beside import Parts, apart
@@ -43,9 +44,10 @@ from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.ir.source_lines import attributed_to, line_in
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
-from pygraph.lowering.wrapper import KernelGraph
+from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.tracing.function_kinds import SelfTracing, Traced
 from pygraph.tracing.trace import trace_call
+from pygraph.transforms.passes import GRAPHIFY, INDIRECT, SELECT, Pass
 
 _MAX_BINDINGS = 8
 """So many sets of static inputs have graphs of their own; after that they are arguments like others."""
@@ -74,7 +76,7 @@ class Bound(SelfTracing):
         constant: What this function returns, if that is known and nothing else is done.
     """
 
-    passes: tuple[str, ...]
+    passes: tuple[Pass, ...]
     beside: Callable[..., Sequence[Any]] | None = None
     constant: tuple[Any, ...] | None = None
     returned: tuple[int | Callable[[Sequence[Any]], Any], ...] | None = None
@@ -128,9 +130,7 @@ class Replaying:
         name: What it is called in reports.
     """
 
-    def __init__(
-        self, source: Source, static: Sequence[int] | None, options: Options, root: Transformed[..., Any], name: str
-    ) -> None:
+    def __init__(self, source: Source, static: Sequence[int] | None, options: Options, root: Engine, name: str) -> None:
         self._boxed_call = True  # how torch knows that inputs come in a list; wrappers copy what an instance has
         self._source = source
         self._static = static
@@ -174,7 +174,7 @@ class Replaying:
 
     def _forget(self) -> None:
         for engine in self._engines.values():
-            engine.function.forget()
+            engine.function.release()
         self._engines.clear()
 
     def reset(self) -> None:
@@ -186,9 +186,9 @@ class Replaying:
         self._engines.clear()  # in place: AOTAutograd's wrappers have copies of what an instance has
         self._last, self._bindings = None, 0
         for engine in engines:
-            engine.function.forget_soon()
+            engine.function.release_soon()
 
-    def functions(self) -> list[Transformed[..., Any]]:
+    def functions(self) -> list[Engine]:
         """The transformed functions behind it, one for each set of static inputs."""
         return [engine.function for engine in list(self._engines.values())]
 
@@ -196,7 +196,7 @@ class Replaying:
         if is_finalizing():  # bound above, as at the end of a process a module's names are gone
             return
         for engine in self.__dict__.get("_engines", {}).values():
-            engine.function.forget(wait=False)
+            engine.function.release(wait=False)
 
 
 class _Engine:
@@ -208,7 +208,7 @@ class _Engine:
         inputs: Sequence[Any],
         static: Sequence[int],
         options: Options,
-        root: Transformed[..., Any],
+        root: Engine,
         name: str,
     ) -> None:
         self._static = [inputs[index] for index in static]
@@ -221,7 +221,7 @@ class _Engine:
         own = Options(
             numbers, (), options.max_graphs, options.strict, options.timer, options.mechanism, options.reuse_outputs
         )
-        self.function: Transformed[..., Any] = Transformed(bound, bound.passes, own, root)
+        self.function: Engine = Engine(bound, bound.passes, own, root)
         self._bound, self._constant = bound, bound.constant
 
     def fits(self, inputs: Sequence[Any]) -> bool:
@@ -325,7 +325,7 @@ def draws_of(graph: fx.Graph) -> list[tuple[str, tuple[int, ...]]]:
 
 
 class _FusedBound(Bound):
-    passes = ("indirect", "graphify", "select")
+    passes = (INDIRECT, GRAPHIFY, SELECT)
 
     def __init__(
         self, graph: FusedGraph, inputs: Sequence[Any], static: Sequence[int], known: _Known | None = None
@@ -429,7 +429,7 @@ class TracedSource:
     """
 
     def __init__(
-        self, module: fx.GraphModule, passes: tuple[str, ...], ordinary: Callable[[list[Any]], Sequence[Any]]
+        self, module: fx.GraphModule, passes: tuple[Pass, ...], ordinary: Callable[[list[Any]], Sequence[Any]]
     ) -> None:
         self._module = module
         self._passes = passes
@@ -445,7 +445,7 @@ class _TracedBound(Bound):
     def __init__(
         self,
         module: fx.GraphModule,
-        passes: tuple[str, ...],
+        passes: tuple[Pass, ...],
         ordinary: Callable[[list[Any]], Sequence[Any]],
         inputs: Sequence[Any],
         static: Sequence[int],

@@ -25,7 +25,8 @@ from torch._inductor.compiler_bisector import CompilerBisector
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pygraph.api.jit import make_options
-from pygraph.calls.transformed import PASSES, UNFUSED, Options, Transformed
+from pygraph.calls.engine import Engine
+from pygraph.calls.options import Options
 from pygraph.errors import ArgumentError, describe
 from pygraph.interop.compiled import FusedSource, Replaying, TracedSource, draws_of
 from pygraph.ir.descriptors import TensorSpec
@@ -36,6 +37,7 @@ from pygraph.lowering.inductor import SETTINGS, FusedGraph, compile_graph, setti
 from pygraph.lowering.states import Crossing, settle
 from pygraph.process.turns import members
 from pygraph.report.explain import Explanation
+from pygraph.transforms.passes import PASSES, UNFUSED
 
 _OWN = ("max_graphs", "strict", "reuse_outputs", "mechanism", "fuse")
 
@@ -140,9 +142,9 @@ _NUMBER = itertools.count()
 
 
 @functools.cache
-def _root() -> Transformed[..., Any]:
+def _root() -> Engine:
     """Whose memory all graphs share: they are replayed in turn, and what they return is not in it."""
-    return Transformed(_nothing, UNFUSED, Options())
+    return Engine(_nothing, UNFUSED, Options())
 
 
 def _nothing() -> None:
@@ -156,7 +158,7 @@ def reset() -> None:
     """
     for made in members(_LIVE):
         made.reset()
-    _root().forget_soon()
+    _root().release_soon()
 
 
 backend.reset = reset  # pyright: ignore[reportFunctionMemberAccess]

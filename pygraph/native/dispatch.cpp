@@ -424,7 +424,7 @@ struct PlanState {
   PyObject* run = nullptr;           // borrowed: the executable or the function
   std::optional<LastStream> stream;
   std::optional<Replay> replay;
-  std::vector<int> given_up;         // leaves that nothing reads, at these places of the list that is the first argument
+  std::vector<int> released;         // leaves that nothing reads, by their index in the list that is the first argument
   bool as_it_is = false;             // whether the function itself runs, which is right whatever the guards say
   Clock::time_point look_again;      // when to compare its guards again, which say whether it may be a graph now
   int64_t hits = 0, stamp = 0, patches = 0;
@@ -822,7 +822,7 @@ bool says_yes(PyObject* callable) {
 // call again: from here on it ends in a result or in an error.
 void give_up(const PlanState& plan, Call& call, PyObject* args) {
   // In reverse: an allocator that hands out first what came back last then finds the same place for the same result.
-  for (auto index = plan.given_up.rbegin(); index != plan.given_up.rend(); ++index) {
+  for (auto index = plan.released.rbegin(); index != plan.released.rend(); ++index) {
     Py_SETREF(call.leaves[*index], Py_NewRef(Py_None));
     if (PyList_SetItem(PyTuple_GET_ITEM(args, 0), *index, Py_NewRef(Py_None)) < 0) throw PythonError();
   }
@@ -855,7 +855,7 @@ std::vector<at::Tensor> allocate(const PlanState& plan) {
   try {
     for (const Fresh& memory : plan.replay->fresh) fresh.push_back(memory.make(filled));
   } catch (const std::exception&) {
-    if (!plan.given_up.empty()) {
+    if (!plan.released.empty()) {
       torch::translate_exception_to_python(std::current_exception());
       throw PythonError();
     }
@@ -876,8 +876,8 @@ PyObject* run_replay(PlanState& plan, Call& call, PyObject* args, Stopwatch& wat
   c10::AutoGradMode no_grad(false);
   give_up(plan, call, args);
   auto refused = [&](const char* what) -> PyObject* {
-    if (plan.given_up.empty()) return nullptr;
-    PyErr_Format(PyExc_RuntimeError, "pygraph: %s, after the call had let go of tensors that it replaces", what);
+    if (plan.released.empty()) return nullptr;
+    PyErr_Format(PyExc_RuntimeError, "pygraph: %s, after the call had released tensors that it replaces", what);
     throw PythonError();
   };
   std::vector<at::Tensor> fresh = allocate(plan);
@@ -968,7 +968,7 @@ PyObject* run_plan(DispatcherObject* self, PlanState& plan, Call& call, PyObject
   Turn turn(self);
   if (!turn.taken || plan.dead) return Py_NewRef(miss);
   if (plan.way == Way::Replay) {
-    if (plan.replay->launcher != nullptr || !plan.given_up.empty()) turn.mark();
+    if (plan.replay->launcher != nullptr || !plan.released.empty()) turn.mark();
     PyObject* result = run_replay(plan, call, args, watch);
     if (result == nullptr) return Py_NewRef(miss);
     count(self, plan);
@@ -1363,8 +1363,8 @@ void make_plan(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* spec
     plan.accelerator = c10::Device(name).type();
     plan.accelerator_autocast = autocast_dtype(*plan.accelerator);
   }
-  plan.given_up = to_small_ints(field(spec, "given_up"));
-  for (int index : plan.given_up) {
+  plan.released = to_small_ints(field(spec, "released"));
+  for (int index : plan.released) {
     PyObject* first = item(args, 0);
     if (!PyList_CheckExact(first) || PyList_GetItem(first, index) != call.leaves.at(index)) {
       PyErr_Format(PyExc_ValueError, "item %d of the first argument is not leaf %d", index, index);

@@ -5,17 +5,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pygraph.ir.descriptors import Fallback, Region
-from pygraph.ir.effects import count_kernels
-from pygraph.process import extension
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from pygraph.calls.entries import Entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +77,11 @@ class CallReport:
 # In the table; a backward may take hundreds. All are in the plain data.
 _MOST_ARGUMENTS = 4
 
-_NO_COUNTS = {"kernels": 0, "kernels_in_graphs": 0, "nodes": 0, "patched_nodes": 0, "bytes_copied_per_replay": 0}
+NO_COUNTS = {"kernels": 0, "kernels_in_graphs": 0, "nodes": 0, "patched_nodes": 0, "bytes_copied_per_replay": 0}
 
-_NO_MECHANISMS = {"host": 0, "device": 0, "table": 0, "copy": 0}
+NO_MECHANISMS = {"host": 0, "device": 0, "table": 0, "copy": 0}
 
-_NO_MEMORY = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
+NO_MEMORY = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +135,7 @@ class Explanation:
         for call in self.calls:
             for fallback in call.fallbacks:
                 counted[fallback] += call.calls
-        latest = CallReport((), _NO_COUNTS, (), (), 0, _NO_MEMORY, _NO_MECHANISMS).to_dict()
+        latest = CallReport((), NO_COUNTS, (), (), 0, NO_MEMORY, NO_MECHANISMS).to_dict()
         if self.calls:
             latest = self.calls[-1].to_dict()
         return {
@@ -205,7 +201,7 @@ class Explanation:
         for call in self.calls:
             if call.differentiated:
                 continue
-            table.add_row(Text(call.title), *(f"{call.memory[name]:,}" for name in _NO_MEMORY))
+            table.add_row(Text(call.title), *(f"{call.memory[name]:,}" for name in NO_MEMORY))
         return table
 
     __repr__ = __str__
@@ -216,33 +212,3 @@ def _patched(counts: dict[str, int], mechanisms: dict[str, int]) -> str:
     used = [f"{count} by {name}" for name, count in mechanisms.items() if count and name != "copy"]
     alone = len(used) < 2 and not mechanisms["device"] and not mechanisms["table"]
     return str(counts["patched_nodes"]) if alone else f"{counts['patched_nodes']} ({', '.join(used)})"
-
-
-def explain(name: str, entries: Sequence[Entry], inlined: dict[Fallback, int]) -> Explanation:
-    """Make the report of a function from its cache entries and the calls that had none."""
-    return Explanation(name, tuple(map(call_report, entries)), inlined, slow_calls=extension.reason())
-
-
-def call_report(entry: Entry) -> CallReport:
-    """Make the report of one kind of call."""
-    from pygraph.ir.descriptors import Argument
-    from pygraph.ir.evaluate import argument_descriptors
-
-    program = entry.program or entry.described
-    arguments: list[str] = []
-    if program is not None:
-        for descriptor in argument_descriptors(program):
-            kind = descriptor.spec if isinstance(descriptor, Argument) else descriptor.type.__name__
-            arguments.append(f"{descriptor.path}: {kind}")
-    counts, memory, mechanisms = dict(_NO_COUNTS), dict(_NO_MEMORY), dict(_NO_MECHANISMS)
-    if entry.executable is not None:
-        counts, memory = entry.executable.counts(), entry.executable.memory_use()
-        mechanisms = entry.executable.mechanisms()
-    elif program is not None:
-        counts["kernels"] = count_kernels(program.nodes)
-    regions = program.regions if program is not None else ()
-    fallbacks = entry.fallbacks if entry.executable is None else entry.executable.fallbacks
-    return CallReport(
-        tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms,
-        differentiated=entry.differentiated,
-    )  # fmt: skip

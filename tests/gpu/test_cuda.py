@@ -384,7 +384,7 @@ def test_a_librarys_workspace_is_no_scratch_of_an_operation() -> None:
     x = torch.randn(8, 64, device="cuda")
     fn = pygraph.jit(lambda x: x @ weight)
     fn(x)
-    graph = next(iter(fn._entries)).executable.graphs[0]
+    graph = next(iter(fn.engine.cache.entries)).executable.graphs[0]
     assert all(memory.scratch < 1 << 20 for memory in graph.memory)
 
 

@@ -110,7 +110,7 @@ def test_fused_kernels_have_the_users_lines() -> None:
         fast(*(torch.randn(64, 64, device="cuda") for _ in range(2)))
     (one,) = dynamo._LIVE
     (function,) = one.functions()
-    (entry,) = function._entries
+    (entry,) = function.cache.entries
     first = f.__code__.co_firstlineno
     sources = {
         node.meta["source"] for node in entry.program.nodes if "mm" in str(node.target) or "launch" in str(node.target)
@@ -167,11 +167,11 @@ def test_a_users_kernels_and_operations() -> None:
 
 def test_what_inductor_cannot_lower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrapper that is not understood is one node of a graph; a run that fails to compile keeps its operations."""
-    from pygraph.lowering import inductor, wrapper
+    from pygraph.lowering import inductor, kernel_recorder
     from pygraph.transforms import fuse
 
     def refuse(*_: Any) -> Any:
-        raise wrapper.UntraceableError("it is a test")
+        raise kernel_recorder.UntraceableError("it is a test")
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("it is a test")

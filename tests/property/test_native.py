@@ -89,7 +89,7 @@ def test_histories(device: torch.device, steps: list[tuple[Any, ...]]) -> None:
         patch.setenv("PYGRAPH_NATIVE", "0")
         python, slow = play(steps, device, lambda fn: pygraph.jit(fn, max_graphs=4))
     native, fast = play(steps, device, lambda fn: pygraph.jit(fn, max_graphs=4))
-    assert slow._native.dispatch is None
+    assert slow.engine.cache.native.dispatch is None
     for one, two, three in zip(native, python, expected, strict=True):
         torch.testing.assert_close(one, three) if one != "error" else None
         torch.testing.assert_close(two, three) if two != "error" else None

@@ -18,9 +18,9 @@ from torch import nn
 import pygraph
 from pygraph.api.jit import make_options
 from pygraph.api.module import transformed
-from pygraph.calls.transformed import UNFUSED
 from pygraph.errors import ArgumentError, DonatedError
 from pygraph.runtime.devices import driver_for
+from pygraph.transforms.passes import UNFUSED
 from tests.memory import live_bytes
 
 

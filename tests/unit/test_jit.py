@@ -11,7 +11,7 @@ import torch
 
 import pygraph
 from pygraph.calls import retries
-from pygraph.calls.transformed import CacheInfo
+from pygraph.calls.cache import CacheInfo
 from pygraph.errors import ArgumentError, FallbackError, TraceError
 from tests.memory import live_bytes
 
@@ -481,7 +481,7 @@ def test_a_size_that_is_returned_is_one(device: torch.device) -> None:
 
 def test_too_little_memory_for_graphs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recording needs more memory than the call itself, which then runs as it is."""
-    from pygraph.calls import transformed
+    from pygraph.calls import recording
 
     def refuse(*_: object) -> None:
         raise torch.OutOfMemoryError("it is a test")
@@ -489,7 +489,7 @@ def test_too_little_memory_for_graphs(device: torch.device, monkeypatch: pytest.
     x = torch.ones(3).to(device)
     f, strict = pygraph.jit(lambda x: x * 2 + 1), pygraph.jit(lambda x: x * 2 + 1, strict=True)
     with monkeypatch.context() as patched:
-        patched.setattr(transformed, "Executable", refuse)
+        patched.setattr(recording, "Executable", refuse)
         for _ in range(3):
             assert f(x).tolist() == [3.0, 3.0, 3.0]
         with pytest.raises(pygraph.errors.FallbackError, match="not enough memory"):

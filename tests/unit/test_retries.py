@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.autograd import sites
+from pygraph.autograd import composition, lookup
 from pygraph.calls import retries
+from pygraph.calls.keys import Keys
 from pygraph.calls.retries import MAX_LOOKUPS, MAX_RETRACES, MAX_WASTED, SETTLED, Budget, Traces, look_of
-from pygraph.calls.transformed import Transformed
 from pygraph.guards.environment import Environment
 from pygraph.process import extension
 
@@ -150,9 +150,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         counts[name] = 0
         monkeypatch.setattr(owner, name, counting)
 
-    count(Transformed, "_key")
+    count(Keys, "of")
     count(Environment, "is_current")
-    count(sites, "find_site")
+    count(composition, "find_site")
     return counts
 
 
@@ -247,7 +247,7 @@ def test_shared_memory_of_a_known_call_makes_no_plan(x: torch.Tensor) -> None:
     fast = pygraph.jit(fn)
     for _ in range(4):
         fast(x)
-    (entry,) = fast._entries
+    (entry,) = fast.engine.cache.entries
     before = entry.plans
     for _ in range(8):
         buffer.zero_()
@@ -386,13 +386,13 @@ def _traces_of(
 ) -> int:
     """How often calls that are differentiated are found out anew; their results and gradients are right."""
     found: list[int] = []
-    discover = sites._discover
+    discover = lookup.discover
 
     def counting(*args: Any) -> Any:
         found.append(0)
         return discover(*args)
 
-    patch.setattr(sites, "_discover", counting)
+    patch.setattr(lookup, "discover", counting)
     for number in range(calls):
         args = before(number)
         results = [each(*args) for each in (function, fn)]

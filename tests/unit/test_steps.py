@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pygraph
-from pygraph.calls import transformed
+from pygraph.calls import pipeline
 from pygraph.errors import FallbackError, GradientChangeError, SpentGraphError, StateChangeError
 from pygraph.process import extension
 from tests.steps import assert_same, no_synchronization
@@ -654,15 +654,15 @@ def test_an_optimizers_first_step_says_that_later_ones_set_gradients(
 ) -> None:
     """The first one makes the optimizer's state and runs as it is; the second is traced only as what it is."""
     traced: list[str] = []
-    original = transformed.trace_call
+    original = pipeline.trace_call
 
     def trace_call(fn: Any, *args: Any, **kwargs: Any) -> Any:
         traced.append(type(fn).__name__)
         return original(fn, *args, **kwargs)
 
-    monkeypatch.setattr(transformed, "trace_call", trace_call)
+    monkeypatch.setattr(pipeline, "trace_call", trace_call)
     check(device, ordinary, hits=6)
-    assert traced == ["function", "Step"]
+    assert traced == ["function", "StatefulFunction"]
 
 
 def test_a_first_call_that_alone_sets_gradients(device: torch.device) -> None:

@@ -106,7 +106,7 @@ class Pair:
 
     @property
     def found_natively(self) -> int:
-        return sum(made.plan.hits for made in self.fast._pygraph_transformed._native._made)
+        return sum(made.plan.hits for made in self.fast._pygraph_transformed.engine.cache.native._made)
 
 
 native_or_not = pytest.mark.parametrize("native", [True, False], indirect=True, ids=["native", "python"])

@@ -153,7 +153,7 @@ def test_shapes_have_graphs_within_the_budget(device: torch.device) -> None:
     for n in (3, 4, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 3, 4):
         x = torch.randn(n, 2).to(device)
         same(fast(x), x * 2 + n)
-    assert sum(len(function._entries) for one in dynamo._LIVE for function in one.functions()) <= 2
+    assert sum(len(function.cache.entries) for one in dynamo._LIVE for function in one.functions()) <= 2
     assert "past the budget of 2 graphs" in reasons()
 
 
@@ -490,7 +490,7 @@ def test_a_reset_gives_everything_back_that_lies_before_a_graph_break(
     run()
     torch._dynamo.reset()
     assert alive() == before
-    assert not dynamo._root()._pools
+    assert not dynamo._root().shared.pools
 
 
 def test_a_backward_after_a_reset(device: torch.device) -> None:

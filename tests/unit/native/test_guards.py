@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(extension.start(wait=True) is None, reason=str(e
 
 def served(function: Any) -> int:
     """How many calls plans have served."""
-    return sum(made.plan.hits for made in function._native._made)
+    return sum(made.plan.hits for made in function.engine.cache.native._made)
 
 
 def planned(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -36,7 +36,7 @@ def planned(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def matches(function: Any, *args: Any, **kwargs: Any) -> bool:
     """Whether a plan matches; nothing is run."""
-    return function._native._dispatcher.match(args, kwargs) is not None
+    return function.engine.cache.native._dispatcher.match(args, kwargs) is not None
 
 
 def check_misses(function: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -561,7 +561,7 @@ def test_nothing_is_kept(device: torch.device) -> None:
         return planned(lambda x, k: x * holder.factor * weight + k, x, 2.0)
 
     function = make(holder, weight)
-    watch = [weakref.ref(function), weakref.ref(holder), weakref.ref(weight), weakref.ref(function._native)]
+    watch = [weakref.ref(function), weakref.ref(holder), weakref.ref(weight), weakref.ref(function.engine.cache.native)]
     del function, holder, weight
     gc.collect()
     assert [ref() for ref in watch] == [None] * 4
@@ -646,11 +646,11 @@ def test_a_busy_function_is_left_to_python(device: torch.device) -> None:
     x = torch.randn(4, device=device)
     function = planned(double, x)
     results: list[Any] = []
-    with function._lock:
-        thread = threading.Thread(target=lambda: results.append(function._native.dispatch((x,), {})))
+    with function.engine.shared.lock:
+        thread = threading.Thread(target=lambda: results.append(function.engine.cache.native.dispatch((x,), {})))
         thread.start()
         thread.join()
-    assert results == [function._native.miss]
+    assert results == [function.engine.cache.native.miss]
 
 
 def test_an_error_of_the_function_is_its_own(device: torch.device) -> None:
@@ -680,5 +680,5 @@ def test_switched_off(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(3):
         function(x)
     assert served(function) == 0
-    assert function._native.dispatch is None
+    assert function.engine.cache.native.dispatch is None
     assert extension.reason() == "PYGRAPH_NATIVE=0"

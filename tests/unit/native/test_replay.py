@@ -92,7 +92,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 
 def replayed(function: Any) -> int:
-    return sum(made.plan.hits for made in function._native._made if made.plan.way == "replay")
+    return sum(made.plan.hits for made in function.engine.cache.native._made if made.plan.way == "replay")
 
 
 def check(fn: Callable[..., Any], calls: list[tuple[Any, ...]], native: int | None = None) -> Any:
@@ -285,12 +285,12 @@ def test_python_and_native_calls_in_turn(fake: Fake, monkeypatch: pytest.MonkeyP
     function = pygraph.jit(fn)
     x, y = vectors(2)
     for step in range(12):
-        native = function._native.dispatch
+        native = function.engine.cache.native.dispatch
         if step % 3 == 2:
-            function._native.dispatch = None
+            function.engine.cache.native.dispatch = None
         for tensor, number in ((x, 2.0), (y, 2.0), (y, float(step))):
             torch.testing.assert_close(function(tensor, number), fn(tensor, number))
-        function._native.dispatch = native or function._native.dispatch
+        function.engine.cache.native.dispatch = native or function.engine.cache.native.dispatch
     assert function.cache_info()[:2] == (35, 1)
 
 
@@ -331,10 +331,10 @@ def test_what_runs_through_python_looks_at_the_stream_too(fake: Fake) -> None:
     x = torch.ones(2, 2, device="emu")
     for _ in range(3):
         function(x)
-    assert {made.plan.way for made in function._native._made} == {"executable"}
+    assert {made.plan.way for made in function.engine.cache.native._made} == {"executable"}
 
     def served() -> int:
-        return sum(made.plan.hits for made in function._native._made)
+        return sum(made.plan.hits for made in function.engine.cache.native._made)
 
     assert served() == 1
     fake.capturing = 1

@@ -77,8 +77,8 @@ def test_a_handler_at_any_moment_of_a_first_call(device: torch.device, raises: b
             assert torch.equal(jitted(x), expected)
             assert torch.equal(jitted(x), expected)
         assert jitted.explain().to_dict()["fallbacks"] == []
-        assert jitted._lock.acquire(blocking=False)
-        jitted._lock.release()
+        assert jitted.engine.shared.lock.acquire(blocking=False)
+        jitted.engine.shared.lock.release()
     assert len(seen) >= 8
     assert set(seen) == {(20.0, 12.0, torch.Tensor)}
     assert_no_fake_left()

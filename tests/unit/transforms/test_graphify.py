@@ -176,5 +176,5 @@ def test_tensors_on_several_devices_are_reported_and_not_recorded(device: torch.
     regions = pygraph.graphify(program.replace(module=module))
     assert regions.devices == (device, elsewhere)
     assert any("a graph is of one device" in fallback.reason for fallback in regions.fallbacks)
-    assert jitted.make_executable(regions, [x]) is None
+    assert jitted.engine.recorder.record(regions, [x]) is None
     assert program.devices == (device,)

@@ -82,7 +82,7 @@ def test_all_launches_run_the_function_itself(x: torch.Tensor) -> None:
 
     fn = pygraph.select(pygraph.graphify(pygraph.indirect(step)), timer=Clock("launch"))
     fn(x)
-    (entry,) = fn._entries
+    (entry,) = fn.engine.cache.entries
     assert entry.executable is None
     assert entry.program is None
     assert calls == []

@@ -1,10 +1,10 @@
-"""Calls that leave something behind: steps of training, with ``zero_grad``, ``backward`` and an optimizer, and modules
-that store what they have computed in attributes.
+"""Calls that leave state behind: steps of training, with ``zero_grad``, ``backward`` and an optimizer, and modules that
+store what they have computed in attributes.
 
 A replay sets no attribute. So a function whose call leaves other ``.grad``s or attributes behind than there were is
-compiled as another one (`Step`), which is passed those that there are, and returns those that there are to be. `Steps`
-is around it: it reads them before a call, and sets them after it. Learning rates that a schedule changes, which the
-function finds in its optimizer, are passed in the same way.
+compiled as another one (`StatefulFunction`), which takes those that there are, and returns those that there are to be.
+`StatefulCalls` reads them before a call, and sets them after it. Learning rates that a schedule changes, which the
+function finds in its optimizer, are taken in the same way.
 """
 
 # Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.
@@ -16,16 +16,21 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
+from pygraph.calls.cache import Cache
+from pygraph.calls.engine import Engine
+from pygraph.calls.entries import Entry, Evaluated, Recorded, StateRunner
+from pygraph.calls.function import Call, Function
+from pygraph.calls.keys import Key
+from pygraph.calls.policy import Policy
 from pygraph.calls.retries import MAX_RETRACES, SETTLED, TRACES, Budget, Traces
-from pygraph.calls.transformed import Transformed, left_behind
-from pygraph.errors import TraceError
+from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
@@ -34,10 +39,6 @@ from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.function_kinds import Passed, Passing
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.results import is_known_size
-
-if TYPE_CHECKING:
-    from pygraph.calls.entries import Entry
-    from pygraph.calls.keys import Key
 
 # After this many kinds of calls in a row that are unlike each one before, what is left behind is taken to change shape
 # at every call, as a cache that grows.
@@ -62,7 +63,7 @@ class AsItIsError(Exception):
     """A call has no graph: the function itself is to run, and sets gradients and attributes by itself."""
 
 
-class Step(Passing):
+class StatefulFunction(Passing):
     """A function of gradients, learning rates, attributes, and another function's arguments, to be traced.
 
     Args:
@@ -185,85 +186,129 @@ class UnsteadyError(Exception):
     """No call is like another: what each leaves behind has another shape, or decides what the next one does."""
 
 
-class Engine(Transformed[..., Any]):
-    """What compiles and runs a `Step`.
+def state_left_behind(error: TraceError, *, is_known: bool) -> Passed | None:
+    """The state that calls are to take and return, if that is all that is in the way of a trace.
 
-    Attributes:
-        step: It.
-        passed: What it is passed.
-        gives_up: Whether calls take gradients out of the list that they are passed.
+    Args:
+        error: The error of the trace.
+        is_known: Whether there was a call like this: a first one may fill attributes that later ones only read.
+    """
+    if isinstance(error, (GradientChangeError, SpentGraphError)):
+        return Passed(gradients=True)
+    if isinstance(error, StateChangeError) and error.locations and is_known:
+        return Passed(locations=error.locations)
+    return None
+
+
+class UsersPolicy(Policy):
+    """The rules of a user's function.
+
+    Args:
+        carries_state: Whether calls may leave gradients, attributes and variables behind.
     """
 
-    def __init__(self, step: Step, function: Transformed[..., Any], passed: Passed) -> None:
-        super().__init__(step, function.passes, function.derived_options(), function)
-        self.step, self.passed = step, passed
-        self.gives_up = False
-        # How often calls were found again, up to the last that was not, and how many there have been since.
+    is_users = True
+    composes = True
+
+    def __init__(self, *, carries_state: bool) -> None:
+        self.carries_state = carries_state
+
+    def state_left_behind(self, error: TraceError, *, is_known: bool) -> Passed | None:
+        """The state that calls are to take and return, if that is all that is in the way of a trace."""
+        return state_left_behind(error, is_known=is_known) if self.carries_state else None
+
+    def state_runner(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: Passed) -> StateRunner:
+        """What runs calls of an engine that leave state behind."""
+        return StatefulCalls(engine, args, kwargs, state)
+
+
+class _StatePolicy(Policy):
+    """The rules of a `StatefulFunction`.
+
+    Attributes:
+        releases: Whether calls take gradients out of the list that they are passed.
+    """
+
+    def __init__(self, function: StatefulFunction, users: Engine, state: Passed) -> None:
+        self.composes = not state.gradients
+        self.releases = False
+        self._function, self._users, self._state = function, users, state
+        # The number of calls that were found again, up to the last that was not, and of those that were not since.
         self._found_again = self._missed = 0
-        self._function = function
 
     def restart(self) -> None:
-        """Forget all that was made, and what became of it."""
-        self.forget()
+        """Forget what became of calls."""
         self._found_again = self._missed = 0
-        self.seconds = 0.0
 
-    def static_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
-        """Those that the options of the function make static."""
+    def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+        """Leaf positions that the options of the user's function make static."""
         first = _stored_leaves(args).stop
-        return frozenset(first + leaf for leaf in self._function.static_leaves(*args[3:]))
+        return frozenset(first + leaf for leaf in self._users.keys.static_leaves(*args[3:]))
 
-    def given_up(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
-        """The gradients that a step replaces and does not read, as after ``zero_grad``."""
+    def released_items(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
+        """Positions of the gradients that a call replaces and does not read, as after ``zero_grad``."""
         (gradients, *_), executable = args, entry.executable
         unread: frozenset[int] = frozenset() if executable is None else executable.unread
         found = [index for index in range(len(gradients)) if index in unread and gradients[index] is not None]
-        self.gives_up = self.gives_up or bool(found)
+        self.releases = self.releases or bool(found)
         return found
 
-    def _compile(self, key: Key, leaves: list[Any], structure: Any, args: Any, kwargs: Any) -> Entry:
-        step, now = self.step, reached(self._function, *args[3:])
-        if self.passed.gradients and not _are_same(now.differentiable, step.differentiated):
+    def before_compilation(self, key: Key, call: Call, cache: Cache) -> None:
+        """Refuse a call that needs other state to be passed, or that is unlike each one before.
+
+        Raises:
+            OutdatedError: Other state is to be passed.
+            UnsteadyError: No call is like another.
+        """
+        function, now = self._function, reached(self._users, *call.args[3:])
+        if self._state.gradients and not _are_same(now.differentiable, function.differentiated):
             raise OutdatedError
-        environments = [entry.traced.environment for entry in self._entries.of(key) if entry.traced is not None]
-        if self.passed.rates:
-            if not _are_same(now.rates, step.groups):
+        traced = (entry.environment for entry in cache.entries.of(key) if isinstance(entry, (Recorded, Evaluated)))
+        environments = list(traced)
+        if self._state.rates:
+            if not _are_same(now.rates, function.groups):
                 raise OutdatedError
         elif any(not environment.rates_are_current() for environment in environments):
             raise OutdatedError(Passed(rates=True))
-        if not self.passed.gradients and any(not environment.step_is_current() for environment in environments):
+        if not self._state.gradients and any(not environment.step_is_current() for environment in environments):
             raise OutdatedError(Passed(gradients=True))
-        if step.locations:
-            self._settle()
-            found_again = sum(entry.calls - 1 for entry in self._entries)
+        if function.locations:
+            cache.settle()
+            found_again = sum(entry.calls - 1 for entry in cache.entries)
             self._missed = self._missed + 1 if found_again == self._found_again else 0
             self._found_again = found_again
             if self._missed > MAX_SHAPES:
                 raise UnsteadyError
-        entry = super()._compile(key, leaves, structure, args, kwargs)
-        if not self._needed.get(key[0], frozenset()).isdisjoint(_stored_leaves(args)):
-            raise UnsteadyError  # it is a number that changes at every call, and decides what a call does
-        return entry
 
-    def _left_behind(self, error: TraceError, is_known: bool) -> Passed | None:
-        found = left_behind(error, is_known or self.options.strict)
-        if found is not None and (more := self.passed | found) != self.passed:
+    def after_compilation(self, key: Key, call: Call, cache: Cache) -> None:
+        """Refuse a call in which state is a number that changes at every call, and decides what the call does.
+
+        Raises:
+            UnsteadyError: It is so.
+        """
+        if not cache.baked(key[0]).isdisjoint(_stored_leaves(call.args)):
+            raise UnsteadyError
+
+    def state_left_behind(self, error: TraceError, *, is_known: bool) -> Passed | None:
+        """Nothing more: what is found is to be passed as well.
+
+        Raises:
+            OutdatedError: More state is left behind than is passed.
+        """
+        found = state_left_behind(error, is_known=is_known)
+        if found is not None and (more := self._state | found) != self._state:
             raise OutdatedError(more)
         return None
 
-    @property
-    def _composes(self) -> bool:
-        return not self.passed.gradients
-
 
 def _stored_leaves(args: tuple[Any, ...]) -> range:
-    """Which leaves of a `Step`'s arguments lie in its locations."""
+    """Which leaves of a `StatefulFunction`'s arguments lie in its locations."""
     gradients, rates, values, *_ = args
     first = len(gradients) + len(rates)
     return range(first, first + len(pytree.tree_leaves(values)))
 
 
-def reached(function: Transformed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
+def reached(function: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
     """What a call of the function can reach besides tensors that it is passed."""
     return Environment(function.fn, {"args": args, "kwargs": kwargs})
 
@@ -272,7 +317,7 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
-class Steps:
+class StatefulCalls:
     """Runs calls of one kind that set gradients or attributes.
 
     Args:
@@ -288,7 +333,7 @@ class Steps:
 
     def __init__(
         self,
-        function: Transformed[..., Any],
+        function: Engine,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         passed: Passed,
@@ -304,30 +349,33 @@ class Steps:
         groups = found.rates if passed.rates else []
         tensors = found.differentiable if passed.gradients else []
         named = [(found.names[id(tensor)], tensor) for tensor in tensors]
-        step = Step(self._function.fn, self._function.function_name, named, groups, passed.locations)
-        return Engine(step, self._function, passed)
+        self.stateful = StatefulFunction(self._function.fn, self._function.name, named, groups, passed.locations)
+        self.policy = _StatePolicy(self.stateful, self._function, passed)
+        return self._function.derive(self.stateful, self.policy)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, and leave behind what it leaves behind."""
         function = self._function
         while self._renewals.allows():
-            with function._lock:  # no other call of the function sees gradients in between
+            with function.shared.lock:  # no other call of the function sees gradients in between
                 try:
                     return self._run(args, kwargs)
                 except AsItIsError:
                     break
                 except UnsteadyError:
                     self._why_not = _UNSTEADY
-                    self._renewals.lose(self.engine.seconds, MAX_RETRACES + 1)
+                    self._renewals.lose(self.engine.cache.seconds, MAX_RETRACES + 1)
                     if self.traces is not None:
-                        self.traces.is_unsteady(self.engine.seconds)
-                    self.engine.restart()
+                        self.traces.is_unsteady(self.engine.cache.seconds)
+                    self.engine.release()
+                    self.engine.cache.seconds = 0.0
+                    self.policy.restart()
                     return self._inline(args, kwargs)
                 except OutdatedError as error:
                     self._passed |= error.passed
-                self._renewals.lose(self.engine.seconds)
+                self._renewals.lose(self.engine.cache.seconds)
                 self._settled = 0
-                self.engine.forget()
+                self.engine.release()
                 self.engine = self._make(args, kwargs)
         else:
             return self._inline(args, kwargs)
@@ -338,44 +386,44 @@ class Steps:
         return None if self._renewals.allows() else self._why_not
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._function._run_inline(self._why_not, args, kwargs)
+        return self._function.run_inline(self._why_not, args, kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The same as the function is called."""
         return self(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        step = self.engine.step
-        before, rates, found_there = step.found()
+        function = self.stateful
+        before, rates, found_there = function.found()
         values = with_parts(found_there) if found_there else []
-        if self.engine.gives_up:
-            found = self._give_up(before, rates, values, args, kwargs)
+        if self.policy.releases:
+            found = self._run_released(before, rates, values, args, kwargs)
         else:
             found = self.engine(before, rates, values, args, kwargs)
         count = len(before)
-        for tensor, new in zip(step.differentiated, found[:count], strict=True):
+        for tensor, new in zip(function.differentiated, found[:count], strict=True):
             if tensor.grad is not new:
                 tensor.grad = new
         self._settled += 1
         if self._settled >= SETTLED:
             self._renewals.renew()
-        returned, leaves = step.returned[found[count]], found[count + 1 :]
+        returned, leaves = function.returned[found[count]], found[count + 1 :]
         if returned.spent:
             _mark_spent(leaves, returned.spent)
         left, result = pytree.tree_unflatten(leaves, returned.tree)
-        for location, old, new in zip(step.locations, found_there, left, strict=True):
+        for location, old, new in zip(function.locations, found_there, left, strict=True):
             if not _is_left_alone(old, new):
                 location.put(new)
         return result
 
-    def _give_up(
+    def _run_released(
         self, before: list[Any], rates: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run it so that memory of gradients that it replaces is free for new ones, as after ``zero_grad`` in eager.
 
         Nobody but the list holds them then, and whoever holds one besides keeps it.
         """
-        tensors = self.engine.step.differentiated
+        tensors = self.stateful.differentiated
         try:
             for tensor in tensors:
                 tensor.grad = None
@@ -385,9 +433,9 @@ class Steps:
                 tensor.grad = gradient
             raise
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Give back its graphs."""
-        self.engine.forget()
+        self.engine.release()
 
 
 def _has_graph(value: Any) -> bool:

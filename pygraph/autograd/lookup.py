@@ -1,0 +1,108 @@
+"""Lookup of the site of a call, discovered if need be."""
+
+# Arguments are of any type, and fakes and torch.func's stack have no public names. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.autograd.discovery import discover
+from pygraph.autograd.flat import Settings
+from pygraph.autograd.site import Refused, Site, describe_tensor
+from pygraph.autograd.sites import Sites
+from pygraph.calls import retries
+from pygraph.calls.engine import Engine
+from pygraph.calls.keys import UnhashableError, form_of, static_key
+from pygraph.calls.retries import Traces
+from pygraph.calls.surroundings import InlineError, UntraceableError
+from pygraph.errors import DisturbedTraceError, StateChangeError, TraceError
+from pygraph.guards.environment import modes_of
+from pygraph.guards.locations import are_same
+from pygraph.ir.leaves import is_live_number
+from pygraph.tracing.call_environment import objects_among
+from pygraph.tracing.leaks import leaving_nothing
+
+
+def find_site(
+    sites: Sites, function: Engine, leaves: Sequence[Any], tree: pytree.TreeSpec, static: frozenset[int]
+) -> Site:
+    """What is known of a call, found out if need be.
+
+    Raises:
+        InlineError: It cannot be traced.
+        UntraceableError: The same, and that is new.
+    """
+    settings = Settings.now()
+    try:
+        key = (tree, static, _leaf_keys(leaves, static), settings)
+    except UnhashableError:
+        raise InlineError("an argument cannot be part of a cache key") from None
+    baked = sites.baked.get(key, ())
+    kind = (key, _values(leaves, baked))
+    known = sites.get(kind)
+    if isinstance(known, Refused):
+        raise InlineError(known.reason)
+    if known is not None:
+        known.serves()
+    else:
+        form = form_of((key, ()))
+        traces = sites.traces_of(form)
+        reason = sites.refusal(kind, traces, of_objects=form is not key)
+        if reason is not None:
+            raise InlineError(reason)
+        began = retries.clock()
+        try:
+            with function.turn():
+                known, baked = leaving_nothing(
+                    f"trace({function.name})(…)",
+                    lambda: discover(function, leaves, tree, static, settings),
+                )
+        except DisturbedTraceError as error:
+            raise InlineError(str(error)) from error  # the next call is traced again
+        except TraceError as error:
+            before = sites.latest(kind)
+            adds = isinstance(error, StateChangeError) and (before is None or error.fills)
+            last = before if isinstance(before, Refused) else None
+            once = adds and not (last is not None and last.once)
+            until = None
+            if isinstance(error, StateChangeError) and error.fills:
+                until = last.until if last is not None and last.until is not None else Traces()
+                if not once:  # twice in a row
+                    until.is_unsteady(retries.clock() - began)
+            modes = None
+            if not once and until is None:
+                modes = modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
+            filled = error.locations or () if isinstance(error, StateChangeError) and error.fills else ()
+            sites.put(kind, Refused(str(error), modes, once, until, filled))
+            # One that fills other places than the last time fills a memo, for another key.
+            is_memo = until is not None and not (last is not None and are_same(filled, last.filled))
+            refusal = InlineError if once or is_memo else UntraceableError
+            raise refusal(str(error)) from error
+        known.baked = sites.baked[key] = baked
+        known.traces, known.seconds = traces, retries.clock() - began
+        traces.is_made(known.seconds)
+        sites.put((key, _values(leaves, baked)), known)
+    return known
+
+
+def _values(leaves: Sequence[Any], numbers: Sequence[int]) -> tuple[Hashable, ...]:
+    return tuple(leaf.item() if isinstance(leaf := leaves[index], torch.Tensor) else leaf for index in numbers)
+
+
+def _leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
+    keys: list[Hashable] = []
+    first: dict[int, int] = {}
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            keys.append((first.setdefault(id(leaf), index), *describe_tensor(leaf)))
+        elif index not in static and is_live_number(leaf):
+            keys.append(leaf.__class__)
+        else:
+            keys.append(static_key(leaf, index))
+    return tuple(keys)

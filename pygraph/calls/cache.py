@@ -1,0 +1,235 @@
+"""The cache of one function: entries by kind of call, their native plans, and what has been counted of calls."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import torch
+
+from pygraph.calls.entries import Entries, Entry, Recorded
+from pygraph.calls.keys import Key, form_of
+from pygraph.calls.plans import CallPath
+from pygraph.calls.retries import SETTLED, TRACES, Budget, Looks, Traces
+from pygraph.ir.descriptors import Fallback
+from pygraph.runtime.driver import Pool
+
+MOST_VARIANTS = 8
+"""Entries of one key that are kept: they differ in what the function reads besides its arguments."""
+
+# Kinds of calls of which it is remembered that they came once, while there are too many, or what their traces cost.
+_MAX_SEEN = 4096
+
+
+class CacheInfo(NamedTuple):
+    """Statistics of a transformed function, as of ``functools.lru_cache``."""
+
+    hits: int
+    misses: int
+    captures: int
+    evictions: int
+    size: int
+
+
+@dataclasses.dataclass
+class Counts:
+    """Calls and captures of a function and of all that is derived from it."""
+
+    hits: int = 0
+    misses: int = 0
+    captures: int = 0
+    evictions: int = 0
+
+    def reset(self) -> None:
+        """Count from zero again."""
+        self.hits = self.misses = self.captures = self.evictions = 0
+
+
+class Shared:
+    """State that a function shares with those that are derived from it.
+
+    Attributes:
+        lock: The turn of a thread: replays share memory.
+        counts: The calls of all of them.
+        pools: The memory of their graphs, by device.
+        releases: Functions that give back graphs which a finalizer could not, called before the next compilation.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.counts = Counts()
+        self.pools: dict[torch.device, Pool] = {}
+        self.releases: collections.deque[Callable[[], None]] = collections.deque()
+
+
+class Cache:
+    """Entries of one function, the least recently used of which make room for others.
+
+    Args:
+        max_graphs: The number of entries that are kept.
+        shared: State that is shared with other functions' caches.
+
+    Attributes:
+        entries: The entries.
+        native: Their plans in the extension.
+        looks: Calls that run as they are without a lookup.
+        inlined: Calls that ran as they are without an entry, by reason.
+        seconds: The time that all traces and recordings have taken.
+    """
+
+    def __init__(self, max_graphs: int, shared: Shared) -> None:
+        self.entries = Entries()
+        self.native = CallPath(shared.lock)
+        self.looks = Looks[Entry]()
+        self.inlined: collections.Counter[Fallback] = collections.Counter()
+        self.seconds = 0.0
+        self._counts = shared.counts
+        self._max_graphs = max_graphs
+        self._baked: dict[Hashable, frozenset[int]] = {}
+        self._traces: dict[Hashable, Traces] = {}
+        # Traces of kinds of calls that were pushed out by others before they had been used a few times.
+        self._turnover = Budget(2 * max_graphs, TRACES)
+        self._seen: set[Key] = set()
+        self._evictions_in_a_row = 0
+
+    # -- entries ----------------------------------------------------------------------------------------------------
+
+    def add(self, key: Key, entry: Entry) -> Entry:
+        """Keep a new entry, and drop the least recently used ones if there are too many."""
+        self.entries.add(key, entry)
+        entry.calls = 1
+        entry.traces = self.traces_of(form_of(key))
+        entry.stamp = self.native.tick()
+        while len(self.entries) > self._max_graphs:
+            oldest = self.entries.oldest()
+            if oldest.calls < SETTLED:
+                self._turnover.lose(oldest.seconds)
+            else:
+                self._turnover.renew()
+            self.drop(oldest)
+            self._counts.evictions += 1
+            self._evictions_in_a_row += 1
+        return entry
+
+    def drop(self, entry: Entry) -> None:
+        """Forget an entry, and give back its graphs."""
+        self.entries.remove(entry)
+        self.native.drop(entry)
+        self.looks.forget(entry)
+        entry.release()
+
+    def drop_all(self, key: Key) -> None:
+        """Forget all entries of a key."""
+        for entry in self.entries.of(key):
+            self.drop(entry)
+
+    def make_room(self, key: Key) -> Recorded | None:
+        """Drop the entries of a key that no call will run again.
+
+        Returns:
+            One of them of which only tensors have moved: its trace is still good.
+        """
+        moved: Recorded | None = None
+        kept = 0
+        for entry in self.entries.of(key):
+            if kept < MOST_VARIANTS - 1 and not entry.is_current() and entry.may_return():
+                kept += 1
+                continue
+            if isinstance(entry, Recorded) and entry.has_only_moved():
+                moved = entry
+            self.drop(entry)
+        return moved
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for entry in self.entries:
+            self.drop(entry)
+        self.native.clear()
+        self.looks.clear()
+        self.settle()
+        self._baked.clear()
+        self._traces.clear()
+        self._turnover.renew()
+        self._seen.clear()
+        self.inlined.clear()
+        self._evictions_in_a_row = 0
+
+    # -- numbers that are part of keys ------------------------------------------------------------------------------
+
+    def baked(self, base: Hashable) -> frozenset[int]:
+        """The leaves whose numbers decide what calls of a kind do, so that they are part of the key."""
+        return self._baked.get(base, frozenset())
+
+    def bake(self, base: Hashable, leaves: frozenset[int]) -> None:
+        """Have the numbers at some leaves be part of the key of calls of a kind from now on."""
+        self._baked[base] = self.baked(base) | leaves
+
+    # -- budgets ----------------------------------------------------------------------------------------------------
+
+    def known_traces(self, form: Hashable) -> Traces | None:
+        """The budget of traces of calls of one form; None if there was none."""
+        return self._traces.get(form)
+
+    def traces_of(self, form: Hashable) -> Traces:
+        """The budget of traces of calls of one form."""
+        if len(self._traces) > _MAX_SEEN:
+            self._traces.clear()
+        return self._traces.setdefault(form, Traces())
+
+    def is_past_budget(self, key: Key) -> bool:
+        """Whether a new kind of call is not compiled, as kinds only push out each other before they are used again."""
+        if len(self.entries) < self._max_graphs:
+            return False
+        only_turns_over = self._evictions_in_a_row >= 2 * self._max_graphs or not self._turnover.allows()
+        if not only_turns_over or (key in self._seen and self._turnover.allows()):
+            return False
+        if len(self._seen) < _MAX_SEEN:
+            self._seen.add(key)
+        return True
+
+    # -- counts -----------------------------------------------------------------------------------------------------
+
+    def count_hit(self, entry: Entry) -> None:
+        """Count a call that an entry serves."""
+        self._counts.hits += not entry.counts_itself
+        entry.calls += 1
+        self._is_used(entry)
+        entry.stamp = self.native.tick()
+        self.entries.touch(entry)
+
+    def _is_used(self, entry: Entry) -> None:
+        """Note that a trace is used again."""
+        if entry.traces is not None and not entry.counts_itself:
+            entry.traces.is_used(entry.calls)
+        if self._evictions_in_a_row:
+            self._evictions_in_a_row = 0
+            self._seen.clear()
+
+    def settle(self) -> None:
+        """Count the calls that the extension has served and those that were skipped."""
+        for note, entry, calls in self.looks.take_skipped():
+            if entry is not None:
+                entry.calls += calls
+                self._counts.hits += calls
+            elif note is not None:
+                self.inlined[note] += calls
+        served = self.native.served()
+        for calls in served:
+            self._counts.hits += 0 if calls.entry.counts_itself else calls.hits
+            calls.entry.calls += calls.hits
+            calls.entry.stamp = max(calls.entry.stamp, calls.stamp)
+            self._is_used(calls.entry)
+        if served:
+            self.entries.order()
+
+    @property
+    def unsettled(self) -> int:
+        """The number of hits that `settle` would count now."""
+        return self.native.unsettled + self.looks.unsettled
+
+    def __len__(self) -> int:
+        """The number of kinds of calls that are not counted elsewhere."""
+        return sum(not entry.counts_itself for entry in self.entries)

@@ -1,0 +1,303 @@
+"""Compiling one kind of call: its entry from a trace, or from the reason why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+import torch
+
+from pygraph.calls import retries
+from pygraph.calls.cache import Cache, Shared
+from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful
+from pygraph.calls.function import Call, Function
+from pygraph.calls.keys import Key, Keys, form_of
+from pygraph.calls.memory import check_disjoint, check_updatable
+from pygraph.calls.pipeline import transformed_program
+from pygraph.calls.policy import Policy, RunnerFactory
+from pygraph.calls.recording import Recorder
+from pygraph.calls.retries import Traces
+from pygraph.errors import (
+    DisturbedTraceError,
+    FallbackError,
+    GradientError,
+    SpentGraphError,
+    StateChangeError,
+    TraceError,
+    describe,
+)
+from pygraph.guards.environment import Environment, modes_of
+from pygraph.guards.locations import Location, are_same
+from pygraph.ir.descriptors import Fallback
+from pygraph.ir.program import Program
+from pygraph.process import extension
+from pygraph.tracing.call_environment import objects_among
+from pygraph.tracing.function_kinds import Passed, Traced
+
+
+@dataclasses.dataclass(frozen=True)
+class _Past:
+    """The entries of a key and the traces of its form before a call of that key is compiled.
+
+    Attributes:
+        last: The entry that was used last; None if there was none.
+        form: The part of the key that it has in common with those of other objects.
+        traces: The budget of traces of that form; None if there was none.
+        state: The environment of a trace in which gradients or learning rates are others now.
+        moved: An entry of which only tensors have moved.
+    """
+
+    last: Entry | None
+    form: Hashable
+    traces: Traces | None
+    state: Environment | None
+    moved: Recorded | None
+
+    @property
+    def last_refusal(self) -> Refused | None:
+        """The entry that was used last, if it says that calls cannot be traced."""
+        return self.last if isinstance(self.last, Refused) else None
+
+
+class Compiler:
+    """Compiles calls of one function.
+
+    Args:
+        function: The function.
+        cache: Where entries are kept.
+        shared: What the function shares with those that are derived from it.
+        policy: What its calls may do.
+        keys: The keys of its calls.
+        recorder: Records its Programs.
+    """
+
+    def __init__(
+        self, function: Function, cache: Cache, shared: Shared, policy: Policy, keys: Keys, recorder: Recorder
+    ) -> None:
+        self._function, self._cache, self._shared = function, cache, shared
+        self._policy, self._keys, self._recorder = policy, keys, recorder
+
+    def compile(self, key: Key, call: Call, make_runner: RunnerFactory) -> Entry:
+        """The entry for a call, made and kept.
+
+        Args:
+            key: The key of the call.
+            call: The call.
+            make_runner: Makes what runs calls that leave state behind, of their arguments and that state.
+
+        Raises:
+            FallbackError: Calls are to be graphs, by ``strict``, and this one cannot be one.
+        """
+        begin = retries.clock()
+        try:
+            self._policy.before_compilation(key, call, self._cache)
+            entry = self._compile(key, call, make_runner)
+            self._policy.after_compilation(key, call, self._cache)
+        finally:
+            seconds = retries.clock() - begin
+            self._cache.seconds += seconds
+        if entry.traces is not None and not _is_awaiting(entry):
+            entry.traces.is_made(seconds)
+        entry.seconds = seconds
+        if entry.executable is None:
+            extension.start()  # for what runs as it is there is a native path, too
+        return entry
+
+    def _compile(self, key: Key, call: Call, make_runner: RunnerFactory) -> Entry:
+        self._cache.settle()
+        while self._shared.releases:
+            self._shared.releases.popleft()()
+        self._shared.counts.misses += 1
+        past = self._past(key)
+        if past.state is not None:
+            self._cache.drop_all(key)
+            return self._add_stateful(
+                key, call, make_runner, Passed(gradients=True, rates=not past.state.rates_are_current())
+            )
+        refused = self._over_budget(key, past)
+        if refused is not None:
+            return refused
+        if past.last_refusal is not None and past.last_refusal.sets_gradients:
+            return self._add_stateful(key, call, make_runner, Passed(gradients=True))
+        if self._cache.is_past_budget(key):
+            note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
+            return Refused(fallbacks=[note], is_cached=False)
+        began = retries.clock()
+        try:
+            traced, program = self._trace(key, call, past)
+        except TraceError as error:
+            if self._is_differentiated(error):
+                return self._cache.add(key, Differentiated(fallbacks=[]))
+            state = self._state_left_behind(past, error)
+            if state is not None:
+                return self._add_stateful(key, call, make_runner, state)
+            return self._without_trace(key, call, past, error, retries.clock() - began)
+        return self._from_trace(key, call, traced, program)
+
+    def _past(self, key: Key) -> _Past:
+        """Look back at calls of a key, and drop its entries that no call will run again."""
+        entries, form = self._cache.entries.of(key), form_of(key)
+        last = entries[0] if entries else None
+        state = self._outdated_state(entries)
+        wasted = last is not None and last.calls == 1
+        traces = self._cache.known_traces(form)
+        moved = self._cache.make_room(key)
+        if traces is not None and (last is not None or form is not key[0]):
+            traces.is_outdated(wasted=wasted)
+        return _Past(last, form, traces, state, moved)
+
+    def _outdated_state(self, entries: list[Entry]) -> Environment | None:
+        """The environment of a trace in which gradients or learning rates are others now."""
+        if not self._policy.carries_state:
+            return None
+        found = (entry.environment for entry in entries if isinstance(entry, (Recorded, Evaluated)))
+        return next((one for one in found if not one.step_is_current()), None)
+
+    def _over_budget(self, key: Key, past: _Past) -> Entry | None:
+        """The entry for a call that is not traced, as traces of calls like it come to nothing; None if it is."""
+        if past.traces is None or past.traces.allow_another():
+            return None
+        self._cache.drop_all(key)
+        if past.form is not key[0] and past.last is None:  # an entry would push out others
+            note = Fallback("the call", "an object that it is passed is another one at every call")
+            return Refused(fallbacks=[note], is_cached=False)
+        changed = None if past.last is None else past.last.changed()
+        note = Fallback("the call", f"{changed or 'something that the function closes over'} changes at every call")
+        return self._cache.add(key, Refused(fallbacks=[note], until=past.traces))
+
+    # -- with a trace -----------------------------------------------------------------------------------------------
+
+    def _trace(self, key: Key, call: Call, past: _Past) -> tuple[Traced, Program]:
+        function = self._function
+        if past.moved is not None:
+            traced, program = past.moved.traced, past.moved.recordable
+        else:
+            traced, program = self.programs(call, self._static(call) | self._cache.baked(key[0]))
+        check_disjoint(program, call.leaves, function.name)
+        check_updatable(traced.program, call.leaves, function.name)
+        return traced, program
+
+    def programs(self, call: Call, static: frozenset[int]) -> tuple[Traced, Program]:
+        """The trace of a call, and what the passes make of it."""
+        function = self._function
+        args, kwargs, passes = call.args, call.kwargs, function.passes
+        return transformed_program(function.fn, args, kwargs, static, function.name, passes, function.options)
+
+    def _static(self, call: Call) -> frozenset[int]:
+        return self._keys.static_leaves(call.args, call.kwargs)
+
+    def _from_trace(self, key: Key, call: Call, traced: Traced, program: Program) -> Entry:
+        found = traced.static_leaves - self._static(call)
+        if found:
+            # Also when all were known: another thread may have found them after this call's key was made.
+            self._cache.bake(key[0], found)
+            key = self._keys.of(call)
+            self._cache.make_room(key)
+        program = _with_unguarded_state(program, traced.environment)
+        try:
+            executable = self._recorder.record(program, call.leaves)
+        except torch.OutOfMemoryError:  # recording and proving needs copies of arguments and results
+            note = Fallback("the call", "there is not enough memory to record its graphs and to prove them")
+            self.check_strict([note])
+            return self._cache.add(key, Refused(fallbacks=[note]))
+        fallbacks = self._recorder.reasons(program) if executable is None else executable.fallbacks
+        if self._function.records:
+            try:
+                self.check_strict(fallbacks)
+            except FallbackError:
+                if executable is not None:
+                    executable.release()
+                raise
+        entry: Entry
+        if executable is not None and executable.graphs:
+            entry = Recorded(traced=traced, graphs=executable, recordable=program, fallbacks=fallbacks)
+        elif self._function.records:
+            described = program if executable is None else executable.program
+            entry = Launched(fallbacks=fallbacks, described=described)
+        else:
+            entry = Evaluated(traced=traced, evaluated=program, fallbacks=fallbacks)
+        return self._cache.add(key, entry)
+
+    def check_strict(self, fallbacks: list[Fallback]) -> None:
+        """Raise FallbackError if there is a fallback and options do not allow any."""
+        if self._function.options.strict and fallbacks:
+            first = fallbacks[0]
+            raise FallbackError(
+                describe(
+                    f"{self._function.name}(…)", f"{first.what}: {first.reason}", source=first.source,
+                    remedy="strict=True refuses what does not run as a graph; explain() lists all reasons.",
+                )
+            )  # fmt: skip
+
+    # -- without one ------------------------------------------------------------------------------------------------
+
+    def _without_trace(self, key: Key, call: Call, past: _Past, error: TraceError, seconds: float) -> Entry:
+        """The entry for a call whose trace has failed."""
+        changes = isinstance(error, StateChangeError)
+        if self._function.options.strict:
+            raise FallbackError(str(error)) from error
+        note = Fallback("the call", str(error), None)
+        if isinstance(error, DisturbedTraceError):
+            return Refused(fallbacks=[note], is_cached=False)
+        # What a first call changes (a cache that it fills), a second one may leave as it is.
+        filled = _filled(error)
+        once = changes and (past.last is None or _adds_again(past, error))
+        if changes and error.fills and not once:  # twice in a row
+            traces = self._cache.traces_of(past.form)
+            traces.is_unsteady(seconds)
+            return self._cache.add(key, Refused(fallbacks=[note], until=traces, filled=filled))
+        modes = None if once else modes_of(self._function.fn, objects_among(call.args, call.kwargs))
+        sets_gradients = changes and once and error.gradients and self._policy.carries_state
+        entry = Refused(
+            fallbacks=[note], modes=modes, for_one_call=once, filled=filled, sets_gradients=sets_gradients
+        )  # fmt: skip
+        return self._cache.add(key, entry)
+
+    def _state_left_behind(self, past: _Past, error: TraceError) -> Passed | None:
+        """The state that calls are to take and return, if that is all that is in the way of a trace."""
+        last, filled = past.last_refusal, _filled(error)
+        # One that fills another location than the last time fills a memo, for another key.
+        if last is not None and last.filled and filled and not are_same(filled, last.filled):
+            return None
+        is_repeated = past.last is not None and not _adds_again(past, error)
+        return self._policy.state_left_behind(error, is_known=is_repeated or self._function.options.strict)
+
+    def _is_differentiated(self, error: TraceError) -> bool:
+        """Whether all that is in the way of a trace is that autograd differentiates the call."""
+        if not isinstance(error, GradientError) or isinstance(error, SpentGraphError):
+            return False
+        return self._policy.composes and torch.is_grad_enabled() and not self._function.options.donates
+
+    def _add_stateful(self, key: Key, call: Call, make_runner: RunnerFactory, state: Passed) -> Entry:
+        """An entry for calls that leave other state behind than there was, or find another learning rate."""
+        runner = make_runner(call.args, call.kwargs, state)
+        entry = self._cache.add(key, Stateful(fallbacks=[], runner=runner))
+        runner.traces = entry.traces
+        return entry
+
+
+def _filled(error: TraceError) -> tuple[Location, ...]:
+    """The locations that a function has filled where nothing was, if that is all that it has changed."""
+    return error.locations or () if isinstance(error, StateChangeError) and error.fills else ()
+
+
+def _adds_again(past: _Past, error: TraceError) -> bool:
+    """Whether a function only adds to state, as one does that remembers its results, and not for the second time.
+
+    It may do so for a call of a known kind, as with another attribute.
+    """
+    is_second = past.last_refusal is not None and past.last_refusal.for_one_call
+    return isinstance(error, StateChangeError) and error.fills and not is_second
+
+
+def _is_awaiting(entry: Entry) -> bool:
+    return isinstance(entry, Refused) and entry.until is not None
+
+
+def _with_unguarded_state(program: Program, environment: Environment) -> Program:
+    """The Program, with a note of what the function reaches and is not guarded."""
+    if environment.unseen is None:
+        return program
+    reason = f"what lies in {environment.unseen} is too much to be looked at; changes there would be missed"
+    note = Fallback("state", reason)
+    return program if note in program.fallbacks else program.replace(fallbacks=(*program.fallbacks, note))

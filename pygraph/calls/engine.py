@@ -1,0 +1,415 @@
+"""A compiled function: finds out what kind of call a call is, compiles each kind once, and runs it.
+
+One call goes this way: its key, the entry of the key or a new one, a native plan for later calls, the entry's run.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.calls import retries, surroundings
+from pygraph.calls.cache import Cache, CacheInfo, Shared
+from pygraph.calls.compilation import Compiler
+from pygraph.calls.entries import Differentiated, Entry, Evaluated, Refused, Stateful
+from pygraph.calls.function import Call, Function
+from pygraph.calls.keys import Key, Keys, UnhashableError, flatten_call
+from pygraph.calls.options import Options
+from pygraph.calls.plans import Reached
+from pygraph.calls.policy import Composition, CompositionFactory, Policy
+from pygraph.calls.recording import Recorder
+from pygraph.calls.reports import call_report
+from pygraph.calls.retries import look_of
+from pygraph.calls.surroundings import InlineError, UntraceableError
+from pygraph.guards.environment import Environment
+from pygraph.ir.descriptors import Fallback
+from pygraph.ir.evaluate import evaluate
+from pygraph.ir.paths import flatten_with_path
+from pygraph.ir.program import Program
+from pygraph.process import extension
+from pygraph.process.turns import INSIDE_CALL, here, reason_inside, register
+from pygraph.report.explain import Explanation
+from pygraph.tracing.function_kinds import Traced
+from pygraph.transforms.passes import Pass
+
+_BLOCKED = Fallback("the call", "the stream of the last replay is being captured, and cannot be waited for")
+_SHARED = Fallback("the call", "an argument shares memory with a captured tensor, and one is written")
+
+# Reasons for which ``strict`` does not raise: the work becomes part of something larger.
+_EXPECTED = surroundings.EXPECTED | {INSIDE_CALL}
+
+
+@dataclasses.dataclass(frozen=True)
+class _AsItIs:
+    """A call that is to run as it is.
+
+    Attributes:
+        note: Why; None if that is no fallback.
+        entry: The entry that says so, if it is kept and counts its calls.
+        program: A Program that is evaluated instead.
+    """
+
+    note: Fallback | None
+    entry: Entry | None = None
+    program: Program | None = None
+
+
+class Engine:
+    """Compiles and runs the calls of one function; call it as the function itself.
+
+    Args:
+        fn: The function or module.
+        passes: The passes, in the order in which they are applied.
+        options: How arguments and the cache are treated.
+        parent: The engine that this one is derived from, with which it shares memory and turns.
+        policy: What calls may do; by default what those of derived functions may.
+        composition: Makes what runs calls inside transforms of ``torch.func`` and under autograd.
+
+    Attributes:
+        function: The function with its passes and options.
+        shared: What it shares with its parent.
+        cache: Its entries.
+        composition: What runs calls inside transforms and under autograd; None if it is never called there.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        passes: tuple[Pass, ...],
+        options: Options,
+        parent: Engine | None = None,
+        policy: Policy | None = None,
+        composition: CompositionFactory | None = None,
+    ) -> None:
+        self.function = Function(fn, passes, options)
+        self.fn = fn
+        self.policy = Policy() if policy is None else policy
+        self.is_root = parent is None
+        self.shared = Shared() if parent is None else parent.shared
+        self.cache = Cache(options.max_graphs, self.shared)
+        static_leaves = functools.partial(self.policy.static_leaves, self.function)
+        self.keys = Keys(static_leaves, self.cache.baked, self.shared.pools)
+        self.recorder = Recorder(self.function, self.shared)
+        self.compiler = Compiler(self.function, self.cache, self.shared, self.policy, self.keys, self.recorder)
+        self._composition_factory = composition
+        self.composition: Composition | None = None if composition is None else composition(options.max_graphs)
+        self._native = self.cache.native
+        self._lock = self.shared.lock
+        self._clears_first = False
+        register(self)
+
+    @property
+    def name(self) -> str:
+        """The function's name, for reports and errors."""
+        return self.function.name
+
+    def derive(self, fn: Callable[..., Any], policy: Policy | None = None) -> Engine:
+        """The engine of a function that is made from this one, transformed in the same way."""
+        composes = policy is not None and policy.composes
+        factory = self._composition_factory if composes else None
+        return Engine(fn, self.function.passes, self.function.options.of_derived(), self, policy, factory)
+
+    # -- calling --------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function."""
+        native = self._native
+        if native.dispatch is not None and not torch.compiler.is_compiling():
+            result = native.dispatch(args, kwargs)
+            if result is not native.miss:
+                return result
+        return self.call(args, kwargs)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call for which there is no native plan."""
+        looks, look = self.cache.looks, None
+        if looks:
+            look = look_of(args, kwargs)
+            if looks.is_skipped(look):
+                return self.fn(*args, **kwargs)
+        reason = surroundings.inline_reason()
+        if reason is not None:
+            return self.run_inline(Fallback("the call", reason), args, kwargs)
+        begin = retries.clock()
+        found = self._served(args, kwargs)
+        if type(found) is not _AsItIs:
+            if look is not None:
+                looks.served(look)
+            return found
+        is_noted = found.note is not None or found.entry is not None
+        if found.program is None and is_noted and not self.function.options.strict:
+            seconds = retries.clock() - begin
+            looks.as_it_is(look or look_of(args, kwargs), found.note, found.entry, seconds)
+        return self._run_as_it_is(found, args, kwargs)
+
+    def _served(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call, or that it runs as it is."""
+        leaves, structure = flatten_call(args, kwargs)
+        call = Call(args, kwargs, leaves, structure)
+        special = surroundings.special_tensor(leaves)
+        if special is not None:
+            return _AsItIs(Fallback("the call", special))
+        if self.policy.is_users and surroundings.is_transformed(leaves):
+            return self._composed(call, None)
+        if here.inside:
+            return self._inside(leaves)
+        try:
+            key = self.keys.of(call)
+        except UnhashableError as error:
+            return _AsItIs(_unhashable(call, error.leaf))
+        # Replays of one function share memory, so threads take turns; what runs as it is needs no turn.
+        with self._lock:
+            here.inside = True
+            try:
+                entry, is_hit = self._entry(key, call)
+                if entry is None:
+                    return _AsItIs(_BLOCKED)
+                shared = entry.shares_memory(leaves)
+                if is_hit and not shared:  # a plan would not match, and every further call would compare it
+                    self._plan(key, entry, call)
+                if entry.executable is not None and not shared:
+                    return entry.executable(leaves)
+            finally:
+                here.inside = False
+        return self._outside_turn(key, entry, call, shared)
+
+    def _entry(self, key: Key, call: Call) -> tuple[Entry | None, bool]:
+        """The entry of a call, and whether there was one; None if memory cannot be used now."""
+        if self._clears_first:
+            self._clear()
+        if any(pool.is_blocked() for pool in self.shared.pools.values()):
+            return None, False
+        entry = self.cache.entries.find(key)
+        if isinstance(entry, Refused) and entry.until is not None:
+            self.cache.settle()
+            if entry.until.allow_another():
+                self.cache.drop(entry)
+                entry = None
+        if entry is None:
+            return self.compiler.compile(key, call, functools.partial(self.policy.state_runner, self)), False
+        self.cache.count_hit(entry)
+        return entry, True
+
+    def _outside_turn(self, key: Key, entry: Entry, call: Call, shared: bool) -> Any:
+        """Serve a call that replays no graph of this engine."""
+        if isinstance(entry, Differentiated):
+            return self._composed(call, (key, entry))
+        if isinstance(entry, Stateful):
+            refusal = entry.runner.refusal()
+            return entry.runner(call.args, call.kwargs) if refusal is None else _AsItIs(refusal)
+        if shared:
+            return _AsItIs(_SHARED)
+        if self.function.records:
+            self.compiler.check_strict(entry.fallbacks)
+        if isinstance(entry, Evaluated):
+            return _AsItIs(None, entry, entry.program)
+        note = entry.fallbacks[0] if entry.fallbacks else None
+        return _AsItIs(note, entry if entry.is_cached else None)
+
+    def _run_as_it_is(self, found: _AsItIs, args: Any, kwargs: Any) -> Any:
+        if found.program is not None:
+            return evaluate(found.program, *args, **kwargs)
+        if found.entry is None and found.note is not None:
+            return self.run_inline(found.note, args, kwargs)
+        return self.fn(*args, **kwargs)
+
+    def run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:
+        """Run the function itself, and count why."""
+        self.cache.inlined[fallback] += 1
+        if fallback.reason not in _EXPECTED:
+            self.compiler.check_strict([fallback])
+        return self.fn(*args, **kwargs)
+
+    def _inside(self, leaves: Sequence[Any]) -> _AsItIs:
+        return _AsItIs(Fallback("the call", reason_inside(self.name, leaves)))
+
+    def _composed(self, call: Call, found: tuple[Key, Entry] | None) -> Any:
+        """The result of a call that is differentiated or batched from outside, or that it runs as it is.
+
+        Args:
+            call: The call.
+            found: The entry that says so, with its key, if it is not ``torch.func`` that does.
+        """
+        if here.inside:
+            return self._inside(pytree.tree_leaves((call.args, call.kwargs)))
+        if torch.is_inference_mode_enabled():
+            return _AsItIs(Fallback("the call", surroundings.INFERENCE))
+        assert self.composition is not None
+        try:
+            return self.composition.call(self, call, found)
+        except UntraceableError as error:
+            if found is None or found[1].calls == 1:
+                return _AsItIs(Fallback("the call", str(error)))
+            with self._lock:  # it was found before other threads had their turns
+                if found[1] in self.cache.entries:
+                    self.cache.drop(found[1])  # it may leave something behind now, as calls before did not
+            return self._served(call.args, call.kwargs)
+        except InlineError as error:
+            return _AsItIs(Fallback("the call", str(error)))
+
+    # -- native plans -----------------------------------------------------------------------------------------------
+
+    def _plan(self, key: Key, entry: Entry, call: Call) -> None:
+        """Have calls like this one take the native path from now on, where that can do what is done here."""
+        if isinstance(entry, (Evaluated, Differentiated)) or (isinstance(entry, Refused) and entry.until is not None):
+            return
+        if self.function.options.strict and entry.fallbacks and entry.executable is None:
+            return
+        if self._clears_first:  # asked for during this call; the native path would pass it by
+            return
+        run, reached = self.fn, None
+        if isinstance(entry, Stateful):  # which finds out for itself what else has changed
+            run, reached = entry.runner.run, Reached(Environment(None), (), (), ())
+        released = self.policy.released_items(entry, call.args)
+        self._native.plan(
+            key, entry, self.keys.live_numbers(key, call), call, run, self.keys.device_type(call.leaves), released,
+            reached,
+        )  # fmt: skip
+
+    def plan_composed(
+        self, found: tuple[Key, Entry], call: Call, run: Callable[..., Any], reached: Reached, baked: Sequence[int]
+    ) -> object | None:
+        """Have calls like this one go to ``run`` natively from now on; what `discard_plans` takes, None if they do not.
+
+        Args:
+            found: The entry of the call, with its key.
+            call: The call.
+            run: Called as the function is.
+            reached: What such calls depend on besides their arguments.
+            baked: Leaves whose numbers are not read at every call.
+        """
+        key, entry = found
+        live, device_type = self.keys.live_numbers(key, call) - set(baked), self.keys.device_type(call.leaves)
+        return self._native.plan(key, entry, live, call, run, device_type, reached=reached)
+
+    def discard_plans(self, plans: Sequence[object]) -> None:
+        """Have calls not come by these plans any more."""
+        with self._lock:
+            for plan in plans:
+                self._native.discard(plan)
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether plans can be made now: the cache is not about to be cleared."""
+        return not self._clears_first
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def release(self, *, wait: bool = True) -> None:
+        """Give back every graph of a derived function that no call will find again.
+
+        Args:
+            wait: Whether for another thread's turn. A finalizer must not: it may run under a lock that the other thread
+                waits for, as Dynamo's. The next compilation of a function with the same memory gives them back then.
+        """
+        if not self._lock.acquire(blocking=wait):
+            self.shared.releases.append(self._clear)
+            return
+        try:
+            self._clear()
+        finally:
+            self._lock.release()
+
+    def release_soon(self) -> None:
+        """Give back every graph now, or before the next call if one is going on, here or in another thread."""
+        if here.inside or not self._lock.acquire(blocking=False):
+            self._clear_before_next_call()
+            return
+        try:
+            self._clear()
+        finally:
+            self._lock.release()
+
+    def cache_clear(self) -> None:
+        """Forget every trace and give back every graph; from inside a call, before this function's next one."""
+        if here.inside:
+            self._clear_before_next_call()  # the call that is going on may be one of this function's graphs
+            return
+        with self._lock:
+            self._clear()
+
+    def _clear_before_next_call(self) -> None:
+        self._clears_first = True
+        self._native.clear()
+
+    def _clear(self) -> None:
+        self._clears_first = False
+        self.cache.clear()
+        if self.composition is not None:
+            self.composition.clear()
+        if self.is_root:
+            self.shared.pools.clear()
+            self.shared.counts.reset()
+
+    @contextlib.contextmanager
+    def turn(self) -> Generator[bool, None, None]:
+        """Hold the function's graphs for this thread; False if it is inside a call and must do without them."""
+        if here.inside:
+            yield False
+            return
+        with self._lock:
+            here.inside = True
+            try:
+                yield True
+            finally:
+                here.inside = False
+
+    def after_fork(self) -> None:
+        """Free the lock in a child process; a call that another thread had begun is forgotten with all graphs."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._lock._at_fork_reinit()  # pyright: ignore  # as CPython does for its own locks, 3.11 to 3.14
+            self._clear_before_next_call()
+
+    # -- looking inside ---------------------------------------------------------------------------------------------
+
+    def programs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Traced, Program]:
+        """The trace of a call, and what the passes make of it; nothing is recorded."""
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        return self.compiler.programs(Call(args, kwargs, leaves, structure), self.keys.static_leaves(args, kwargs))
+
+    def cache_info(self) -> CacheInfo:
+        """Hits, misses, graphs captured, evictions, and kinds of calls held."""
+        engines, counts = [self, *self.derived()], self.shared.counts
+        hits = counts.hits + sum(engine.cache.unsettled for engine in engines)
+        size = sum(len(engine.cache) for engine in engines)
+        return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
+
+    def explain(self) -> Explanation:
+        """How every kind of call so far runs, with the reason for everything that is not a graph."""
+        with self._lock if not here.inside else contextlib.nullcontext():
+            self.cache.settle()
+            inlined: collections.Counter[Fallback] = collections.Counter(self.cache.inlined)
+            if self.recorder.reused is not None:
+                inlined += self.recorder.reused.notes
+            reports = tuple(call_report(entry) for entry in self.cache.entries if not entry.counts_itself)
+            report = Explanation(self.name, reports, dict(inlined), slow_calls=extension.reason())
+            return report.with_derived(engine.explain() for engine in self.derived())
+
+    def derived(self) -> Iterator[Engine]:
+        """The engines that are derived from this one and run calls of it."""
+        if self.composition is not None:
+            yield from self.composition.functions()
+        for entry in self.cache.entries:
+            if isinstance(entry, Stateful):
+                yield entry.runner.engine
+
+    def static_results(self) -> Iterator[Any]:
+        """What the Programs of its calls return that is made of nothing that a call passes."""
+        for entry in self.cache.entries:
+            program = entry.reported
+            yield from (static.value for static in program.statics) if program is not None else ()
+
+
+def _unhashable(call: Call, leaf: int) -> Fallback:
+    path = pytree.keystr(flatten_with_path((call.args, call.kwargs))[0][leaf][0][1:])
+    kind = type(call.leaves[leaf]).__name__
+    return Fallback("the call", f"argument {path} is a {kind}, which cannot be part of a cache key")

@@ -1,0 +1,34 @@
+"""The options of a transformed function: how it treats its arguments, its cache and its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from pygraph.ir.descriptors import Mechanism
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of a transformed function; `pygraph.jit` describes them."""
+
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    max_graphs: int = 64
+    strict: bool = False
+    timer: Callable[[Callable[[], object]], float] | None = None
+    mechanism: Mechanism = "auto"
+    reuse_outputs: bool = False
+    donate_argnums: tuple[int, ...] = ()
+    donate_argnames: tuple[str, ...] = ()
+
+    @property
+    def donates(self) -> bool:
+        """Whether calls consume arguments."""
+        return bool(self.donate_argnums or self.donate_argnames)
+
+    def of_derived(self) -> Options:
+        """The options of a function that is derived from this one, whose arguments are others."""
+        return dataclasses.replace(
+            self, static_argnums=(), static_argnames=(), donate_argnums=(), donate_argnames=(), reuse_outputs=False
+        )

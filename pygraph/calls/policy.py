@@ -1,0 +1,87 @@
+"""Rules for the calls of one function: a user's function may do what a function that is derived from it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from pygraph.calls.cache import Cache
+from pygraph.calls.entries import Entry, StateRunner
+from pygraph.calls.function import Call, Function
+from pygraph.calls.keys import Key
+from pygraph.errors import TraceError
+from pygraph.ir.leaves import static_leaves
+from pygraph.tracing.function_kinds import Passed
+
+
+class Policy:
+    """The rules of a function that is derived from a user's, by ``vmap``, ``grad`` or ``jvp``.
+
+    Attributes:
+        is_users: Whether the function is a user's, so that calls of it may be inside transforms of ``torch.func``.
+        composes: Whether calls that autograd differentiates have compiled functions of their own.
+        carries_state: Whether calls may leave gradients, attributes and variables behind.
+    """
+
+    is_users = False
+    composes = False
+    carries_state = False
+
+    def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+        """Leaf positions of a call's arguments that the options make static."""
+        return static_leaves(args, kwargs, function.options.static_argnums, function.options.static_argnames)
+
+    def released_items(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
+        """Items of the list that is the first argument which calls take out of it before results are allocated."""
+        del entry, args
+        return ()
+
+    def before_compilation(self, key: Key, call: Call, cache: Cache) -> None:
+        """Look at a call that is about to be compiled; an error ends it."""
+
+    def after_compilation(self, key: Key, call: Call, cache: Cache) -> None:
+        """Look at what has become of it; an error ends the call."""
+
+    def state_left_behind(self, error: TraceError, *, is_known: bool) -> Passed | None:
+        """The state that calls are to take and return, if that is all that is in the way of a trace.
+
+        Args:
+            error: The error of the trace.
+            is_known: Whether there was a call like this: a first one may fill attributes that later ones only read.
+        """
+        del error, is_known
+        return None
+
+    def state_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: Passed) -> StateRunner:
+        """What runs calls of an engine that leave state behind."""
+        raise NotImplementedError
+
+
+class Composition(Protocol):
+    """Calls of one function inside transforms of ``torch.func`` and under autograd, see `pygraph.autograd`."""
+
+    def call(self, engine: Any, call: Call, found: tuple[Key, Entry] | None) -> Any:
+        """The result of a call.
+
+        Args:
+            engine: The engine of the function.
+            call: The call.
+            found: The entry that says that autograd differentiates it; None if it is inside a transform.
+
+        Raises:
+            InlineError: It must run as it is.
+        """
+
+    def functions(self) -> Iterator[Any]:
+        """The engines of all derived functions."""
+        ...
+
+    def clear(self) -> None:
+        """Forget what is known of calls, and give back the graphs of derived functions."""
+
+
+CompositionFactory = Callable[[int], Composition]
+"""Makes the composition of an engine, of the number of kinds of calls that are kept."""
+
+RunnerFactory = Callable[[tuple[Any, ...], dict[str, Any], Passed], StateRunner]
+"""Makes what runs calls that leave state behind, of their arguments and that state."""

@@ -1,7 +1,7 @@
 """Signals that arrive while a function is traced or its graphs are recorded: their handlers run when that is done.
 
 Python runs a handler between any two instructions of the main thread. In the middle of a trace it would see fake
-tensors, have what it does written down, and lose what it changes when the trace puts everything back; an exception of
+tensors, have its operations recorded, and lose what it changes when the trace puts everything back; an exception of
 it would go through torch's code where that can do nothing but end the process. So handlers wait. What would make them
 wait long is undone, they run, and it is begun anew: a trace leaves nothing behind. Ctrl-C does not wait at all where
 the user's code is running.

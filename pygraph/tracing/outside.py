@@ -27,7 +27,7 @@ from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import outside_session, tracing_here
 
 
-class Outside:
+class CallerState:
     """The state of this thread when the object is made, before a trace begins."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Outside:
         self._autocast_cache = torch.is_autocast_cache_enabled()
 
     @contextlib.contextmanager
-    def again(self) -> Generator[None, None, None]:
+    def restored(self) -> Generator[None, None, None]:
         """Restore that state for the time of the context."""
         inside, autocast_cache = here.inside, torch.is_autocast_cache_enabled()
         with (
@@ -55,7 +55,7 @@ class Outside:
                 here.inside = inside
 
     @contextlib.contextmanager
-    def others_kept_out(self) -> Generator[None, None, None]:
+    def restored_for_callbacks(self) -> Generator[None, None, None]:
         """Have garbage collections and functions of ``sys.settrace`` and ``sys.setprofile`` run outside the trace."""
         with (
             self._collections(),
@@ -72,7 +72,7 @@ class Outside:
         def first(phase: str, info: dict[str, Any]) -> None:
             del info
             if phase == "start" and threading.get_ident() == self._thread:
-                stack.enter_context(self.again())
+                stack.enter_context(self.restored())
 
         def last(phase: str, info: dict[str, Any]) -> None:
             del info
@@ -107,18 +107,18 @@ class Outside:
 class _Watch:
     """A function of ``sys.settrace`` or ``sys.setprofile``, or one of a frame."""
 
-    def __init__(self, outside: Outside, function: Callable[..., Any], parent: _Watch | None = None) -> None:
-        self._outside, self._function, self._parent = outside, function, parent
+    def __init__(self, state: CallerState, function: Callable[..., Any], parent: _Watch | None = None) -> None:
+        self._state, self._function, self._parent = state, function, parent
         self.ended = False
 
     def __call__(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         if (self._parent or self).ended:
             return self._function(frame, event, argument)
-        with self._outside.again():
+        with self._state.restored():
             local = self._function(frame, event, argument)
         if local is self._function:
             return self
-        return _Watch(self._outside, local, self._parent or self) if callable(local) else local
+        return _Watch(self._state, local, self._parent or self) if callable(local) else local
 
 
 def _is_python(function: Any) -> bool:

@@ -38,7 +38,7 @@ from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_numbers import texts_noticed
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
-from pygraph.tracing.outside import IgnoredErrors, Outside
+from pygraph.tracing.outside import CallerState, IgnoredErrors
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.results import Results, graph_values
@@ -153,7 +153,7 @@ class _Watches:
     ) -> None:
         fakes = arguments.fakes
         self.iterators = iterators
-        self.outside, self.ignored = Outside(), IgnoredErrors()
+        self.caller, self.ignored = CallerState(), IgnoredErrors()
         self.generators, self.meta, self.assumptions = Generators(), MetaDeviceUses(), Assumptions(arguments.shapes)
         self.operations = OperationsMode(self.generators.drawing, fakes.values(), self.meta, self.assumptions)
         self.refusals = Refusals(fakes.values())
@@ -179,7 +179,7 @@ class _Watches:
     def around_function(self) -> Generator[None, None, None]:
         """Start the watches of the function's own calls, while nothing but the function runs."""
         with (
-            self.outside.others_kept_out(), self.ignored.watched(), self.operations, self.meta, LiveNumbersMode(),
+            self.caller.restored_for_callbacks(), self.ignored.watched(), self.operations, self.meta, LiveNumbersMode(),
             self._gradient_reads, self.refusals, self.settings.watch(),
         ):  # fmt: skip
             yield

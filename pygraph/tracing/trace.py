@@ -1,6 +1,6 @@
 """From a Python callable to a Program.
 
-The function runs once on fake tensors while `make_fx` writes down the ATen operations below autograd, so that
+The function runs once on fake tensors while a tracer like `make_fx` records the ATen operations below autograd, so that
 ``torch.func`` transforms, ``torch.autograd.grad`` and random operations inside it become plain operations. That
 recording has in-place operations; a second run through ``torch.func.functionalize`` removes them and makes updates
 of inputs explicit outputs. Aliasing is read off the first run, where storages are shared as in eager.
@@ -52,7 +52,7 @@ def trace(
         A function with the signature of ``fn`` that returns a `Program` at stage ``aten``.
 
     Raises:
-        TraceError: The function cannot be written down; the message says why and where.
+        TraceError: The function cannot be traced; the message says why and where.
 
     Example:
         >>> import torch, pygraph

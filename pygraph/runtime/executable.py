@@ -341,9 +341,7 @@ class Executable:
         recorded = [bound for bound in self._regions if bound.graph is not None]
         return {
             "kernels": sum(count_kernels(bound.body.nodes) for bound in self._regions),
-            "kernels_in_graphs": sum(
-                count_kernels(bound.body.nodes) for bound in self._regions if bound.graph is not None
-            ),
+            "kernels_in_graphs": sum(count_kernels(bound.body.nodes) for bound in recorded),
             "nodes": sum(len(graph.graph.nodes) for graph in self.graphs),
             "patched_nodes": sum(graph.patched_nodes for graph in self.graphs),
             "bytes_copied_per_replay": sum(graph.bytes_copied for graph in self.graphs),

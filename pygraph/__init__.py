@@ -10,7 +10,7 @@ from pygraph.api.transforms import indirect as indirect
 from pygraph.api.transforms import select as select
 from pygraph.errors import PygraphError as PygraphError
 from pygraph.interop.dynamo import backend as backend
-from pygraph.interop.dynamo import explain as explain
+from pygraph.interop.live import explain as explain
 from pygraph.ir.check import check_program as check_program
 from pygraph.ir.evaluate import evaluate as evaluate
 from pygraph.ir.program import Program as Program

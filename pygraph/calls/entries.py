@@ -23,7 +23,7 @@ from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
 from pygraph.lowering.aten import written_inputs
 from pygraph.runtime.executable import Executable
-from pygraph.tracing.trace import Traced
+from pygraph.tracing.function_kinds import Traced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

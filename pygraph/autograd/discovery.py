@@ -35,10 +35,13 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.objects import holds_tensors
 from pygraph.ir.effects import is_random, is_view, root, written_arguments
 from pygraph.ir.leaves import is_live_number
+from pygraph.tracing.argument_changes import stored_attribute
+from pygraph.tracing.call_environment import reached_besides
+from pygraph.tracing.function_kinds import Rebinding
 from pygraph.tracing.gradients import leaves_behind
 from pygraph.tracing.hidden_writes import updated_in_hiding
-from pygraph.tracing.recording import Recording, carried_by
-from pygraph.tracing.trace import Rebinding, reached_besides, record_call
+from pygraph.tracing.recording import Recording
+from pygraph.tracing.specialization import record_call
 
 # A closure of a hundred tensors is found in as many rounds at worst; usually in one.
 _MAX_ROUNDS = 100
@@ -245,7 +248,7 @@ class _Probe(Rebinding):
         self._run = results, operands
         passed = set(map(id, operands))
         fresh = (tensor for tensor in results if isinstance(tensor, FakeTensor) and id(tensor) not in passed)
-        carried = next(filter(None, map(carried_by, fresh)), None)
+        carried = next(filter(None, map(stored_attribute, fresh)), None)
         if carried is not None:
             raise TraceError(f"it returns a tensor that carries {carried}")
         made = [leaf for leaf in leaves_behind(results) if isinstance(leaf, FakeTensor) and id(leaf) not in passed]

@@ -32,8 +32,8 @@ from pygraph.guards.objects import has_objects, with_parts
 from pygraph.ir.autocasting import autocast_kinds
 from pygraph.ir.descriptors import Captured, TensorSpec
 from pygraph.ir.program import Program
-from pygraph.tracing.recording import is_known_size
-from pygraph.tracing.trace import Rebinding
+from pygraph.tracing.function_kinds import Rebinding
+from pygraph.tracing.results import is_known_size
 
 Place: TypeAlias = "Callable[[], Any]"
 """Looks up the tensor that a function closes over."""

@@ -39,7 +39,8 @@ from pygraph.ir.descriptors import Captured, TensorSpec
 from pygraph.ir.evaluate import evaluate
 from pygraph.ir.ops import cotangent
 from pygraph.ir.program import Program
-from pygraph.tracing.trace import Rebinding, SelfTracing, Traced, trace_call
+from pygraph.tracing.function_kinds import Rebinding, SelfTracing, Traced
+from pygraph.tracing.trace import trace_call
 
 
 class NotCompiledError(PygraphError):

@@ -25,8 +25,8 @@ from pygraph.errors import DisturbedTraceError, StateChangeError, TraceError
 from pygraph.guards.environment import modes_of
 from pygraph.guards.locations import are_same
 from pygraph.ir.leaves import is_live_number
+from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.leaks import leaving_nothing
-from pygraph.tracing.trace import objects_among
 
 
 def find_site(

@@ -135,7 +135,7 @@ class Cache:
         moved: Recorded | None = None
         kept = 0
         for entry in self.entries.of(key):
-            if kept < MOST_VARIANTS - 1 and not entry.is_valid() and entry.may_return():
+            if kept < MOST_VARIANTS - 1 and not entry.is_current() and entry.may_return():
                 kept += 1
                 continue
             if isinstance(entry, Recorded) and entry.has_only_moved():

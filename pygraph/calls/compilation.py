@@ -31,7 +31,8 @@ from pygraph.guards.locations import Location, are_same
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
 from pygraph.process import extension
-from pygraph.tracing.trace import Passed, Traced, objects_among
+from pygraph.tracing.call_environment import objects_among
+from pygraph.tracing.function_kinds import Passed, Traced
 
 
 @dataclasses.dataclass(frozen=True)

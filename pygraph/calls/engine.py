@@ -36,7 +36,7 @@ from pygraph.ir.program import Program
 from pygraph.process import extension
 from pygraph.process.turns import INSIDE_CALL, here, reason_inside, register
 from pygraph.report.explain import Explanation
-from pygraph.tracing.trace import Traced
+from pygraph.tracing.function_kinds import Traced
 from pygraph.transforms.passes import Pass
 
 _BLOCKED = Fallback("the call", "the stream of the last replay is being captured, and cannot be waited for")

@@ -23,7 +23,7 @@ from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
 from pygraph.lowering.aten import written_inputs
 from pygraph.runtime.executable import Executable
-from pygraph.tracing.trace import Traced
+from pygraph.tracing.function_kinds import Traced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,7 +121,11 @@ class Entry:
         return False
 
     def is_valid(self) -> bool:
-        """Whether a call that has its key runs it now: nothing that was baked in has changed."""
+        """Whether a call that has its key runs it now."""
+        return self.is_current()
+
+    def is_current(self) -> bool:
+        """Whether what was baked in besides the key is unchanged: Python state and the layouts of captured tensors."""
         environment = self.environment
         if environment is not None and not environment.is_current():
             return False
@@ -174,12 +178,12 @@ class Recorded(Entry):
         return self.traced.environment
 
     def is_valid(self) -> bool:
-        """Whether nothing that was baked in has changed, and captured tensors are where the graphs read them."""
-        return self.graphs.is_current() and super().is_valid()
+        """Whether a call that has its key runs it now: captured tensors are where the graphs read them, too."""
+        return self.graphs.is_current() and self.is_current()
 
     def has_only_moved(self) -> bool:
         """Whether its trace is what a new one would be, although its graphs read where tensors were."""
-        return super().is_valid() and self.captured.have_same_offsets()
+        return self.is_current() and self.captured.have_same_offsets()
 
     def release(self) -> None:
         """Give back its graphs."""
@@ -245,7 +249,7 @@ class Refused(Entry):
 
     def is_valid(self) -> bool:
         """Whether calls still run like that."""
-        return not self.for_one_call and super().is_valid()
+        return not self.for_one_call and self.is_current()
 
     def may_return(self) -> bool:
         """Whether it may hold again, although it does not now."""

@@ -13,7 +13,8 @@ from pygraph.ir.descriptors import Argument, Base, Captured, Fallback
 from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower
 from pygraph.lowering.inductor import ALIGNED
-from pygraph.tracing.trace import Traced, trace_call
+from pygraph.tracing.function_kinds import Traced
+from pygraph.tracing.trace import trace_call
 from pygraph.transforms.passes import FUSE, Pass, records
 
 

@@ -11,7 +11,7 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.errors import TraceError
 from pygraph.ir.leaves import static_leaves
-from pygraph.tracing.trace import Passed
+from pygraph.tracing.function_kinds import Passed
 
 
 class Policy:

@@ -19,7 +19,7 @@ from pygraph.process import extension
 from pygraph.process.turns import reason_inside
 from pygraph.report.explain import Explanation
 from pygraph.runtime.body import WIDEST_LOAD, is_placed, placement
-from pygraph.tracing.trace import Traced
+from pygraph.tracing.function_kinds import Traced
 
 
 class Lowered:

@@ -36,9 +36,9 @@ from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import flatten_with_path
+from pygraph.tracing.function_kinds import Passed, Passing
 from pygraph.tracing.gradients import is_spent
-from pygraph.tracing.recording import is_known_size
-from pygraph.tracing.trace import Passed, Passing
+from pygraph.tracing.results import is_known_size
 
 # After this many kinds of calls in a row that are unlike each one before, what is left behind is taken to change shape
 # at every call, as a cache that grows.

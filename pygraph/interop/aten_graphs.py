@@ -21,7 +21,8 @@ from pygraph.ir.effects import has_effect
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.program import output_values
 from pygraph.ir.source_lines import attributed_to, line_in
-from pygraph.tracing.trace import Traced, trace_call
+from pygraph.tracing.function_kinds import Traced
+from pygraph.tracing.trace import trace_call
 from pygraph.transforms.passes import Pass
 
 

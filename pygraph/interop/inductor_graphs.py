@@ -34,8 +34,8 @@ from pygraph.ir.descriptors import (
 from pygraph.ir.effects import root
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
-from pygraph.lowering.wrapper import KernelGraph
-from pygraph.tracing.trace import Traced
+from pygraph.lowering.kernel_recorder import KernelGraph
+from pygraph.tracing.function_kinds import Traced
 from pygraph.transforms.passes import GRAPHIFY, INDIRECT, SELECT
 
 

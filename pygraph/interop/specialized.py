@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch import fx
 
 from pygraph.ir.program import output_values
-from pygraph.tracing.trace import SelfTracing
+from pygraph.tracing.function_kinds import SelfTracing
 from pygraph.transforms.passes import Pass
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

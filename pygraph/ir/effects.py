@@ -179,12 +179,16 @@ def device_of(node: fx.Node) -> torch.device | None:
 
 
 def host_reason(node: fx.Node) -> str | None:
-    """Why a node cannot be recorded in a graph; None if nothing speaks against it."""
+    """The reason for which a node cannot be recorded in a graph; None if it can."""
     if not is_operation(node):
         return None if is_selection(node) else "it is control flow or host code"
-    target = node.target
-    assert isinstance(target, torch._ops.OpOverload)
-    name = target._schema.name
+    return _reason_of_operation(node) or _reason_of_arguments(node) or _reason_of_result(node)
+
+
+def _reason_of_operation(node: fx.Node) -> str | None:
+    """The reason that lies in the operation: it synchronises, or has effects or a result of unknown shape."""
+    target: Any = node.target
+    name: str = target._schema.name
     if name == "aten::_local_scalar_dense":
         return "it needs a value on the host"
     if name in _SYNCHRONIZING:
@@ -198,6 +202,13 @@ def host_reason(node: fx.Node) -> str | None:
         return "the shape of its result depends on data"
     if node.meta.get("spec") is None and target._schema.returns:
         return "the shape of its result depends on data"
+    return None
+
+
+def _reason_of_arguments(node: fx.Node) -> str | None:
+    """The reason that lies in an argument: a replay would not read it, or the host has to look at it."""
+    target: Any = node.target
+    name: str = target._schema.name
     for argument in node.all_input_nodes:
         spec = argument.meta.get("spec")
         if spec is None and not is_selection(argument):
@@ -211,6 +222,11 @@ def host_reason(node: fx.Node) -> str | None:
             spec = index.meta.get("spec") if isinstance(index, fx.Node) else None
             if isinstance(spec, TensorSpec) and spec.dtype in (torch.bool, torch.uint8):
                 return "a boolean mask as index synchronises with the host"
+    return None
+
+
+def _reason_of_result(node: fx.Node) -> str | None:
+    """The reason that lies in the result: a part of it is on the host."""
     for spec in tensor_specs(node.meta.get("spec")):
         if spec.device.type == "cpu":
             return "its result is on the cpu"

@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_PYGRAPH = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_TRITON = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" + os.sep
-_LIBRARIES = (_TORCH, _PYGRAPH, _TRITON, "<frozen", "<eval_with_key>")
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+PYGRAPH_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_TRITON_FOLDER = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" + os.sep
+_LIBRARIES = (TORCH_FOLDER, PYGRAPH_FOLDER, _TRITON_FOLDER, "<frozen", "<eval_with_key>")
 
-_attributed: contextvars.ContextVar[str | None] = contextvars.ContextVar("told", default=None)
+_attributed: contextvars.ContextVar[str | None] = contextvars.ContextVar("attributed", default=None)
 
 
 @contextlib.contextmanager
 def attributed_to(line: str | None) -> Generator[None, None, None]:
-    """Take this for the user's line, where what runs is code that was made from the user's."""
+    """Attribute operations to this line while code runs that was generated from the user's."""
     token = _attributed.set(line)
     try:
         yield
@@ -43,8 +43,8 @@ def line_in(stack: str | None) -> str | None:
 
 def user_frame(frame: Any) -> str | None:
     """The innermost line outside torch and pygraph, as ``file.py:41``."""
-    if (told := _attributed.get()) is not None:
-        return told
+    if (line := _attributed.get()) is not None:
+        return line
     while frame is not None:
         filename = frame.f_code.co_filename
         if not filename.startswith(_LIBRARIES):
@@ -56,12 +56,12 @@ def user_frame(frame: Any) -> str | None:
 def user_line(error: BaseException) -> str | None:
     """The innermost line outside torch and pygraph in an error's traceback."""
     line: str | None = None
-    step = error.__traceback__
-    while step is not None:
-        filename = step.tb_frame.f_code.co_filename
+    entry = error.__traceback__
+    while entry is not None:
+        filename = entry.tb_frame.f_code.co_filename
         if not filename.startswith(_LIBRARIES):
-            line = f"{os.path.basename(filename)}:{step.tb_lineno}"
-        step = step.tb_next
+            line = f"{os.path.basename(filename)}:{entry.tb_lineno}"
+        entry = entry.tb_next
     return line
 
 

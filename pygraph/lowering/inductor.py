@@ -20,8 +20,9 @@ from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.launches import Number
 from pygraph.ir.program import graph_module
 from pygraph.ir.source_lines import line_in
+from pygraph.lowering.kernel_recorder import KernelGraph, UntraceableError
 from pygraph.lowering.states import Crossing
-from pygraph.lowering.wrapper import KernelGraph, UntraceableError, kernel_graph
+from pygraph.lowering.wrapper import kernel_graph
 
 # Random numbers as in eager; one wrapper for the whole graph; and no graphs of Inductor's own.
 SETTINGS: dict[str, Any] = {

@@ -20,7 +20,8 @@ from pygraph.ir.effects import argument_nodes, is_operation, root
 from pygraph.ir.ranges import Ranges
 from pygraph.runtime.body import ALIGNMENT, stand_in
 from pygraph.runtime.capture import RegionGraph
-from pygraph.runtime.proof import Example, Undisturbed, agree
+from pygraph.runtime.comparison import agree
+from pygraph.runtime.proof import Example, Undisturbed
 
 Notes = collections.Counter[tuple[str, str | None]]
 """How often an argument's memory became a result's (None), or for which reason it did not."""
@@ -135,7 +136,7 @@ class Adoption:
                 return got + [body.static_values[i].detach().clone() for i in body.written_statics]
 
         got = replay()
-        return all(map(agree, got, example.expected)) or graph.repeats(got, example, replay)
+        return all(map(agree, got, example.expected)) or graph.spread.covers(got, example, replay)
 
 
 def _copies(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

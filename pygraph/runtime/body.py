@@ -31,30 +31,22 @@ class RegionBody:
         numbers: Nodes from outside that are Python numbers.
         outputs: Nodes whose values are needed outside: by other regions, by stores, or as results.
         written: Positions in ``inputs`` of tensors that the region writes to.
-        written_statics: The same for ``statics``.
+        written_statics: Positions in ``statics`` of tensors that the region writes to.
+        static_values: The captured tensors of ``statics``.
+        told_statics: Captured tensors whose version counters a replay has to increment.
+        producers: The nodes that allocate the memory of ``outputs``.
+        last_use: Per node, the nodes whose values nobody needs after it.
     """
 
     def __init__(self, program: Program, region: int) -> None:
-        inside = [
-            node
-            for node in program.nodes
-            if node.op == "call_function" and node.meta.get("region") == region and not is_load(node)
-        ]
-        stores = [node for node in inside if is_store(node)]
-        self.nodes = [node for node in inside if not is_store(node)]
-        members = set(self.nodes)
+        inside = [node for node in program.nodes if node.op == "call_function" and node.meta.get("region") == region]
+        self.nodes = [node for node in inside if not is_load(node) and not is_store(node)]
         captured = {
             node: descriptor
             for node, descriptor in zip(program.placeholders, program.inputs, strict=True)
             if isinstance(descriptor, Captured)
         }
-        table = program.placeholders[0] if program.table is not None else None
-        outside = dict.fromkeys(
-            argument
-            for node in (*self.nodes, *stores)
-            for argument in node.all_input_nodes
-            if argument not in members and argument.op != "get_attr" and argument is not table
-        )
+        outside = self._from_outside(program, [node for node in inside if is_store(node)])
         self.statics = [node for node in outside if node in captured]
         self.numbers = [node for node in outside if is_host_number(node)]
         self.inputs = [node for node in outside if node not in captured and not is_host_number(node)]
@@ -62,31 +54,40 @@ class RegionBody:
         self.static_values = [
             captured[node].value.data if captured[node].quiet else captured[node].value for node in self.statics
         ]
-        self.outputs = [
-            node
-            for node in self.nodes
-            if any(user not in members or is_store(user) for user in node.users) and not _is_tuple(node)
-        ]
+        self.outputs = self._needed_outside()
         # A result may be a tensor from outside as it is (an argument, a captured tensor): those need no node.
         writes = {root(argument) for node in self.nodes for argument in written_arguments(node)}
         self.written = [i for i, node in enumerate(self.inputs) if node in writes]
         self.written_statics = [i for i, node in enumerate(self.statics) if node in writes]
-        #: Tensors that are the same at every call whose versions a replay must move.
-        self.told_statics = [
-            captured[self.statics[i]].value for i in self.written_statics if not captured[self.statics[i]].quiet
-        ]
+        updated = [captured[self.statics[i]] for i in self.written_statics]
+        self.told_statics = [descriptor.value for descriptor in updated if not descriptor.quiet]
         self.producers = {_producer(node) for node in self.outputs}
         self._module = program.module
         self.last_use = self._last_uses()
         self._straight: Straight | None = None
 
+    def _from_outside(self, program: Program, stores: Sequence[fx.Node]) -> list[fx.Node]:
+        """The nodes from outside that the region and its stores take, but constants and the pointer table."""
+        members = set(self.nodes)
+        table = program.placeholders[0] if program.table is not None else None
+        arguments = dict.fromkeys(one for node in (*self.nodes, *stores) for one in node.all_input_nodes)
+        return [one for one in arguments if one not in members and one.op != "get_attr" and one is not table]
+
+    def _needed_outside(self) -> list[fx.Node]:
+        """The nodes whose values other regions, stores or the Program's results take."""
+        members = set(self.nodes)
+        return [
+            node
+            for node in self.nodes
+            if any(user not in members or is_store(user) for user in node.users) and not _is_tuple(node)
+        ]
+
     @functools.cached_property
     def reach(self) -> dict[fx.Node, Reach]:
-        """How values reach the indices that the region uses; those that do not are left out."""
+        """How values reach the indices that the region uses; values that reach none are left out."""
         return index_reach(self.nodes)
 
     def _last_uses(self) -> list[list[fx.Node]]:
-        """After each node, the nodes whose values nobody needs any more."""
         keep = set(self.outputs)
         last: dict[fx.Node, int] = {}
         for index, node in enumerate(self.nodes):

@@ -83,8 +83,8 @@ class Discovery:
 
     Attributes:
         graph: The first recording.
-        stand_ins: The inputs that it was recorded with; None for those without memory.
-        static_outputs: The outputs that it writes.
+        input_buffers: The inputs that it was recorded with; None for those without memory.
+        output_buffers: The outputs that it writes.
         slots: Positions of inputs that have memory.
         memory: What the outputs are in.
         views: Per output, which memory it is in, and where.
@@ -113,7 +113,7 @@ class Discovery:
         self.driver = driver
         self.pool = pool
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
-        self.stand_ins: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
+        self.input_buffers: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, numbers
@@ -125,7 +125,7 @@ class Discovery:
         for _, position, dtype in body.scalar_nodes():
             kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
             sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
-        first, outputs, marks = self._record_once(self.stand_ins, sentinels[0])
+        first, outputs, marks = self._record_once(self.input_buffers, sentinels[0])
         self.graph = first
         others = [stand_in(tensor) if tensor.numel() else None for tensor in inputs]
         try:
@@ -201,7 +201,7 @@ class Discovery:
     ) -> None:
         """Find the words of every input, output memory and number."""
         body = self.body
-        self.static_outputs = [physical(output) for output in outputs]
+        self.output_buffers = [physical(output) for output in outputs]
         self.lazy = {i: (t.is_conj(), t.is_neg()) for i, t in enumerate(outputs) if t.is_conj() or t.is_neg()}
         self.memory: list[FreshMemory] = []
         memory_again: list[Extent] = []
@@ -228,7 +228,7 @@ class Discovery:
         comparable = same_structure(nodes, nodes_again)
         if not comparable:
             self.notes.append(Fallback("every pointer", "two recordings of the region differ in their kernels"))
-        extents = [extent_of(self.stand_ins[i]) for i in self.slots] + [m.extent for m in self.memory]
+        extents = [extent_of(self.input_buffers[i]) for i in self.slots] + [m.extent for m in self.memory]
         extents_again = [extent_of(others[i]) for i in self.slots] + memory_again
         words = pointer_words(nodes, nodes_again, extents, extents_again) if comparable else []
         self.words = words
@@ -329,7 +329,7 @@ def _make_room(sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]
 
 
 def extent_of(tensor: torch.Tensor | None) -> Extent:
-    """The memory of a stand-in."""
+    """The memory of a buffer that a region was recorded with."""
     assert tensor is not None
     return Extent(tensor.data_ptr(), TensorSpec.of(tensor).nbytes)
 

@@ -18,7 +18,6 @@ calls the original's Python function with them::
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -26,10 +25,8 @@ import linecache
 import re
 import threading
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from pygraph.runtime.tuned_kernels import autotuner, compiled_kernel, loaded
 
 # Triton's names of element types in signatures, and in its language where they differ.
 _ELEMENTS = {
@@ -69,7 +66,7 @@ class Trampoline:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Why a kernel has no trampoline."""
+    """The reason why a kernel has no trampoline."""
 
     reason: str
 
@@ -92,7 +89,7 @@ def trampoline(kernel: Any, indirect: Sequence[int]) -> Trampoline | Refused:
         ValueError: A position is not that of a pointer.
     """
     key = tuple(sorted(set(indirect)))
-    with _LOCK:
+    with COMPILING:
         known = _TRAMPOLINES.setdefault(kernel, {})
         if key not in known:
             compiled = compile_trampoline(kernel, key)
@@ -102,7 +99,7 @@ def trampoline(kernel: Any, indirect: Sequence[int]) -> Trampoline | Refused:
 
 def can_load(kernel: Any) -> bool:
     """Whether a kernel may have trampolines."""
-    return _unfit(kernel) is None
+    return why_no_trampoline(kernel) is None
 
 
 def _load(compiled: Any, indirect: tuple[int, ...]) -> Trampoline:
@@ -112,7 +109,9 @@ def _load(compiled: Any, indirect: tuple[int, ...]) -> Trampoline:
     return Trampoline(compiled.function, metadata.shared, (threads, 1, 1), compiled.name, indirect, compiled)
 
 
-_LOCK = threading.Lock()
+COMPILING = threading.Lock()
+"""Held while Triton compiles: it reads settings of the process."""
+
 _TRAMPOLINES: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Trampoline | Refused]] = weakref.WeakKeyDictionary()
 
 
@@ -132,7 +131,7 @@ def compile_trampoline(kernel: Any, indirect: Sequence[int]) -> Any:
     Raises:
         ValueError: A position is not that of a pointer.
     """
-    reason = _unfit(kernel)
+    reason = why_no_trampoline(kernel)
     if reason is not None:
         return Refused(reason)
     compiler = importlib.import_module("triton.compiler")
@@ -168,8 +167,8 @@ def runtime_parameters(kernel: Any) -> list[str]:
     return [name for name, kind in kernel.src.signature.items() if kind != "constexpr"]
 
 
-def _unfit(kernel: Any) -> str | None:
-    """Why a kernel can have no trampoline."""
+def why_no_trampoline(kernel: Any) -> str | None:
+    """Why a kernel can have no trampoline; None if it may."""
     compiler = importlib.import_module("triton.compiler")
     jit = importlib.import_module("triton.runtime.jit")
     source, metadata = kernel.src, kernel.metadata
@@ -239,7 +238,7 @@ def _function(source: Any, chosen: Sequence[str], aligned: set[str]) -> Any:
 
 
 def _difference(kernel: Any, built: Any) -> Refused | None:
-    """What makes a launch of the trampoline different from one of the original, if anything does."""
+    """The reason why a launch of the trampoline differs from one of the original, if it does."""
     for field in ("num_warps", "cluster_dims", "global_scratch_size", "profile_scratch_size"):
         ours, theirs = getattr(built.metadata, field, None), getattr(kernel.metadata, field, None)
         if ours != theirs:
@@ -255,107 +254,3 @@ def parameter_sizes(kernel: Any) -> list[str] | None:
         return None
     entry = re.search(r"\.entry\s+\w+\s*\((.*?)\)", text, re.DOTALL)
     return re.findall(r"\.param\s+\.(\w+)", entry.group(1)) if entry else None
-
-
-# ---- which kernel a node of a graph launches -------------------------------------------------------------------
-
-_KERNELS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_TUNERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_REBUILT: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()
-
-
-def register(kernel: Any) -> None:
-    """Make a compiled kernel that is loaded known to `kernel_of`."""
-    if isinstance(kernel.function, int):
-        _KERNELS[kernel.function] = kernel
-
-
-def kernel_of(function: int) -> Any:
-    """The ``CompiledKernel`` behind a ``CUfunction`` handle, if its launch was seen and it is still loaded, or None."""
-    kernel = _KERNELS.get(function)
-    return kernel if kernel is not None and kernel.function == function else None
-
-
-def holder_of(function: int) -> Any:
-    """What keeps the code behind a ``CUfunction`` handle loaded, if its launch was seen, or None."""
-    tuner = _tuner_of(function)
-    return kernel_of(function) if tuner is None else tuner
-
-
-def rebuilt_kernel_of(function: int) -> Any:
-    """The same; of Inductor's kernels, one that Triton makes again of their source, which is not loaded."""
-    known, tuner = kernel_of(function), _tuner_of(function)
-    if known is not None or tuner is None:
-        return known
-    with _LOCK:
-        if tuner not in _REBUILT or _REBUILT[tuner][0] != function:
-            _REBUILT[tuner] = function, compiled_kernel(tuner)
-        return _REBUILT[tuner][1]
-
-
-def why_not_loaded(function: int, name: str) -> str | None:
-    """Why a Triton kernel has no trampoline; None if it has, or is none of Triton's.
-
-    Args:
-        function: Its ``CUfunction`` handle.
-        name: Its name; those of Inductor's begin with ``triton_``.
-    """
-    kernel = rebuilt_kernel_of(function)
-    if kernel is not None:
-        return _unfit(kernel)
-    if _tuner_of(function) is not None:
-        return "Triton makes another kernel of its source than Inductor has"
-    return "its launch was not seen" if name.startswith("triton_") else None
-
-
-def _tuner_of(function: int) -> Any:
-    """Inductor's kernel behind a handle, if its launch was seen and it still launches that, or None."""
-    tuner = _TUNERS.get(function)
-    return tuner if tuner is not None and _function_of(tuner) == function else None
-
-
-def _function_of(tuner: Any) -> int | None:
-    return getattr(loaded(tuner), "function", None)
-
-
-@contextlib.contextmanager
-def launched_kernels() -> Generator[None, None, None]:
-    """Register every Triton kernel that is launched in the context, by whatever thread."""
-    try:
-        jit = importlib.import_module("triton.runtime.jit")
-    except ImportError:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_after_run(jit.JITFunction, _note_kernel))
-        if (tuners := autotuner()) is not None:
-            stack.enter_context(_after_run(tuners, _note_tuner))
-        yield
-
-
-@contextlib.contextmanager
-def _after_run(owner: Any, note: Callable[[Any, Any, dict[str, Any]], None]) -> Generator[None, None, None]:
-    """Call ``note`` after every ``run`` of a class's instances."""
-    original = owner.run
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        note(self, result, kwargs)
-        return result
-
-    owner.run = run
-    try:
-        yield
-    finally:
-        owner.run = original
-
-
-def _note_kernel(function: Any, kernel: Any, options: dict[str, Any]) -> None:
-    if kernel is not None and not options.get("warmup"):
-        register(kernel)
-
-
-def _note_tuner(tuner: Any, result: Any, options: dict[str, Any]) -> None:
-    handle = _function_of(tuner)
-    if isinstance(handle, int):
-        _TUNERS[handle] = tuner

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pygraph.tracing.live_numbers import is_user_frame
+from pygraph.tracing.user_frames import is_user_frame
 
 T = TypeVar("T")
 

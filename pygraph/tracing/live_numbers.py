@@ -9,13 +9,8 @@ type of what the caller passed. A number whose text is asked for, or an attribut
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
-import os
-import sys
-import sysconfig
 import threading
-import types
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
@@ -24,55 +19,7 @@ import torch
 
 from pygraph.errors import TraceError
 from pygraph.tracing.patches import replaced
-
-_OURS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
-_STANDARD = ("<frozen", sysconfig.get_path("stdlib") + os.sep)
-_PACKAGES = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
-
-_CALLS = ("CALL", "PRECALL")  # Python 3.11 runs an isinstance() that is called often in the latter
-
-
-def _asked_by_user(depth: int, question: Callable[[types.CodeType], frozenset[int]] | None) -> bool:
-    """Whether the code that asks is neither torch's nor ours; the standard library asks for who calls it.
-
-    Args:
-        depth: How many frames from here the code that asks is.
-        question: Which instructions of the user's code ask; None if every one that comes here does.
-    """
-    return is_user_frame(sys._getframe(depth), question)  # pyright: ignore[reportPrivateUsage]
-
-
-def is_user_frame(frame: Any, question: Callable[[types.CodeType], frozenset[int]] | None = None) -> bool:
-    """Whether a frame, or who called it if it is the standard library's, is neither torch's nor ours."""
-    direct = True
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_OURS):
-            return False
-        if not name.startswith(_STANDARD) or name.startswith(_PACKAGES):
-            return not direct or question is None or frame.f_lasti in question(frame.f_code)
-        direct = direct and frame.f_code.co_name == "__instancecheck__"
-        frame = frame.f_back
-    return False
-
-
-@functools.lru_cache(maxsize=4096)
-def _questions(code: types.CodeType) -> frozenset[int]:
-    """Offsets of the instructions that ask for a value's class.
-
-    Torch's compiled code looks at classes of arguments too, as if the function that calls it did. So what counts is
-    ``isinstance(…)``, whose call starts in the source where its name does, ``.__class__`` and ``case float():``.
-    """
-    found: set[int] = set()
-    names: set[Any] = set()
-    for instruction in dis.get_instructions(code):
-        place = instruction.positions and (instruction.positions.lineno, instruction.positions.col_offset)
-        if instruction.argval in ("isinstance", "issubclass"):
-            names.add(place)
-        asks = instruction.opname == "MATCH_CLASS" or instruction.argval == "__class__"
-        if asks or (instruction.opname.startswith(_CALLS) and place in names):
-            found.add(instruction.offset)
-    return frozenset(found)
+from pygraph.tracing.user_frames import called_by_user, type_questions
 
 
 class _Live:
@@ -99,7 +46,7 @@ class _Live:
     @property
     def __class__(self) -> type:  # pyright: ignore
         """What user code is told, which is as in eager."""
-        return self._kind if _asked_by_user(2, _questions) else type(self)
+        return self._kind if called_by_user(2, type_questions) else type(self)
 
     def known_value(self) -> Any:
         """What the caller passed, on which the trace depends from now on; a computed number if it is known."""
@@ -110,19 +57,19 @@ class _Live:
         return value
 
     def _note(self) -> None:
-        if _asked_by_user(3, None):
+        if called_by_user(3, None):
             if self._passed is None:
                 raise TraceError(_NO_TEXT)
             self.known_value()
 
     def __getattr__(self, name: str) -> Any:
         passed = self.__dict__.get("_passed")
-        if passed is None or not hasattr(passed[0], name) or not _asked_by_user(2, None):
+        if passed is None or not hasattr(passed[0], name) or not called_by_user(2, None):
             raise AttributeError(f"{self._kind.__name__!r} object has no attribute {name!r}")
         return getattr(self.known_value(), name)
 
     def __dir__(self) -> list[str]:
-        if self._passed is None or not _asked_by_user(2, None):
+        if self._passed is None or not called_by_user(2, None):
             return list(super().__dir__())
         return dir(self._passed[0])
 
@@ -193,7 +140,7 @@ def texts_noticed(symbols: Mapping[Any, int], asked: set[int]) -> Generator[None
     def noticing(text: Callable[[Any], str]) -> Callable[[Any], str]:
         @functools.wraps(text)
         def noticed(self: Any) -> str:
-            if threading.get_ident() == owner and _asked_by_user(2, None):
+            if threading.get_ident() == owner and called_by_user(2, None):
                 free = self.node.expr.free_symbols
                 if not free <= symbols.keys():
                     raise TraceError(_NO_TEXT)

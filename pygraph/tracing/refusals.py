@@ -1,7 +1,7 @@
 """What a function asks or changes through torch's Python names that a trace cannot honour; refused while it is traced.
 
 It concerns the tensor as an object: its text, where it lies, whether it requires grad. Operations on its elements are
-seen by `Sources`.
+seen by `OperationsMode`.
 """
 
 # The tracer works on torch's private parts (frames, storages' identities) and on values of any type.
@@ -23,7 +23,8 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import TraceError
 from pygraph.guards.torch_settings import looks_at_gradients
 from pygraph.tracing import interruptions
-from pygraph.tracing.live_numbers import computed_number, is_user_frame
+from pygraph.tracing.live_numbers import computed_number
+from pygraph.tracing.user_frames import is_user_frame
 
 # Private; checked with torch 2.11 and 2.13.
 _Tensor: Any = torch.Tensor

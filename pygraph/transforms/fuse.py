@@ -21,7 +21,7 @@ from pygraph.ir.effects import host_reason, is_operation, is_random, is_selectio
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.aten import lower
 from pygraph.lowering.inductor import FusedGraph, compile_graph, settings
-from pygraph.lowering.wrapper import KernelGraph
+from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.transforms.schedule import alternating_runs
 
 aten = torch.ops.aten

@@ -167,11 +167,11 @@ def test_a_users_kernels_and_operations() -> None:
 
 def test_what_inductor_cannot_lower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrapper that is not understood is one node of a graph; a run that fails to compile keeps its operations."""
-    from pygraph.lowering import inductor, wrapper
+    from pygraph.lowering import inductor, kernel_recorder
     from pygraph.transforms import fuse
 
     def refuse(*_: Any) -> Any:
-        raise wrapper.UntraceableError("it is a test")
+        raise kernel_recorder.UntraceableError("it is a test")
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("it is a test")

@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime.trampoline import (
-    Trampoline,
-    kernel_of,
-    launched_kernels,
-    runtime_parameters,
-    trampoline,
-)
+from pygraph.runtime.launched_kernels import kernel_of, launched_kernels
+from pygraph.runtime.trampoline import Trampoline, runtime_parameters, trampoline
 
 pytestmark = pytest.mark.gpu
 

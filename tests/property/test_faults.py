@@ -14,10 +14,11 @@ import pygraph
 from pygraph.calls.keys import Keys
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.program import Program
-from pygraph.runtime import capture, discovery, proof
+from pygraph.runtime import discovery, proof, recorded
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.discovery import Discovery
 from pygraph.runtime.pointers import Patcher
+from pygraph.runtime.replay_proof import ReplayProof
 from tests.property.laws import check_pass, check_stack_equals_eager
 from tests.property.strategies import Case, NumberInput, Step, TensorInput
 from tests.property.test_histories import run_histories
@@ -56,8 +57,7 @@ def missed_result_pointer(patch: pytest.MonkeyPatch) -> None:
 
 def no_proof(patch: pytest.MonkeyPatch) -> None:
     """A plan is used unproven."""
-    patch.setattr(RegionGraph, "_passes", lambda self, *args, **kwargs: True)
-    patch.setattr(RegionGraph, "_replay_us", 0.0, raising=False)
+    patch.setattr(ReplayProof, "passes", lambda self, *args, **kwargs: True)
     patch.setattr(Discovery, "_unproven_inputs", lambda self, words: set())
 
 
@@ -107,13 +107,12 @@ def written_argument_is_a_copy(patch: pytest.MonkeyPatch) -> None:
         return call(self, [tensor.clone() for tensor in inputs], *args, **kwargs)
 
     patch.setattr(RegionGraph, "__call__", forgetful)
-    patch.setattr(RegionGraph, "_passes", lambda self, *args, **kwargs: True)
-    patch.setattr(RegionGraph, "_replay_us", 0.0, raising=False)
+    patch.setattr(ReplayProof, "passes", lambda self, *args, **kwargs: True)
 
 
 def forgotten_work(patch: pytest.MonkeyPatch) -> None:
     """The nodes that we add leave out the first thing that they are to do."""
-    wiring = capture.wiring
+    wiring = recorded.wiring
 
     def less(*args: Any) -> Any:
         work, values = wiring(*args)
@@ -122,7 +121,7 @@ def forgotten_work(patch: pytest.MonkeyPatch) -> None:
         loads = tuple((0, node, offset) for _, node, offset in work.loads)
         return dataclasses.replace(work, **changes, loads=loads), values
 
-    patch.setattr(capture, "wiring", less)
+    patch.setattr(recorded, "wiring", less)
 
 
 def moving_generator(patch: pytest.MonkeyPatch) -> None:

@@ -80,14 +80,14 @@ def test_nothing_is_printed_after_doctests_that_compile() -> None:
 
 def test_finalizers_need_no_names_of_their_modules(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     from pygraph.interop import boxed
-    from pygraph.runtime import capture
+    from pygraph.runtime import recorded
 
     unraised: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraised.append)
     replaying = boxed.BoxedReplay.__new__(boxed.BoxedReplay)
-    graph = capture.RegionGraph.__new__(capture.RegionGraph)
+    region = recorded.RecordedRegion.__new__(recorded.RecordedRegion)
     with monkeypatch.context() as gone:
         gone.setattr(boxed, "sys", None)
-        gone.setattr(capture, "sys", None)
-        del replaying, graph
+        gone.setattr(recorded, "sys", None)
+        del replaying, region
     assert not unraised

@@ -427,13 +427,13 @@ REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]
         "view at a place on the device",
         lambda x, k: (torch.narrow(x, 0, k, 2), x + 1),
         lambda: (torch.ones(4), torch.tensor(1)),
-        "is a view at a place that depends on data",
+        "is a view whose layout depends on data",
     ),
     (
         "views of one result at a place on the device",
         lambda x, k: (lambda y: (y, torch.narrow(y, 0, k, 2)))(x + 1),
         lambda: (torch.ones(4), torch.tensor(1)),
-        "is a view at a place that depends on data",
+        "is a view whose layout depends on data",
     ),
     ("expanded", lambda x: x.expand(3, 4).add_(1), lambda: (torch.ones(4),), "whose elements share memory"),
     (

@@ -18,7 +18,8 @@ from pygraph.runtime.cuda.api import check, cu
 from pygraph.runtime.cuda.kernels import CAPACITIES, CHUNK, launch_params
 from pygraph.runtime.cuda.nodes import KernelParams, NodeParams, graph_nodes, listed
 from pygraph.runtime.driver import Wiring
-from pygraph.runtime.trampoline import Refused, rebuilt_kernel_of, trampoline
+from pygraph.runtime.launched_kernels import rebuilt_kernel_of
+from pygraph.runtime.trampoline import Refused, trampoline
 
 
 class _AddedParams(KernelParams):

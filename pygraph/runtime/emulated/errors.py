@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 import torch
 from typing_extensions import override  # torch depends on it
 
+from pygraph.runtime.emulated.device_lock import backward
 from pygraph.runtime.emulated.dynamo import hide_from_dynamo
-from pygraph.runtime.emulated.turns import backward
 
 F = TypeVar("F", bound=Callable[..., Any])
 

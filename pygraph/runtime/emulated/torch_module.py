@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._prims import rng_prims
 
-from pygraph.runtime.emulated import generator as emulated_generator
+from pygraph.runtime.emulated import generator
 from pygraph.runtime.emulated.tensors import NAME
 
 
@@ -77,7 +77,7 @@ def device_module(synchronize: Callable[[], None], use_random_state: Callable[[]
 
 def replace_names(use_random_state: Callable[[], None]) -> None:
     """Put in what torch lacks for the device; ``use_random_state`` as for `device_module`."""
-    emulated_generator.install()
+    generator.install()
     _patch_storages()
     _patch_random_states(use_random_state)
 

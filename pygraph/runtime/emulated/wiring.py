@@ -1,6 +1,6 @@
 """Nodes of our own in a graph of the emulated device: updates of other nodes, a pointer table, and copies.
 
-They read their addresses from their parameter bytes, as the kernels in cuda_wiring do.
+They read their addresses from their parameter bytes, as the kernels in `pygraph.runtime.cuda.wiring` do.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LOADS_POINTERS: Final = frozenset({"aten::add.out", "aten::mul.out", "aten::relu
 """Operations whose kernels can load their pointers from a table: they stand for Triton kernels."""
 
 
-class Step(Protocol):
-    """What a node does, given its parameter bytes."""
+class NodeFunction(Protocol):
+    """The function of a node, which reads its parameter bytes."""
 
     def run(self, params: bytes) -> None:
         """Do it."""
@@ -66,7 +66,7 @@ class _Copy:
 class _Loading:
     """A kernel whose pointers at ``offsets`` are in a table, of which its parameters hold the entries' addresses."""
 
-    step: Step
+    kernel: NodeFunction
     offsets: tuple[int, ...]
 
     def run(self, params: bytes) -> None:
@@ -75,7 +75,7 @@ class _Loading:
             (entry,) = struct.unpack_from("<Q", params, offset)
             memory.allocator.check_range(entry, 8)
             loaded[offset : offset + 8] = ctypes.string_at(entry, 8)
-        self.step.run(bytes(loaded))
+        self.kernel.run(bytes(loaded))
 
 
 def mechanisms(node: RecordedNode) -> frozenset[NodeMechanism]:
@@ -89,19 +89,21 @@ def mechanisms(node: RecordedNode) -> frozenset[NodeMechanism]:
 class Added:
     """Nodes to add: before all others, and after; the table must be kept, and no host may send ``updated`` nodes."""
 
-    first: list[tuple[RecordedNode, Step]]
-    last: list[tuple[RecordedNode, Step]]
+    first: list[tuple[RecordedNode, NodeFunction]]
+    last: list[tuple[RecordedNode, NodeFunction]]
     table: torch.Tensor | None
     updated: frozenset[int]
 
 
-def add_wiring(nodes: tuple[RecordedNode, ...], params: list[bytes], steps: list[Step], wiring: Wiring) -> Added:
-    """Make the nodes of a wiring; ``steps`` and ``params`` of kernels that load from the table are replaced."""
+def add_wiring(
+    nodes: tuple[RecordedNode, ...], params: list[bytes], functions: list[NodeFunction], wiring: Wiring
+) -> Added:
+    """Make the nodes of a wiring; ``functions`` and ``params`` of kernels that load from the table are replaced."""
     for _, node, _ in (*wiring.updates, *wiring.loads):
         if nodes[node].kind != "kernel":
             raise CaptureError(f"a {nodes[node].name} node cannot be updated by the device")
-    first: list[tuple[RecordedNode, Step]] = []
-    last: list[tuple[RecordedNode, Step]] = []
+    first: list[tuple[RecordedNode, NodeFunction]] = []
+    last: list[tuple[RecordedNode, NodeFunction]] = []
     table = None
     entries: dict[int, int] = {}
     if wiring.loads:
@@ -114,11 +116,11 @@ def add_wiring(nodes: tuple[RecordedNode, ...], params: list[bytes], steps: list
             for value, offset in words:
                 struct.pack_into("<Q", changed, offset, entries[value])
             params[node] = bytes(changed)
-            steps[node] = _Loading(steps[node], tuple(offset for _, offset in words))
+            functions[node] = _Loading(functions[node], tuple(offset for _, offset in words))
     blank = bytes(8 * wiring.values)
     if wiring.updates or wiring.loads:
-        step = _Update(params, wiring.updates, tuple(entries.items()))
-        first.append((RecordedNode("kernel", "pygraph_update", -1, blank), step))
+        update = _Update(params, wiring.updates, tuple(entries.items()))
+        first.append((RecordedNode("kernel", "pygraph_update", -1, blank), update))
     if wiring.copies_in:
         first.append((RecordedNode("kernel", "pygraph_copy_in", -1, blank), _Copy(wiring.copies_in, out=False)))
     if wiring.copies_out:

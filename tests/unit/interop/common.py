@@ -181,7 +181,7 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
-_tracing = importlib.import_module("pygraph.tracing.trace")
+_tracing = importlib.import_module("pygraph.tracing.specialization")
 
 
 class Work:

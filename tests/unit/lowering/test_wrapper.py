@@ -13,7 +13,8 @@ import torch
 
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.launches import launch_of
-from pygraph.lowering.wrapper import KernelGraph, UntraceableError, kernel_graph
+from pygraph.lowering.kernel_recorder import KernelGraph, UntraceableError
+from pygraph.lowering.wrapper import kernel_graph
 
 CPU = torch.device("cpu")
 MATRIX = TensorSpec((2, 2), (2, 1), torch.float32, CPU)

@@ -220,9 +220,9 @@ def test_results_of_an_operation_that_it_does_not_write(driver: Any, fill: int) 
 def _is_recording(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_current_stream_capturing()
-    from pygraph.runtime.emulated import device as emulated_device
+    from pygraph.runtime.emulated import launches
 
-    return emulated_device.recorder is not None
+    return launches.recorder is not None
 
 
 @torch.library.custom_op("test_capture::and_seed", mutates_args=())

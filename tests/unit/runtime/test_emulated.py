@@ -26,10 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import ArgumentError, CaptureError
 from pygraph.runtime.driver import RecordedGraph, Run
-from pygraph.runtime.emulated import device as emulated_device
 from pygraph.runtime.emulated import driver as emulated
+from pygraph.runtime.emulated import launches
 from pygraph.runtime.emulated import tensors as emulated_tensors
-from pygraph.runtime.emulated.driver import HIDES_POINTERS, EmulatedDriver
+from pygraph.runtime.emulated.driver import EmulatedDriver
+from pygraph.runtime.emulated.nodes import HIDES_POINTERS
 from tests.memory import live_bytes
 
 Body = Callable[[], Any]
@@ -43,7 +44,7 @@ def fixture_driver():
     live = live_bytes(device)
     yield driver
     assert live_bytes(device) <= live
-    assert emulated_device.recorder is None
+    assert launches.recorder is None
 
 
 def values(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -243,13 +244,17 @@ def test_tensors_are_genuine(driver: EmulatedDriver):
 def test_register_twice_and_no_registration_at_import():
     emulated.register()
     emulated.register()
-    code = "import torch, pygraph.runtime.emulated; assert torch._C._get_privateuse1_backend_name() == 'privateuseone'"
+    code = (
+        "import torch, pygraph.runtime.emulated.driver\n"
+        "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_interpreter_ends_quietly_with_tensors_alive():
     code = (
-        "import torch\nfrom pygraph.runtime import emulated\nd = emulated.driver()\nx = torch.ones(4, device='emu')\n"
+        "import torch\nfrom pygraph.runtime.emulated.driver import driver\nd = driver()\n"
+        "x = torch.ones(4, device='emu')\n"
         "cycle = [torch.ones(3, device='emu')]; cycle.append(cycle)\n"
         "graph, y = d.record(lambda mark: (x + 1).cumprod(0), d.new_pool())\nx.requires_grad_().sum().backward()\n"
     )

@@ -408,7 +408,7 @@ def test_recurrent_modules(device: torch.device, kind: type[nn.RNNBase], way: st
 def test_dynamo_leaves_the_emulated_device_alone() -> None:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
-    from pygraph.runtime.emulated import device as emulated_device
+    from pygraph.runtime.emulated import dispatch, special_operations
     from pygraph.runtime.emulated import driver as emulated
 
     emulated.driver()
@@ -421,5 +421,5 @@ def test_dynamo_leaves_the_emulated_device_alone() -> None:
     fn = torch.compile(run, backend="eager")
     for size in (3, 1, 3):
         fn(torch.ones(size).to("emu"))
-    compiled = [emulated_device._fallback, emulated_device._launch, emulated_device._empty, emulated_device._copy_from]
+    compiled = [dispatch.fallback, dispatch._launch, special_operations._empty, special_operations._copy_from]
     assert not any(_debug_get_cache_entry_list(function.__code__) for function in compiled)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import pygraph
+from pygraph.runtime.comparison import Spread, agree
 from pygraph.runtime.emulated import driver as emulated
 from pygraph.runtime.emulated.kernels import REPLACEMENTS
-from pygraph.runtime.proof import Spread, agree
 
 NAN, INF = float("nan"), float("inf")
 

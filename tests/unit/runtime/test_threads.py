@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import pygraph
+from pygraph.calls.keys import Keys
 from pygraph.errors import FallbackError
 from pygraph.process.turns import INSIDE_CALL, here
 from pygraph.runtime.pointers import Patcher
@@ -95,7 +96,7 @@ def test_a_key_from_before_another_thread_learnt_more(device: torch.device, monk
     jitted = pygraph.jit(fn)
     x = torch.full((3,), 3.0, device=device)
     jitted(x, 5)
-    make = type(jitted)._key
+    make = Keys.of
     fresh = False
 
     def stale(self: Any, *args: Any) -> Any:
@@ -104,7 +105,7 @@ def test_a_key_from_before_another_thread_learnt_more(device: torch.device, monk
         fresh, first = True, not fresh
         return base, () if first else values
 
-    monkeypatch.setattr(type(jitted), "_key", stale)
+    monkeypatch.setattr(Keys, "of", stale)
     for k in (0, 7, 1, 0, 3):
         fresh = False
         assert torch.equal(jitted(x, k), fn(x, k)), k

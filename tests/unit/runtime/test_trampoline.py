@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from pygraph.runtime import trampoline as module
+from pygraph.runtime.launched_kernels import kernel_of, launched_kernels, register
 from pygraph.runtime.trampoline import (
     Refused,
     compile_trampoline,
-    kernel_of,
     parameter_sizes,
-    register,
     runtime_parameters,
     trampoline_text,
 )
@@ -138,6 +136,6 @@ def test_kernels_are_known_by_their_handle_while_they_live(kernels: Any) -> None
 
 def test_recording_puts_the_launcher_back(kernels: Any) -> None:
     run = type(kernels.add).run
-    with module.launched_kernels():
+    with launched_kernels():
         assert type(kernels.add).run is not run
     assert type(kernels.add).run is run

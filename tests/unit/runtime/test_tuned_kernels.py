@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
-from pygraph.runtime.trampoline import (
-    compile_trampoline,
+from pygraph.runtime.launched_kernels import (
     holder_of,
     kernel_of,
     launched_kernels,
-    parameter_sizes,
     rebuilt_kernel_of,
-    runtime_parameters,
     why_not_loaded,
 )
+from pygraph.runtime.trampoline import compile_trampoline, parameter_sizes, runtime_parameters
 from pygraph.runtime.tuned_kernels import _assemblers, autotuner, compiled_kernel, loaded
 
 pytest.importorskip("triton")

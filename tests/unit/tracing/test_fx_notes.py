@@ -10,7 +10,7 @@ import torch.fx.traceback as shared
 from torch.fx import Graph
 
 from pygraph.tracing import fx_notes
-from pygraph.tracing.modes import fake_tracing
+from pygraph.tracing.fake_tracing import fake_tracing
 from pygraph.tracing.proxy_trace import proxy_trace
 
 

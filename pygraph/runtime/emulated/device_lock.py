@@ -1,4 +1,4 @@
-"""Who may work on the emulated device: one thread at a time, and nobody else while a recording is in progress."""
+"""The lock of the emulated device: one thread at a time works on it, and none beside a recording in progress."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ lock = threading.RLock()
 _in_backward: int = 0  # backwards that the thread with the lock waits for; only that thread changes it
 
 
-def turn() -> contextlib.AbstractContextManager[object]:
-    """Wait for the device, but in a thread of autograd's not for one that has it and waits for that thread."""
-    return _turn_of_autograd() if isinstance(threading.current_thread(), threading._DummyThread) else lock  # pyright: ignore
+def held() -> contextlib.AbstractContextManager[object]:
+    """A block that has the lock; but a thread of autograd's does not wait for a thread that has it and waits for that
+    thread.
+    """
+    return _held_by_autograd() if isinstance(threading.current_thread(), threading._DummyThread) else lock  # pyright: ignore
 
 
 @contextlib.contextmanager
-def _turn_of_autograd() -> Generator[None, None, None]:
+def _held_by_autograd() -> Generator[None, None, None]:
     # It may work for several backwards at once: what it does for the others then comes in between as well.
     while not (taken := lock.acquire(timeout=0.01)) and not _in_backward:
         pass

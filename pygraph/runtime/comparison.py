@@ -1,0 +1,118 @@
+"""Comparing the results of replays with those of ordinary launches, also where neither repeats to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import torch
+
+# How much further apart than some runs a replay may be from launches, and how many elements even more than that.
+_FURTHER = 8.0
+_FEW = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """How far runs of a region are apart whose results do not repeat.
+
+    Kernels with atomics add in any order, and what follows may amplify that: a first step of Adam is the learning rate
+    with the sign of the gradient, whatever its size. Then replays do not repeat either, as ordinary launches do not.
+    Memory that a replay should have read or written, and has not, still shows: it is poisoned.
+
+    Attributes:
+        apart: Per result, the largest difference; for integers, the share of elements that differ.
+        largest: The largest difference of any result that does not repeat, relative to the result's largest element;
+            None if all repeat.
+    """
+
+    apart: tuple[float, ...]
+    largest: float | None
+
+    @classmethod
+    def of(cls, first: Sequence[torch.Tensor], others: Iterable[Sequence[torch.Tensor]]) -> Spread:
+        """How far the results of other runs are from those of the first."""
+        apart = [0.0] * len(first)
+        largest: float | None = None
+        for results in others:
+            for index, (got, expected) in enumerate(zip(results, first, strict=True)):
+                error = _error(got, expected) if got.numel() else None
+                if error is None:
+                    continue
+                apart[index] = max(apart[index], _size(error))
+                if not agree(got, expected):
+                    relative = _size(error) / max(_scale(expected), 1e-30) if error.is_floating_point() else 0.0
+                    largest = max(largest or 0.0, relative)
+        return cls(tuple(apart), largest)
+
+    def and_of(self, other: Spread) -> Spread:
+        """What both allow: runs of one kind may be further apart, which then says nothing of the other."""
+        largest = None if self.largest is None or other.largest is None else min(self.largest, other.largest)
+        return Spread(tuple(map(min, self.apart, other.apart)), largest)
+
+    def covers(self, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+        """Whether results are as close to those expected as runs are to each other."""
+        largest = self.largest
+        return largest is not None and all(
+            _is_close(got, wanted, apart, largest)
+            for got, wanted, apart in zip(results, expected, self.apart, strict=True)
+        )
+
+
+def _is_close(got: torch.Tensor, expected: torch.Tensor, apart: float, largest: float) -> bool:
+    """Whether a result is close to the one expected, of which runs are ``apart``; but for a few elements of many."""
+    if agree(got, expected):
+        return True
+    error = _error(got, expected)
+    if error is None:
+        return False
+    few = error.numel() // _FEW
+    if not error.is_floating_point():
+        return int(error.sum()) <= few + _FURTHER * apart * error.numel()
+    scale = _scale(expected)
+    outliers = error > _tolerance(got.dtype) * scale + _FURTHER * apart
+    return int(outliers.sum()) <= few and _size(error) <= _FURTHER * max(largest * scale, apart)
+
+
+def _error(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
+    """Per element how far they are apart, or whether they differ; None if they cannot be compared."""
+    if got.device != expected.device or got.dtype != expected.dtype:
+        return None
+    if not (got.dtype.is_floating_point or got.dtype.is_complex) or got.dtype.itemsize < 2:
+        return _bits(got) != _bits(expected)
+    if not torch.equal(got.isnan(), expected.isnan()):
+        return None
+    # The same infinities are not apart.
+    return (got - expected).abs().masked_fill(got == expected, 0.0).nan_to_num(0.0)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, of a dtype that can be compared: 8-bit floating point as bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype.is_floating_point else tensor
+
+
+def _size(error: torch.Tensor) -> float:
+    return float(error.max()) if error.is_floating_point() else float(error.float().mean())
+
+
+def _scale(expected: torch.Tensor) -> float:
+    """The largest element."""
+    return float(torch.nan_to_num(expected.abs().float(), 0.0, 0.0, 0.0).max())
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7, torch.complex128: 1e-7}.get(dtype, 1.3e-5)
+
+
+def agree(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Equal, or for floating point close: kernels with atomics do not repeat to the last bit."""
+    if got.device != expected.device or got.dtype != expected.dtype:
+        return False  # some operations return their random state on the host, and in a capture on the device
+    if got.numel() == 0:
+        return True
+    if got.dtype.is_floating_point or got.dtype.is_complex:
+        if got.dtype.itemsize < 2:
+            return torch.equal(_bits(got), _bits(expected))
+        rtol = _tolerance(got.dtype)
+        return torch.allclose(got, expected, rtol=rtol, atol=rtol * max(_scale(expected), 1e-30), equal_nan=True)
+    return torch.equal(got, expected)

@@ -1,0 +1,141 @@
+"""The proof of a recorded region: replays on other buffers, with the recorded ones poisoned.
+
+Results, updated arguments and captured tensors must be what ordinary launches give, and memory behind the results must
+stay as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+
+import torch
+
+from pygraph.runtime.body import copy_span
+from pygraph.runtime.comparison import agree
+from pygraph.runtime.indices import Reach
+from pygraph.runtime.proof import Example, LaunchSpread, RedZones, Trial, poison
+from pygraph.runtime.recorded import RecordedRegion
+
+_Replayed = tuple["list[torch.Tensor] | None", "Callable[[], None] | None"]
+"""Results of a replay, None if it wrote behind them; and what puts back what it changed, None if it changes nothing."""
+
+
+class ReplayProof:
+    """Replays of a recorded region on tensors that it was not recorded with.
+
+    Args:
+        region: The recorded region.
+        example: A call, with what ordinary launches give for it.
+        spread: How far ordinary launches are apart.
+        reuses_outputs: Whether the graph leaves results where it was recorded, from where the proof copies them.
+
+    Attributes:
+        replay_us: Microseconds that the device needs for a replay, once one with copies outside of the graph was right.
+    """
+
+    def __init__(self, region: RecordedRegion, example: Example, spread: LaunchSpread, reuses_outputs: bool) -> None:
+        self.region = region
+        self.example = example
+        self.replay_us = 0.0
+        self._spread = spread
+        self._reuses_outputs = reuses_outputs
+
+    def passes(self, copy_outside: bool = False) -> bool:
+        """Whether a replay gives what ordinary launches give.
+
+        Args:
+            copy_outside: Whether what the region's choice copies is copied here, and not by the graph.
+        """
+        with self._replayed(copy_outside) as (results, restore):
+            if results is None:
+                return False
+            if all(map(agree, results, self.example.expected)):
+                if copy_outside:
+                    self._measure(restore)
+                return True
+            results = self._own(results)
+
+        def replay() -> list[torch.Tensor] | None:
+            with self._replayed(copy_outside) as (again, _):
+                return None if again is None else self._own(again)
+
+        if not self._spread.covers(results, self.example, replay):
+            return False
+        if copy_outside:
+            with self._replayed(copy_outside) as (_, restore):
+                self._measure(restore)
+        return True
+
+    def _measure(self, restore: Callable[[], None] | None) -> None:
+        self.replay_us = self.region.driver.replay_time(self.region.graph, restore)
+
+    def _own(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Results that stay as they are when captured tensors are put back."""
+        first = len(results) - len(self.region.body.written_statics)
+        return [*results[:first], *(static.clone() for static in results[first:])]
+
+    @contextlib.contextmanager
+    def _replayed(self, copy_outside: bool) -> Generator[_Replayed, None, None]:
+        """Replay on other buffers; that leaves no trace afterwards."""
+        region, body = self.region, self.region.body
+        region.pool.order()
+        self._poison_buffers()
+        zones = RedZones()
+        fresh = [zones.allocate(memory.spec, memory.extent.size, memory.scratch) for memory in region.memory]
+        copied = region.choice.copied if copy_outside else frozenset[int]()
+        if self._reuses_outputs:
+            copied |= region.output_slots
+        with Trial(region.driver, body, self.example.inputs) as run:
+            trial = run.inputs
+            self._copy_in(trial, copied)
+            region.replay(trial, self.example.numbers, fresh)
+            self._copy_out(trial, fresh, copied)
+            results = [*self._written_outputs(fresh), *(trial[i] for i in body.written)]
+            results += [body.static_values[i].detach() for i in body.written_statics]
+
+            def restore() -> None:
+                run.restore()
+                for slot, position in enumerate(region.slots):
+                    if slot in copied and position in body.written:
+                        copy_span(trial[position], region.input_buffer(position))
+
+            yield (results if zones.untouched() else None), (restore if run.has_state else None)
+
+    def _poison_buffers(self) -> None:
+        region, body = self.region, self.region.body
+        for node, tensor, safe in (
+            *zip(body.inputs, region.input_buffers, self.example.inputs, strict=True),
+            *zip(body.outputs, region.output_buffers, self.example.expected, strict=False),
+        ):
+            poison(tensor, body.reach.get(node, Reach.NOT), safe)
+
+    def _copy_in(self, inputs: Sequence[torch.Tensor], copied: frozenset[int]) -> None:
+        """Copy inputs to where the graph was recorded with them."""
+        for slot, position in enumerate(self.region.slots):
+            if slot in copied:
+                copy_span(inputs[position], self.region.input_buffer(position))
+
+    def _copy_out(self, inputs: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor], copied: frozenset[int]) -> None:
+        """Copy updated inputs and outputs from where the graph was recorded with them."""
+        region = self.region
+        for slot, position in enumerate(region.slots):
+            if slot in copied and position in region.body.written:
+                copy_span(region.input_buffer(position), inputs[position])
+        for buffer, (memory, _) in zip(region.output_buffers, region.views, strict=True):
+            if len(region.slots) + memory in copied and buffer.numel():
+                flat = region.memory[memory].flat
+                target = fresh[memory].as_strided(flat.shape, flat.stride, 0)
+                target.copy_(buffer.as_strided(flat.shape, flat.stride, 0))
+
+    def _written_outputs(self, fresh: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs, with those that nothing is written to as they are expected.
+
+        What is in such memory says nothing; some operations have it on another device in a capture.
+        """
+        region = self.region
+        outputs = zip(region.outputs(fresh), self.example.expected, region.views, strict=False)
+        return [
+            wanted if number in region.blank and output.device == wanted.device else output
+            for output, wanted, (number, _) in outputs
+        ]

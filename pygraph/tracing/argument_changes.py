@@ -1,0 +1,100 @@
+"""Changes that a traced function makes to its arguments as objects: to their containers, shapes, gradients, attributes.
+
+Updates of an argument's elements are operations, which the graph has. These changes are not, so they are refused.
+"""
+
+# Attributes of fake tensors are of any type, and some of torch's are private.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
+
+from pygraph.errors import TraceError, describe
+from pygraph.guards.objects import with_parts
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.tracing.fake_arguments import FakeArguments
+
+
+class ArgumentChanges:
+    """Compares the arguments of a call with what they are now, before the function runs.
+
+    Args:
+        arguments: The arguments.
+    """
+
+    def __init__(self, arguments: FakeArguments) -> None:
+        self._arguments = arguments
+        fakes = arguments.fakes
+        self._specs = {index: TensorSpec.of(fake) for index, fake in fakes.items()}
+        self._requiring_grad = {index: fake.requires_grad for index, fake in fakes.items()}
+        self._attributes = {index: _attributes_of(fake) for index, fake in fakes.items()}
+
+    def changed_attribute(self) -> str | None:
+        """The first attribute that user code has stored on an argument, or deleted from it; None if there is none."""
+        missing = object()
+        for index, before in self._attributes.items():
+            now = _attributes_of(self._arguments.fakes[index])
+            for key in {*now, *before}:
+                if now.get(key, missing) is not before.get(key, missing):
+                    return f"an argument.{key}"
+        return None
+
+    def check(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a function that has changed its arguments' containers, shapes or gradients.
+
+        Args:
+            call: What errors call the function.
+            args: The very containers of arguments that the function got.
+            kwargs: Those of keyword arguments.
+        """
+        arguments = self._arguments
+        leaves, tree = pytree.tree_flatten(with_parts((args, kwargs), kind=FakeTensor))
+        if tree != arguments.tree or any(a is not b for a, b in zip(leaves, arguments.traced, strict=True)):
+            raise TraceError(describe(call, "it changes a container among its arguments", remedy="Return a new one."))
+        for index, fake in arguments.fakes.items():
+            path = arguments.paths[index]
+            if TensorSpec.of(fake) != self._specs[index]:
+                raise TraceError(describe(call, f"it changes the shape or strides of {path}"))
+            if fake.requires_grad != self._requiring_grad[index]:
+                raise TraceError(describe(call, f"it changes whether {path} requires grad"))
+            if fake.grad is not None:
+                raise TraceError(
+                    describe(call, f"it sets {path}.grad", remedy="Use torch.autograd.grad or torch.func.grad.")
+                )
+
+
+def stored_attribute(result: torch.Tensor) -> str | None:
+    """Something that user code has stored on a tensor that it has made, which a replay would not; None if nothing."""
+    if result.is_leaf and result.grad is not None:
+        return "a gradient"
+    known = _attributes_of_new_fake()
+    stored = (key for key in vars(result) if key not in known and not _is_fakes_own(key))
+    return next((f"an attribute {key!r}" for key in stored), None)
+
+
+@functools.cache
+def _attributes_of_new_fake() -> frozenset[str]:
+    with _disable_current_modes(), FakeTensorMode():
+        return frozenset(vars(torch.empty(0)))
+
+
+def _attributes_of(fake: FakeTensor) -> dict[str, Any]:
+    """The attributes of a fake, without those that it stores for its own ends."""
+    return {key: value for key, value in vars(fake).items() if not _is_fakes_own(key)}
+
+
+def _is_fakes_own(key: str) -> bool:
+    """Whether a fake stores an attribute for its own ends, such as the symbol that its ``item()`` has returned."""
+    return key in _FAKES_OWN or key.lstrip("_").startswith(_MEMOS)
+
+
+# Private; checked with torch 2.11 and 2.13.
+_FAKES_OWN = frozenset(vars(FakeTensor))
+_MEMOS = tuple(name for name in _FAKES_OWN if name.endswith("_memo"))

@@ -1,0 +1,55 @@
+"""Leaves of the arguments whose values a finished trace depends on, so that they are baked in."""
+
+# Symbols have no types.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.utils import _pytree as pytree
+
+from pygraph.ir.descriptors import Argument, Baked, ScalarArgument
+from pygraph.tracing.fake_arguments import FakeArguments
+
+
+def needed_numbers(arguments: FakeArguments, module: fx.GraphModule) -> frozenset[int]:
+    """The leaves of live numbers whose values the trace needs: the next one has to bake them in."""
+    guarded = _guarded_numbers(arguments, module)
+    return guarded | _numbers_computed_by_numpy(arguments, module) | arguments.asked
+
+
+def baked_leaves(arguments: FakeArguments) -> tuple[Baked, ...]:
+    """The leaves that are no inputs."""
+    live = {entry.leaf for entry in arguments.inputs if isinstance(entry, (Argument, ScalarArgument))}
+    leaves = enumerate(arguments.leaves)
+    return tuple(Baked(arguments.paths[index], index, leaf) for index, leaf in leaves if index not in live)
+
+
+def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule) -> frozenset[int]:
+    """The numbers that a guard is about, or that are part of a shape."""
+    needed: set[Any] = set()
+    for guard in arguments.shapes.guards:
+        needed |= guard.expr.free_symbols
+    needed |= set(arguments.shapes.replacements)
+    for node in module.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                needed |= free_symbols((*value.shape, *value.stride(), value.storage_offset()))
+    return frozenset(arguments.symbols[symbol] for symbol in needed if symbol in arguments.symbols)
+
+
+def _numbers_computed_by_numpy(arguments: FakeArguments, module: fx.GraphModule) -> set[int]:
+    """The NumPy numbers that are computed with on the host, in NumPy's types, which symbols know nothing of."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return {
+        descriptor.leaf
+        for node, descriptor in zip(placeholders, arguments.inputs, strict=False)
+        if isinstance(descriptor, ScalarArgument)
+        and isinstance(arguments.leaves[descriptor.leaf], np.generic)
+        and any(u.op == "call_function" and not isinstance(u.target, torch._ops.OpOverload) for u in node.users)
+    }

@@ -1,0 +1,51 @@
+"""State that a call depends on besides its arguments: the `Environment` of a function, without what it is passed."""
+
+# Functions take and return values of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.guards.environment import Environment
+from pygraph.ir.constants import IMMUTABLE
+from pygraph.ir.paths import flatten_with_path
+from pygraph.tracing.function_kinds import Passing, Rebinding
+
+
+def reached_besides(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], read: Sequence[torch.Tensor] = ()
+) -> Environment:
+    """The state that a call depends on besides its inputs.
+
+    Args:
+        fn: The function.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        read: Closed-over tensors whose gradients it reads.
+    """
+    passing = passing_function(fn)
+    with contextlib.nullcontext() if passing is None else passing.emptied():
+        environment = Environment(fn, objects_among(args, kwargs), read)
+    if passing is not None:
+        environment.release_rates(passing.groups)
+        environment.release_locations(passing.locations)
+    environment.forget_copies()
+    return environment
+
+
+def passing_function(fn: Any) -> Passing | None:
+    """The function that puts what it is passed in its locations, behind one that is made from it."""
+    behind = fn.__wrapped__ if isinstance(fn, Rebinding) else fn
+    return behind if isinstance(behind, Passing) else None
+
+
+def objects_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments whose attributes a trace bakes in, by path; tensors and containers are part of the cache key."""
+    keyed = flatten_with_path((args, kwargs))[0]
+    return {pytree.keystr(path): leaf for path, leaf in keyed if not isinstance(leaf, (torch.Tensor, *IMMUTABLE))}

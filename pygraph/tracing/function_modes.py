@@ -1,0 +1,115 @@
+"""Calls of torch's Python functions in a traced function: noted, or replaced by what a trace can record."""
+
+# The tracer works on torch's private parts (storages' identities) and on values of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
+from torch.overrides import TorchFunctionMode
+
+import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
+from pygraph.errors import TraceError
+from pygraph.tracing.indexing import selected
+from pygraph.tracing.live_numbers import LiveFloat, LiveInt
+
+
+class MetaDeviceUses(TorchFunctionMode):
+    """Notes whether Python code uses the device ``meta``: operations that torch does there by itself look alike.
+
+    Attributes:
+        asked: Whether a call under way names the device, or a tensor there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.asked = any(_is_meta(value) for value in (*args, *kwargs.values()))
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.asked = False
+
+
+def _is_meta(value: Any) -> bool:
+    """Whether a value is the device ``meta``, or a tensor there."""
+    if isinstance(value, torch.Tensor):
+        return value.is_meta
+    return (isinstance(value, torch.device) and value.type == "meta") or (isinstance(value, str) and value == "meta")
+
+
+# Private; checked with torch 2.13.
+_torch: Any = torch
+_TAKE_LEARNING_RATE = (_torch._fused_adam_, _torch._fused_adamw_, _torch._fused_sgd_)
+
+
+class LiveNumbersMode(TorchFunctionMode):
+    """Records ``torch.tensor(k)`` of a live number as an operation; torch itself would read its value.
+
+    A fused optimizer gets a live learning rate as a tensor, as its kernel would take a number by value. An index whose
+    value only a run knows is recorded as a selection, as torch would ask for the value.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor, torch.scalar_tensor) and args:
+            data = args[0]
+            if isinstance(data, (torch.SymInt, torch.SymFloat)) and not kwargs.get("requires_grad"):
+                dtype = kwargs.get("dtype") or _dtype_of(func, data)
+                device = kwargs.get("device")
+                device = torch.get_default_device() if device is None else torch.device(device)
+                return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
+        if func in _TAKE_LEARNING_RATE and isinstance(kwargs["lr"], torch.SymFloat):
+            rate = torch.ops.pygraph.scalar(kwargs["lr"], dtype=torch.float32, device=args[0][0].device)
+            kwargs = {**kwargs, "lr": rate}
+        if func is torch.Tensor.__getitem__ and (found := selected(args[0], args[1])) is not None:
+            view, rest = found
+            return view[rest] if rest else view
+        return func(*args, **kwargs)
+
+
+def _dtype_of(func: Any, number: torch.SymInt | torch.SymFloat) -> torch.dtype:
+    """The dtype that torch gives a tensor of a number: that of a NumPy number, or the default for a Python number."""
+    kind = number.kind if isinstance(number, (LiveInt, LiveFloat)) else None
+    if func is not torch.scalar_tensor:
+        if kind is not None and issubclass(kind, np.generic):
+            return torch.from_numpy(np.zeros((), kind)).dtype
+        if isinstance(number, torch.SymInt):
+            return torch.int64
+    return torch.get_default_dtype()
+
+
+_GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__  # checked with torch 2.11 and 2.13
+
+
+class GradientReads(TorchFunctionMode):
+    """Notes the closed-over tensors whose ``.grad`` the function reads; it may not read an argument's.
+
+    Args:
+        arguments: The fakes of arguments, by id, and what errors call them.
+
+    Attributes:
+        tensors: The closed-over tensors whose gradient was read.
+    """
+
+    def __init__(self, arguments: dict[int, str]) -> None:
+        super().__init__()
+        self._arguments = arguments
+        self.tensors: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _GRADIENT:
+            tensor = args[0]
+            if id(tensor) in self._arguments:
+                raise TraceError(f"it reads {self._arguments[id(tensor)]}.grad, which its calls do not pass on")
+            # The gradient of any other tensor is always None, and reading it warns.
+            if not isinstance(tensor, FakeTensor) and (tensor.is_leaf or tensor.retains_grad):
+                self.tensors.append(tensor)
+        return func(*args, **(kwargs or {}))

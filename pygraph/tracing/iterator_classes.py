@@ -1,0 +1,87 @@
+"""Iterators and random generators whose classes are written in Python: their methods are watched during a trace."""
+
+# Iterators give values of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import sys
+from collections.abc import Callable, Generator
+from typing import Any
+
+from torch.utils.data import dataloader  # its _BaseDataLoaderIter: checked with torch 2.13
+
+from pygraph.ir.source_lines import PYGRAPH_FOLDER
+from pygraph.tracing.user_frames import is_user_frame
+
+
+@contextlib.contextmanager
+def watched_classes(is_asking: Callable[[], bool], refuse: Callable[[object], None]) -> Generator[None, None, None]:
+    """Refuse to iterate over data loaders, and to draw from generators of `random` other than the one of its functions.
+
+    A data loader draws the seed of its workers from torch's generator, which would not be repeated either.
+
+    Args:
+        is_asking: Returns whether the traced function is running here.
+        refuse: Raises an error for an iterator or a random generator.
+    """
+    shared = random.random.__self__  # pyright: ignore[reportFunctionMemberAccess]
+    loaders: Any = dataloader
+    watched = [(loaders.DataLoader, "__iter__"), (loaders._BaseDataLoaderIter, "__next__")]
+    watched += [(random.Random, name) for name in ("random", "getrandbits", "seed", "setstate", "getstate")]
+    watched += [(random.SystemRandom, name) for name in ("random", "getrandbits")]
+    made: list[object] = []  # random generators that the function has made itself
+    undo: list[Callable[[], None]] = []
+    try:
+        for cls, name in watched:
+            undo.append(_watch(cls, name, shared, made, is_asking, refuse))
+        yield
+    finally:
+        for take_back in reversed(undo):
+            take_back()
+
+
+def _is_algebra(frame: Any) -> bool:
+    """Whether sympy asks, which draws random numbers when it simplifies sizes for the trace."""
+    while frame is not None and frame.f_code.co_filename == random.__file__:
+        frame = frame.f_back
+    return frame is not None and f"{os.sep}sympy{os.sep}" in frame.f_code.co_filename
+
+
+def _is_import(frame: Any) -> bool:
+    """Whether a module asks while it is imported in the trace, which happens once in any case."""
+    while frame is not None and not frame.f_code.co_filename.startswith(PYGRAPH_FOLDER):
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _watch(
+    cls: type,
+    name: str,
+    shared: object,
+    made: list[object],
+    is_asking: Callable[[], bool],
+    refuse: Callable[[object], None],
+) -> Callable[[], None]:
+    """Replace a method of a class by one that refuses to be called by the traced function; returns what undoes it."""
+    original: Any = getattr(cls, name)
+    own = name in vars(cls)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe(1)
+        if frame.f_code is random.Random.__init__.__code__ and args and args[0] is not None:
+            made.append(self)  # by the function, with a seed: it draws the same at every call
+        is_allowed = self is shared or any(self is one for one in made)
+        if not is_allowed and is_asking() and is_user_frame(frame) and not (_is_algebra(frame) or _is_import(frame)):
+            refuse(self)
+        return original(self, *args, **kwargs)
+
+    setattr(cls, name, method)
+    return (lambda: setattr(cls, name, original)) if own else (lambda: delattr(cls, name))

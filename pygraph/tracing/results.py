@@ -1,0 +1,102 @@
+"""Values that a traced function returns: flattened, with paths, and checked to be what a Program can return."""
+
+# Results are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Set
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
+from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.utils import _pytree as pytree
+
+from pygraph.errors import GradientError, SpentGraphError, TraceError, describe
+from pygraph.guards.objects import with_parts
+from pygraph.ir.paths import flatten_with_path
+from pygraph.tracing.argument_changes import stored_attribute
+from pygraph.tracing.gradients import is_spent
+from pygraph.tracing.iterators import unwrapped
+
+
+@dataclasses.dataclass
+class Results:
+    """A function's result, flattened.
+
+    Attributes:
+        leaves: The values; a comparison of numbers is the bool that it is.
+        paths: What errors and reports call each, as ``result['loss']``.
+        tree: The pytree of the result.
+    """
+
+    leaves: list[Any]
+    paths: list[str]
+    tree: pytree.TreeSpec
+
+    @classmethod
+    def of(cls, result: Any, symbols: Set[Any]) -> Results:
+        """Flatten a result.
+
+        Args:
+            result: What the function has returned.
+            symbols: The symbols of the numbers that were passed.
+        """
+        result = with_parts(result, is_known_size, FakeTensor)
+        for size in pytree.tree_leaves(result, is_leaf=lambda value: isinstance(value, torch.Size)):
+            if isinstance(size, torch.Size) and free_symbols(size) <= symbols:
+                torch.Size(map(int, size))  # on which the trace depends then: of symbols, torch makes a tuple
+        keyed, tree = flatten_with_path(result, is_leaf=is_known_size)
+        found = [unwrapped(leaf) for _, leaf in keyed]
+        # The value of a comparison is needed.
+        leaves = [bool(leaf) if isinstance(leaf, torch.SymBool) else leaf for leaf in found]
+        return cls(leaves, ["result" + pytree.keystr(path) for path, _ in keyed], tree)
+
+    def check(self, call: str, arguments: Iterable[torch.Tensor], *, inference: bool) -> None:
+        """Refuse tensors that are more than a tensor's elements.
+
+        Args:
+            call: What errors call the function.
+            arguments: The fakes of its arguments, which it may return.
+            inference: Whether the call is made in inference mode.
+
+        Raises:
+            SpentGraphError: All results that require grad have been differentiated already.
+            GradientError: A result requires grad.
+            TraceError: A result is a new parameter, has attributes, or is where there are no elements.
+        """
+        passed = {id(argument) for argument in arguments}
+        for path, leaf in zip(self.paths, self.leaves, strict=True):
+            if isinstance(leaf, FakeTensor):
+                self._check_tensor(call, path, leaf, is_new=id(leaf) not in passed, inference=inference)
+
+    def _check_tensor(self, call: str, path: str, leaf: FakeTensor, *, is_new: bool, inference: bool) -> None:
+        if isinstance(leaf, torch.nn.Parameter) and is_new:
+            raise TraceError(describe(call, f"{path} is a new torch.nn.Parameter", expected="a plain tensor"))
+        if leaf.is_inference() and not inference:
+            raise TraceError(describe(call, f"{path} is made in inference mode", expected="an ordinary tensor"))
+        if leaf.is_meta:
+            raise TraceError(describe(call, f"{path} is on meta", expected="a tensor with elements"))
+        stored = stored_attribute(leaf) if is_new else None
+        if stored is not None:
+            raise TraceError(describe(call, f"{path} carries {stored}", expected="a tensor that is only that"))
+        if leaf.requires_grad:
+            raise (SpentGraphError if self._are_spent() else GradientError)(
+                describe(call, f"{path} requires grad", expected="no gradient outside the call",
+                         remedy="Call it under torch.no_grad(), or take the gradient inside it.")
+            )  # fmt: skip
+
+    def _are_spent(self) -> bool:
+        """Whether every result that requires grad has been differentiated, without its graph being retained."""
+        return all(is_spent(leaf) for leaf in self.leaves if isinstance(leaf, FakeTensor) and leaf.requires_grad)
+
+
+def graph_values(leaves: Iterable[Any]) -> list[Any]:
+    """The leaves of a result that are values of the graph: tensors and symbols."""
+    return [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))]
+
+
+def is_known_size(value: Any) -> bool:
+    """Whether a value is a torch.Size of numbers, which torch would put together again as a tuple."""
+    return isinstance(value, torch.Size) and not any(isinstance(size, torch.SymInt) for size in value)

@@ -126,7 +126,7 @@ def _why_not_an_operation(probe: _Probe, is_differentiated: bool) -> str | None:
 
 
 def _places(environment: Environment, tensor: torch.Tensor) -> tuple[Place, ...]:
-    return tuple(environment.locations(tensor)) or (functools.partial(_itself, tensor),)
+    return tuple(environment.guards.locations(tensor)) or (functools.partial(_itself, tensor),)
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

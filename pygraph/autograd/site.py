@@ -28,8 +28,8 @@ from pygraph.calls.engine import Engine
 from pygraph.calls.plans import Reached
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import NOTHING_ON_DEVICE, InlineError
-from pygraph.guards.environment import Environment, Item, Variable
-from pygraph.guards.locations import Location
+from pygraph.guards.environment import Environment
+from pygraph.guards.locations import Item, Location, Variable
 
 # So often other tensors may be where those were that a plan guards; a function that sees others each time has no plan.
 _MAX_REPLANNED = 8

@@ -22,9 +22,8 @@ from torch.utils import _pytree as pytree
 from pygraph.calls.entries import Entry
 from pygraph.calls.function import Call
 from pygraph.calls.keys import Key
-from pygraph.guards.contents import SetContents, has_value, same
-from pygraph.guards.dicts import DictGuard
-from pygraph.guards.environment import Environment, underlying
+from pygraph.guards.environment import Environment
+from pygraph.guards.native_description import NO_GUARDS, describe_guards
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.process import extension
 from pygraph.process.turns import here, members
@@ -272,50 +271,11 @@ def _environment_guards(
     more_items: Sequence[tuple[Any, Any, Any]] = (),
     more_cells: Sequence[tuple[Any, Any]] = (),
 ) -> tuple[Any, ...]:
-    """Guards as ``(dicts, lists, cells, items, same, sets, code, attributes)``, each container once."""
     if environment is None:
-        return ((), (), (), (), same, (), ((), (), (), (), bool), ())
-    lists: dict[int, list[Any]] = {}
-    items: list[Any] = []
-    sets: list[Any] = []
-    dicts = {id(guard.container): guard for guard in environment.dict_guards()}
+        return NO_GUARDS
     # In Python, a call with tangents does not come as far as an environment.
-    forward_ad_variables: Any = vars(forward_ad)
-    more_items = (*more_items, (forward_ad_variables, "_current_level", -1))
-    for container, key, expected in more_items:
-        if isinstance(behind := underlying(container), dict):
-            guard = dicts.setdefault(id(behind), DictGuard(behind, is_namespace=container is forward_ad_variables))
-            guard.entries.append((key, expected))
-            guard.is_ordered = False
-    for container, length in environment._lengths:
-        if isinstance(container, list):
-            lists.setdefault(id(container), [container, -1, []])[1] = length
-    for container, key, expected in (*environment._entries, *more_items):
-        entry = (key, expected, has_value(expected))
-        if isinstance(container, SetContents) and type(container.members) is set:
-            members = tuple((None, member, has_value(member)) for member in container.before)
-            sets.append((container.members, members))
-        elif isinstance(container, list):
-            lists.setdefault(id(container), [container, -1, []])[2].append(entry)
-        elif not isinstance(underlying(container), dict):
-            items.append((container, entry))
-    cells = tuple((cell, value, has_value(value)) for cell, value in (*environment._cells, *more_cells))
-    return (
-        tuple(map(_dict_guard, dicts.values())),
-        tuple((container, length, tuple(entries)) for container, length, entries in lists.values()),
-        cells,
-        tuple(items),
-        same,
-        tuple(sets),
-        environment.code.description(),
-        environment.attributes.description(),
-    )
-
-
-def _dict_guard(guard: DictGuard) -> tuple[Any, ...]:
-    entries = ((key, value, has_value(value)) for key, value in guard.entries)
-    absent = ((key,) for key in guard.absent)
-    return guard.container, guard.length, (*entries, *absent), guard.is_ordered, guard.is_namespace
+    variables: Any = vars(forward_ad)
+    return describe_guards(environment.guards, [(variables, "_current_level", -1)], more_items, more_cells)
 
 
 def _replay(executable: Executable) -> dict[str, Any] | None:

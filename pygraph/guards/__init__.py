@@ -1,1 +1,1 @@
-"""What a trace took for granted of Python's state: code, and iterators."""
+"""Guards: the state of Python's that a trace has read, whether it has changed since, and undoing its changes."""

@@ -1,66 +1,62 @@
-"""The dicts in which objects have their attributes: whether each object still has the same one."""
+"""The attributes of an object, in its dict and in its slots, read without running anything of its class."""
+
+# Attributes are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
-import operator
 import types
+from collections.abc import Sequence
 from typing import Any
 
-from pygraph.guards.contents import attributes_of, dict_slot_of
+from pygraph.guards.contents import Contents
+
+_UNSET = object()
 
 
-class AttributeDicts:
-    """Objects that must have the dict that they had: ``obj.__dict__ = {...}`` gives an object another one."""
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """An object's dict, if it has one; nothing of the object's class is run for it."""
+    slot = dict_slot_of(type(value))
+    state = None if slot is None else slot.__get__(value)
+    return state if isinstance(state, dict) else None
 
-    def __init__(self) -> None:
-        self._all: list[tuple[str, object, dict[str, Any]]] = []
-        # Objects and dicts in columns, which are compared faster; and pairs of which only the class can tell.
-        self._columns: tuple[list[Any], list[dict[str, Any]], list[tuple[object, dict[str, Any]]]] | None = None
 
-    def add(self, name: str, value: object, attributes: dict[str, Any]) -> None:
-        """Guard that these are an object's attributes, if its class lets it have others."""
-        if isinstance(dict_slot_of(type(value)), types.GetSetDescriptorType):
-            self._all.append((name, value, attributes))
-            self._columns = None
+def dict_slot_of(cls: type) -> types.GetSetDescriptorType | types.MemberDescriptorType | None:
+    """The descriptor that reads and sets the dicts of a class's objects; None if they have none."""
+    for base in cls.__mro__:
+        found = vars(base).get("__dict__")
+        if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            return found
+    return None
 
-    def hold(self) -> bool:
-        """Whether all objects have the same dicts."""
-        if self._columns is None:
-            plain = [(value, attributes) for _, value, attributes in self._all if _is_plain(type(value))]
-            others = [(value, attributes) for _, value, attributes in self._all if not _is_plain(type(value))]
-            self._columns = [value for value, _ in plain], [attributes for _, attributes in plain], others
-        objects, dicts, others = self._columns
-        same = all(map(operator.is_, [value.__dict__ for value in objects], dicts))
-        return same and all(attributes_of(value) is attributes for value, attributes in others)
 
-    def changed(self) -> str | None:
-        """What has another dict, as a user would write it; None if nothing has. Nothing of any class is run for it."""
-        for name, value, attributes in self._all:
-            if attributes_of(value) is not attributes:
-                return f"{name or 'an object'}.__dict__"
+def slots_of(value: Any) -> tuple[dict[str, Any], Contents] | None:
+    """The values in an object's slots by name, and as `Contents`; None if its class has no slots."""
+    slots = {
+        name: slot
+        for base in reversed(type(value).__mro__)
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType) and not name.startswith("__")
+    }
+    if not slots:
         return None
 
-    def put_back(self) -> str | None:
-        """Give objects their dicts again; the name of the first that had another one, or None."""
-        changed = self.changed()
-        if changed is not None:
-            for _, value, attributes in self._all:
-                slot = dict_slot_of(type(value))
-                if slot is not None and attributes_of(value) is not attributes:
-                    slot.__set__(value, attributes)
-        return changed
+    def read() -> list[Any]:
+        return [_slot(slot, value) for slot in slots.values()]
 
-    def release(self, released: set[int]) -> None:
-        """Guard objects of these ids no longer, nor hold them."""
-        self._all = [entry for entry in self._all if id(entry[1]) not in released]
-        self._columns = None
+    def write(items: Sequence[Any]) -> None:
+        for slot, item in zip(slots.values(), items, strict=True):
+            if item is not _UNSET:
+                slot.__set__(value, item)
+            elif _slot(slot, value) is not _UNSET:
+                slot.__delete__(value)
 
-    def description(self) -> tuple[Any, ...]:
-        """All of it, as `native/dispatch.cpp` reads it."""
-        return tuple((value, attributes) for _, value, attributes in self._all)
+    found = zip(slots, read(), strict=True)
+    return {name: item for name, item in found if item is not _UNSET}, Contents(read, write)
 
 
-def _is_plain(cls: type) -> bool:
-    """Whether ``__dict__`` of its objects is what lies in them, and is read without running anybody's code."""
-    first = next(vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base))
-    return first is dict_slot_of(cls) and not isinstance(cls.__getattribute__, types.FunctionType)
+def _slot(slot: types.MemberDescriptorType, value: Any) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return _UNSET

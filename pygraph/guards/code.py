@@ -1,4 +1,4 @@
-"""The code that a trace ran: classes, functions, and of which class objects are.
+"""Guards on the code that a trace ran: classes, functions, and of which class objects are.
 
 A class is compared by its version, which the interpreter changes with the class and its bases. Where that is another
 one, what the classes hold is compared by itself: a trace elsewhere patches `nn.Module` for a while, and libraries keep
@@ -15,14 +15,16 @@ import operator
 import os
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from pygraph.guards.packages import is_library
+
 _MISSING: Any = object()
 
-# Attributes of classes that say nothing of what their objects do; copyreg and abc store some when they are used.
+# Attributes of classes that do not change what their objects do; copyreg and abc store some when they are used.
 _SILENT = frozenset(
     {
         "__doc__", "__module__", "__qualname__", "__name__", "__dict__", "__weakref__", "__slotnames__",
@@ -31,7 +33,7 @@ _SILENT = frozenset(
     }
 )  # fmt: skip
 
-# What is patched from here is patched for the time of a trace, which may be one of another thread.
+# Functions of these files are patched in for the time of a trace, which may be one of another thread.
 _TRACERS = (
     os.path.join(os.path.dirname(os.path.dirname(__file__)), "tracing", ""),
     os.path.join(os.path.dirname(torch.__file__), "fx", "_symbolic_trace.py"),
@@ -43,7 +45,7 @@ _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
 class _Class:
-    """A class as it is now, shared by all who guard the same."""
+    """A class as it is now, shared by all guards on it."""
 
     __slots__ = ("__weakref__", "cls", "mro", "values")
 
@@ -51,7 +53,7 @@ class _Class:
         self.cls, self.mro, self.values = cls, cls.__mro__, dict(vars(cls))
 
     def is_exact(self) -> bool:
-        """Whether the class holds the very same."""
+        """Whether the class has the very same attributes and bases."""
         now = vars(self.cls)
         same = len(now) == len(self.values) and all(map(operator.is_, now.values(), self.values.values()))
         return same and self.cls.__mro__ is self.mro and list(now) == list(self.values)
@@ -70,20 +72,16 @@ def _class_now(cls: type) -> _Class:
 class CodeGuards:
     """Classes, functions and objects whose code is what it was.
 
-    Args:
-        is_library: Whether what a module of this name defines is code of a library, whose values may change.
-
     Attributes:
         functions: Functions with their code, defaults, and defaults of keywords.
         kinds: Objects and their classes.
         partials: Partial functions and what they apply.
     """
 
-    def __init__(self, is_library: Callable[[str | None], bool]) -> None:
+    def __init__(self) -> None:
         self.functions: list[tuple[types.FunctionType, types.CodeType, Any, Any]] = []
         self.kinds: list[tuple[object, type]] = []
         self.partials: list[tuple[functools.partial[Any], tuple[Any, ...]]] = []
-        self._is_library = is_library
         self._classes: dict[int, _Class] = {}
         self._names: dict[int, str] = {}
         self._lists: _Lists | None = None
@@ -131,7 +129,7 @@ class CodeGuards:
         return [known.cls for known in self._classes.values() if id(known.cls) not in below]
 
     def description(self) -> tuple[Any, ...]:
-        """All of it, as `native/dispatch.cpp` reads it."""
+        """All guards, as `native/dispatch.cpp` reads them."""
         return tuple(self.types), tuple(self.functions), tuple(self.kinds), tuple(self.partials), self.classes_hold
 
     # -- whether it is as it was --------------------------------------------------------------------------------------
@@ -148,11 +146,11 @@ class CodeGuards:
         )
 
     def classes_hold(self) -> bool:
-        """The same for classes, whatever their versions."""
+        """Whether classes are as they were, whatever their versions."""
         return self._changed_class() is None
 
     def changed(self) -> str | None:
-        """What is not as it was, as a user would write it; None if all is."""
+        """The name of the first thing that is not as it was, as a user would write it; None if all is."""
         return self._changed_function() or self._changed_class()
 
     def _changed_function(self) -> str | None:
@@ -176,7 +174,7 @@ class CodeGuards:
             cls, before, now = known.cls, known.values, vars(known.cls)
             if not _all_same(cls.__mro__, known.mro):
                 return f"the bases of {cls.__qualname__}"
-            library = self._is_library(cls.__module__)
+            library = is_library(cls.__module__)
             for key in (*before, *(now.keys() - before.keys())):
                 if self._matters(cls, key, before.get(key, _MISSING), now.get(key, _MISSING), library):
                     return f"{cls.__qualname__}.{key}"
@@ -222,5 +220,5 @@ def _is_code(value: Any) -> bool:
 
 
 def is_instrument(value: Any) -> bool:
-    """Whether a function was put in its place by a tracer, which takes it away again."""
+    """Whether a function was patched in by a tracer, which removes it again."""
     return isinstance(value, types.FunctionType) and value.__code__.co_filename.startswith(_TRACERS)

@@ -1,86 +1,33 @@
-"""State that lies in neither a dict nor a list, in a form that a guard on an item can watch and a snapshot put back."""
+"""The contents of objects that are neither dicts nor lists, in one form that guards compare and snapshots restore."""
 
-# What is read has items of any type.
+# Items are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
 import array
 import collections
-import contextvars
 import ctypes
 import mmap
 import operator
-import threading
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from pygraph.ir.constants import IMMUTABLE
-
-_EXACT = frozenset(IMMUTABLE)
+from pygraph.guards.values import same
 
 # Memory of arrays is compared at every call, so that of larger ones, or of very many, is taken not to change.
 _MAX_BYTES, MAX_BYTES_IN_ALL = 2**16, 2**20
 
-_UNSET = object()
-
-
-def is_plain(value: object) -> bool:
-    """Whether a value is immutable and nothing but what `IMMUTABLE` says: an object of a derived class has attributes.
-
-    Its class may also say of itself what it likes, so that it is only equal to itself.
-    """
-    return type(value) in _EXACT
-
-
-def has_value(value: Any) -> bool:
-    """Whether another object can be the `same`."""
-    kind = type(value)
-    return kind in _EXACT or kind in _COMPOSED or issubclass(kind, np.generic)
-
-
-def is_value(value: Any) -> bool:
-    """Whether a value is made of nothing but plain ones."""
-    return has_value(value) and (type(value) not in _COMPOSED or all(map(is_value, _parts(value))))
-
-
-def same(value: Any, expected: Any) -> bool:
-    """Whether two values are immutable and equal, down to the type and the sign of zero.
-
-    Tuples are, if their items are the same objects or equal in this way.
-    """
-    kind = type(value)
-    if kind is not type(expected):
-        return False
-    if kind is str or kind is bytes:
-        return value == expected
-    if kind in _EXACT:
-        return repr(value) == repr(expected)
-    if kind in _COMPOSED:
-        these, those = _parts(value), _parts(expected)
-        return len(these) == len(those) and all(a is b or same(a, b) for a, b in zip(these, those, strict=True))
-    if issubclass(kind, np.generic) and not value.dtype.hasobject:
-        return value.dtype == expected.dtype and value.tobytes() == expected.tobytes()
-    return False
-
-
-_COMPOSED = frozenset({tuple, slice, range})
-
-
-def _parts(value: Any) -> tuple[Any, ...]:
-    return value if type(value) is tuple else (value.start, value.stop, value.step)
-
 
 class Contents:
-    """What an object holds; ``contents[…]`` tells whether it is still what it was when this was made.
+    """The items of an object, as they were when this was made; ``contents[…]`` tells whether they still are the same.
 
     Args:
-        read: The items, as they are now.
+        read: Reads the items, as they are now.
         write: Puts items back; by default, they are only compared.
     """
 
@@ -97,7 +44,7 @@ class Contents:
         return all(map(operator.is_, now, before)) or all(a is b or same(a, b) for a, b in zip(now, before))  # noqa: B905
 
     def restore(self) -> bool:
-        """Put back what has changed; whether anything had."""
+        """Put the items back if they have changed; whether they had."""
         if self[0]:
             return False
         self._write(self._before)
@@ -105,7 +52,7 @@ class Contents:
 
 
 class _ArrayContents(Contents):
-    """The memory of a NumPy array, and how it is read."""
+    """The memory, shape and dtype of a NumPy array."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array, self._copy = array, np.array(array)  # the copy keeps the items of an array of objects
@@ -124,7 +71,7 @@ class _ArrayContents(Contents):
 
 
 class SetContents(Contents):
-    """The items of a set, by order, which a function may have gone by.
+    """The items of a set in their order, in which a function may have iterated over them.
 
     Attributes:
         members: The set.
@@ -141,12 +88,12 @@ class SetContents(Contents):
 
     @property
     def before(self) -> tuple[Any, ...]:
-        """What the items were."""
+        """The items, as they were when this was made."""
         return tuple(self._before)
 
 
 def contents_of(value: Any, memory: int) -> Contents | None:
-    """The contents of a set, a deque, a NumPy array of at most so much memory, or of raw memory; None for all else."""
+    """The contents of a set, a deque, raw memory, or a NumPy array of at most ``memory`` bytes; None for all else."""
     if isinstance(value, set):
         return SetContents(value)
     if isinstance(value, collections.deque):
@@ -191,74 +138,12 @@ def _raw_contents(value: Any) -> Contents | None:
     return Contents(lambda: (memoryview(value).tobytes(),), write)
 
 
-# Whose memory is all that they are.
+# Classes whose objects are nothing but memory.
 _RAW = (memoryview, mmap.mmap, ctypes.Array, ctypes.Structure, ctypes.Union, ctypes._SimpleCData)  # pyright: ignore
 
 
-def items_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> dict[str, Any]:
-    """What the current thread finds in a thread-local, or as the value of a context variable."""
-    if isinstance(value, threading.local):
-        return threading.local.__getattribute__(value, "__dict__")
-    try:
-        return {"get()": value.get()}  # its default, too
-    except LookupError:
-        return {}
-
-
-def contents_in_thread(value: threading.local | contextvars.ContextVar[Any]) -> Contents:
-    """The same as contents; what a context variable was is put back by leaving the context."""
-
-    def write(items: Sequence[Any]) -> None:
-        if isinstance(value, threading.local):
-            state = items_in_thread(value)
-            state.clear()
-            state.update(zip(items[::2], items[1::2], strict=True))
-
-    return Contents(lambda: [part for item in items_in_thread(value).items() for part in item], write)
-
-
-def is_weak(value: Any) -> bool:
-    """Whether it is a weak reference or a proxy, which says that it is of its referent's class."""
-    return issubclass(type(value), (weakref.ReferenceType, *weakref.ProxyTypes))
-
-
-def referent_of(reference: Any) -> Any:
-    """What a weak reference or a proxy refers to; None if that is no more, or cannot be told."""
-    if issubclass(type(reference), weakref.ReferenceType):
-        return weakref.ReferenceType.__call__(reference)
-    try:
-        return reference.__init__.__self__
-    except (ReferenceError, AttributeError):
-        return None
-
-
-def life_of(reference: Any) -> Contents:
-    """Whether there still is what a weak reference or a proxy refers to; it is never another object."""
-    return Contents(lambda: (referent_of(reference) is not None,))
-
-
-class AttributesBehind:
-    """The attributes of an object to which only weak references lead; neither it nor its dict is kept alive."""
-
-    def __init__(self, value: object) -> None:
-        self._reference = weakref.ref(value)
-
-    def now(self) -> dict[str, Any]:
-        """All of them; none if it is no more."""
-        value = self._reference()
-        return {} if value is None else attributes_of(value) or {}
-
-    def number(self) -> Contents:
-        """How many there are."""
-        return Contents(lambda: (len(self.now()),))
-
-    def attribute(self, key: str) -> Contents:
-        """One of them."""
-        return Contents(lambda: (self.now().get(key, _UNSET),))
-
-
 def factory_of(value: collections.defaultdict[Any, Any]) -> Contents:
-    """What makes the missing values of a dict."""
+    """The function that makes the missing values of a dict."""
     field: Any = vars(collections.defaultdict)["default_factory"]
 
     def read() -> list[Any]:
@@ -271,7 +156,7 @@ def factory_of(value: collections.defaultdict[Any, Any]) -> Contents:
 
 
 def variable_of(cell: types.CellType) -> Contents:
-    """The value of a variable that a function closes over, or that it has none yet."""
+    """The value of a variable that a function closes over; no items while it is unassigned."""
 
     def read() -> list[Any]:
         try:
@@ -289,60 +174,12 @@ def variable_of(cell: types.CellType) -> Contents:
 
 
 def length_of(value: Any) -> Contents:
-    """The length alone, of what has too many items to compare them."""
+    """The length alone, of a container with too many items to compare them."""
     return Contents(lambda: (len(value),))
 
 
-def attributes_of(value: Any) -> dict[str, Any] | None:
-    """An object's dict, if it has one; nothing of the object's class is run for it."""
-    slot = dict_slot_of(type(value))
-    state = None if slot is None else slot.__get__(value)
-    return state if isinstance(state, dict) else None
-
-
-def dict_slot_of(cls: type) -> types.GetSetDescriptorType | types.MemberDescriptorType | None:
-    """What reads and sets the dicts of a class's objects; None if they have none."""
-    for base in cls.__mro__:
-        found = vars(base).get("__dict__")
-        if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)):
-            return found
-    return None
-
-
-def slots_of(value: Any) -> tuple[dict[str, Any], Contents] | None:
-    """The values in an object's slots by name, and the same as contents; None if its class has none."""
-    slots = {
-        name: slot
-        for base in reversed(type(value).__mro__)
-        for name, slot in vars(base).items()
-        if isinstance(slot, types.MemberDescriptorType) and not name.startswith("__")
-    }
-    if not slots:
-        return None
-
-    def read() -> list[Any]:
-        return [_slot(slot, value) for slot in slots.values()]
-
-    def write(items: Sequence[Any]) -> None:
-        for slot, item in zip(slots.values(), items, strict=True):
-            if item is not _UNSET:
-                slot.__set__(value, item)
-            elif _slot(slot, value) is not _UNSET:
-                slot.__delete__(value)
-
-    found = zip(slots, read(), strict=True)
-    return {name: item for name, item in found if item is not _UNSET}, Contents(read, write)
-
-
-def _slot(slot: types.MemberDescriptorType, value: Any) -> Any:
-    try:
-        return slot.__get__(value)
-    except AttributeError:
-        return _UNSET
-
-
 def gradients_of(tensors: Sequence[torch.Tensor]) -> Contents:
-    """Which tensors are the gradients of others."""
+    """The gradients of tensors."""
 
     def write(items: Sequence[Any]) -> None:
         for tensor, gradient in zip(tensors, items, strict=True):

@@ -1,4 +1,4 @@
-"""A dict of which a trace has read items: whether these are what they were, and in the same order."""
+"""Guards on one dict of which a trace has read items: length, values, absent keys, order."""
 
 # Dicts hold values of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pygraph.guards.contents import same
+from pygraph.guards.values import same
 
 _MISSING: Any = object()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class DictGuard:
-    """What is taken for granted of one dict.
+    """All guards on one dict.
 
     Attributes:
         container: The dict, of whatever class.

@@ -1,4 +1,4 @@
-"""What a tensor becomes when a call has consumed it: every use raises an error that says which call."""
+"""Donated tensors: when a call has consumed a tensor, every later use of it raises an error that names the call."""
 
 # Who else holds a tensor's memory is known to torch._C only. Checked with torch 2.13; 2.11 has the same functions.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
@@ -29,7 +29,7 @@ class Consumed:
         part: The tensor's position among the leaves of that argument.
         tree: The structure of that argument; None for a tensor on its own.
         source: The line that called.
-        spec: What the tensor was.
+        spec: The tensor's shape, dtype and device.
     """
 
     function: str
@@ -83,7 +83,7 @@ def donated_error(tensor: DonatedTensor) -> DonatedError:
 
 
 def consume(tensor: torch.Tensor, note: Consumed) -> None:
-    """Make every later use of ``tensor`` raise, and let go of its memory where nobody else can reach it."""
+    """Make every later use of ``tensor`` raise, and free its memory where nobody else can reach it."""
     if tensor.is_cuda:
         # It may have been allocated on another stream, which must wait for the call before it uses the memory again.
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
@@ -100,7 +100,7 @@ def is_sole_owner(tensor: torch.Tensor) -> bool:
 
 
 def _references(tensor: torch.Tensor) -> int:
-    """How many Python objects, autograd nodes and other holders there are of the tensor itself."""
+    """How many Python objects, autograd nodes and others hold a reference to the tensor itself."""
     return tensor._use_count()  # pyright: ignore
 
 

@@ -1,6 +1,6 @@
-"""Objects whose state cannot be seen from Python and moves on when they are asked: iterators, generators, files, draws.
+"""Opaque objects, whose state Python cannot read and every use advances: iterators, generators, files, random draws.
 
-What they gave to a trace, they would not give to a replay.
+A replay would repeat what they gave to the trace.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _BOUND = (types.BuiltinMethodType, types.MethodWrapperType, types.MethodType)
 
 
 def is_opaque(value: object) -> bool:
-    """Whether an object moves on in a way that nobody can put back, or a method of such an object.
+    """Whether using an object, or the object of a bound method, advances a state that cannot be restored.
 
-    An iterator that a user's class defines in Python has attributes, which are guarded and put back like any others.
+    An iterator that a user's class defines in Python has attributes, which are guarded and restored like any others.
     """
     if issubclass(type(value), weakref.ProxyTypes):
         return False  # its class has every method there is
     if isinstance(value, _BOUND):
         bound: object = value.__self__
         if bound is _PYTHONS or bound is _NUMPYS:
-            return False  # which `tracing/generators.py` looks after
+            return False  # the global generators, whose state can be read and set
         if isinstance(bound, random.Random):
             return isinstance(value, types.BuiltinMethodType)
         return _is_opaque_class(type(bound))
@@ -40,7 +40,7 @@ def is_opaque(value: object) -> bool:
 
 
 def is_drawing(value: object) -> bool:
-    """Whether it is a random generator, all of whose methods move it on."""
+    """Whether an object is a random generator, all of whose methods advance it."""
     return isinstance(value, _DRAWING)
 
 
@@ -60,5 +60,5 @@ def _is_opaque_class(cls: type) -> bool:
 
 
 def _is_standard(module: str) -> bool:
-    """Whether it is the standard library's, whose objects in Python are not walked (``csv.DictReader``)."""
+    """Whether a module is the standard library's, whose objects are not walked though written in Python (`csv`)."""
     return module.partition(".")[0] in sys.stdlib_module_names

@@ -1,6 +1,6 @@
-"""Places of Python state: an entry of a dict or a list, a variable that a function closes over."""
+"""Locations of Python's state: an entry of a dict or a list, a variable that a function closes over."""
 
-# What lies there is of any type.
+# Values are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pygraph.guards.storage import delete_item, store_item, stored_item
 
 
 class Nothing(enum.Enum):
-    """What is said to lie where nothing is."""
+    """The value of a location where nothing is stored."""
 
     ABSENT = "absent"
 
@@ -24,34 +24,34 @@ ABSENT = Nothing.ABSENT
 
 
 class Location:
-    """Where a value lies.
+    """A location that stores a value.
 
     Attributes:
-        name: What reports call it.
+        name: The name in reports.
     """
 
     __slots__ = ()
     name: str
 
     def __call__(self) -> Any:
-        """What is there; None if there is nothing any more."""
+        """The value; None if there is none any more."""
         value = self.get()
         return None if value is ABSENT else value
 
     def get(self) -> Any:
-        """What is there, or `ABSENT`."""
+        """The value, or `ABSENT`."""
         raise NotImplementedError
 
     def put(self, value: Any) -> None:
-        """Have something else there, or nothing."""
+        """Store a value, or remove it if that is `ABSENT`."""
         raise NotImplementedError
 
     def is_at(self, owner: Any, key: Any) -> bool:
-        """Whether what lies in ``owner``, under ``key`` if that is a container, lies here."""
+        """Whether this is the location of ``key`` in a container, or of a cell if ``key`` is None."""
         raise NotImplementedError
 
     def is_same(self, other: Location) -> bool:
-        """Whether another one is the same location."""
+        """Whether another location is this one."""
         raise NotImplementedError
 
 
@@ -62,7 +62,7 @@ class Item(Location):
     Attributes:
         container: A dict, or a list.
         key: Its key or its index.
-        name: What reports call it.
+        name: The name in reports.
     """
 
     container: Any
@@ -70,14 +70,14 @@ class Item(Location):
     name: str = ""
 
     def get(self) -> Any:
-        """What is there, or `ABSENT`."""
+        """The value, or `ABSENT`."""
         try:
             return stored_item(self.container, self.key)
         except LookupError:
             return ABSENT
 
     def put(self, value: Any) -> None:
-        """Have something else there, or nothing."""
+        """Store a value, or remove it if that is `ABSENT`."""
         if value is not ABSENT:
             store_item(self.container, self.key, value)
         elif self.get() is not ABSENT:
@@ -88,7 +88,7 @@ class Item(Location):
         return owner is self.container and type(key) is type(self.key) and key == self.key
 
     def is_same(self, other: Location) -> bool:
-        """Whether another one is the same location."""
+        """Whether another location is this one."""
         return isinstance(other, Item) and self.is_at(other.container, other.key)
 
 
@@ -97,22 +97,22 @@ class Variable(Location):
     """A variable that a function closes over.
 
     Attributes:
-        cell: Where its value is.
-        name: What reports call it.
+        cell: The cell of its value.
+        name: The name in reports.
     """
 
     cell: types.CellType
     name: str = ""
 
     def get(self) -> Any:
-        """What it is, or `ABSENT`."""
+        """The variable's value, or `ABSENT`."""
         try:
             return self.cell.cell_contents
         except ValueError:  # not yet assigned
             return ABSENT
 
     def put(self, value: Any) -> None:
-        """Have it be something else, or nothing."""
+        """Assign a value, or unassign the variable if that is `ABSENT`."""
         if value is not ABSENT:
             self.cell.cell_contents = value
         elif self.get() is not ABSENT:
@@ -123,7 +123,7 @@ class Variable(Location):
         return owner is self.cell and key is None
 
     def is_same(self, other: Location) -> bool:
-        """Whether another one is the same location."""
+        """Whether another location is this one."""
         return isinstance(other, Variable) and other.cell is self.cell
 
 

@@ -1,9 +1,9 @@
-"""What ``functools.lru_cache`` remembers: read, and forgotten entry by entry, which functools itself cannot do.
+"""The cache of ``functools.lru_cache``: reading it, and removing single entries, which functools itself cannot do.
 
 The cache of a function is a dict. In one without a bound, results are its values; in one with a bound, links of a ring
 are, which also says which entry goes first. A link holds its result as long as it is part of the ring. The layout of
-the ring is private to CPython (checked with 3.11, 3.12 and 3.13); what is read there is compared with what the
-collector knows before anything is written.
+the ring is private to CPython (checked with 3.11, 3.12 and 3.13); the addresses that are read are compared with
+the referents that the collector reports before anything is written.
 """
 
 # What is cached is of any type.
@@ -34,13 +34,13 @@ def cache_of(memo: Any) -> dict[Any, Any] | None:
 
 
 def results_of(memo: Any) -> list[tuple[Any, Any, Any]]:
-    """The key of every entry, what the dict has for it, and the result."""
+    """The key of every entry, the value that the dict has for it (a result or a link), and the result."""
     cache = cache_of(memo)
     if cache is None:
         return []
     if memo.cache_info().maxsize is None:
         return [(key, result, result) for key, result in cache.items()]
-    # Of every link in turn, Python is told the key, the result and the class.
+    # The collector reports the key, the result and the class of every link in turn.
     referents = gc.get_referents(memo)
     keys = set(map(id, cache))
     found: dict[int, Any] = {}
@@ -69,7 +69,7 @@ def forget(memo: Any, item: Any) -> bool:
 
 
 def _unlink(memo: Any, cache: dict[Any, Any], link: Any) -> bool:
-    """Take a link out of its ring."""
+    """Remove a link from its ring; whether the ring was laid out as expected."""
     ring = {id(memo), *map(id, cache.values())}
     previous, following = _read(id(link), _PREVIOUS), _read(id(link), _NEXT)
     keys, referents = set(map(id, cache)), set(map(id, gc.get_referents(memo)))

@@ -1,4 +1,4 @@
-"""Objects that a function makes and returns with tensors in their attributes: taken apart as containers are.
+"""Objects that a function makes and returns with tensors in their attributes: pytree nodes, as containers are.
 
 Dataclasses, namespaces, outputs of models: to pytree they are leaves. Here they are nodes of a class of our own, from
 which the same kind of object is made again, without its ``__init__``.
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.guards.contents import slots_of
+from pygraph.guards.attributes import slots_of
 
-# What has state besides its attributes, or is what it is by identity.
+# Classes whose objects have state besides their attributes, or are compared by identity.
 _WHOLE = (
     torch.Tensor, torch.nn.Module, torch.optim.Optimizer, BaseException, type,
     torch.SymInt, torch.SymFloat, torch.SymBool,
@@ -41,7 +41,7 @@ class _Parts:
     attributes: dict[str, Any]
 
     def whole(self) -> Any:
-        """Another such object."""
+        """A new object of the class with these attributes."""
         made: Any = self.cls.__new__(self.cls)  # pyright: ignore[reportCallIssue]
         for name, value in self.attributes.items():
             if isinstance(getattr(self.cls, name, None), types.MemberDescriptorType):
@@ -68,12 +68,12 @@ pytree.register_pytree_node(_Parts, _flatten, _unflatten, flatten_with_keys_fn=_
 
 
 def with_parts(result: Any, is_leaf: Callable[[Any], bool] | None = None, kind: type[Any] = torch.Tensor) -> Any:
-    """A result of which objects with tensors are containers, that pytree takes apart and makes again.
+    """A result in which objects with tensors are replaced by nodes that pytree flattens and unflattens.
 
     Args:
-        result: What a function has returned.
-        is_leaf: What stays as it is though it has items.
-        kind: Of which class a tensor has to be at least, as an object that was there before a trace has none of its.
+        result: The result of a function.
+        is_leaf: Whether an object stays as it is though it has items.
+        kind: The class of tensors that count, as `FakeTensor`: an object from before a trace has none.
 
     Returns:
         The result itself if there are no such objects. One that comes twice stays as it is, once.
@@ -103,12 +103,12 @@ def with_parts(result: Any, is_leaf: Callable[[Any], bool] | None = None, kind: 
 
 
 def has_objects(leaves: Iterable[Any]) -> bool:
-    """Whether there are any among the leaves that may be taken apart."""
+    """Whether any leaf is an object that may be flattened."""
     return any(_has_parts(type(leaf)) for leaf in leaves)
 
 
 def holds_tensors(value: Any, kind: type[Any] = torch.Tensor, depth: int = 0) -> bool:
-    """Whether there is a tensor of a class among the attributes of an object that can be taken apart, or theirs."""
+    """Whether an object that can be flattened has a tensor of a class in its attributes, or in theirs."""
     if depth > _DEEP or not _has_parts(type(value)):
         return False
     leaves = pytree.tree_leaves(list(_attributes(value).values()))

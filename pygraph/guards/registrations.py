@@ -1,4 +1,4 @@
-"""Which classes abstract ones were told to take for their own, by ``register``: that is not among their attributes."""
+"""Guards on the classes that were registered with abstract ones (``register``), which no attribute shows."""
 
 from __future__ import annotations
 

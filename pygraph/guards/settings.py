@@ -1,7 +1,6 @@
-"""Settings of torch's for Python code, which a trace depends on where code has a name for them.
+"""torch's settings that few functions read or set: guards compare them where code has a name for them.
 
-Those that choose kernels are part of every cache key (`pygraph.keys`). These few functions read or set, so that only
-the calls of such functions compare them.
+Settings that choose kernels are part of every cache key instead, see `torch_settings`.
 """
 
 # Some settings have private names only. Checked with torch 2.11 and 2.13.
@@ -25,12 +24,12 @@ class NamedSetting:
     """A setting, or several that are set together.
 
     Attributes:
-        names: Those that code has for what reads or sets it.
-        read: Its values, each immutable or an object of its own.
-        write: Sets them; None where a trace may leave them as it does.
-        title: What reports call it.
-        setters: The functions of torch's that set it, if they are written in Python.
-        is_asked: Whether code of torch's that computes asks for it, by one of the names.
+        title: The setting's name in reports.
+        names: The names that code has for functions and attributes that read or set it.
+        read: Returns its values, each immutable or an object of its own.
+        write: Sets the values; None where a trace need not restore them.
+        setters: torch's functions that set it, if they are written in Python.
+        is_asked: Whether torch's own code that computes reads it, by one of the names.
     """
 
     title: str
@@ -49,7 +48,7 @@ def _setting(
     *setters: Callable[..., Any],
     is_asked: bool = False,
 ) -> NamedSetting:
-    """One that has a single value."""
+    """A setting that has a single value."""
     known = frozenset(names.split())
     return NamedSetting(title, known, lambda: (read(),), lambda values: write(*values), setters, is_asked)
 
@@ -111,7 +110,7 @@ NAMED: tuple[NamedSetting, ...] = (
         "checks of distributions", frozenset({"_validate_args", "set_default_validate_args"}),
         lambda: (Distribution._validate_args,), None, is_asked=True,
     ),
-    # What `parametrize.cached` remembers until it ends; `forget_cached_fakes` takes away what a trace has put there.
+    # The cache of `parametrize.cached` while it is active; `forget_cached_fakes` removes what a trace has cached.
     NamedSetting(
         "the cache of parametrizations", frozenset({PARAMETRIZED}),
         lambda: (parametrize._cache_enabled, *parametrize._cache.values()), None,
@@ -120,9 +119,9 @@ NAMED: tuple[NamedSetting, ...] = (
 
 
 NAMES: frozenset[str] = frozenset(name for setting in NAMED for name in setting.names)
-"""All names of all of them."""
+"""The names of all settings."""
 
 
 def settings_named(names: frozenset[str] | set[str], by_torch: frozenset[str] | set[str]) -> Iterator[NamedSetting]:
-    """Those that are named by code of the user's, or asked for by code of torch's with these names."""
+    """The settings that the user's code has ``names`` for, or torch's code, with the names ``by_torch``, reads."""
     return (s for s in NAMED if s.names & names or (s.is_asked and s.names & by_torch))

@@ -1,4 +1,4 @@
-"""Dicts and lists as they lie in memory, whatever a class derived from them makes of reading and writing.
+"""Dicts, lists and cells as they are stored in memory, whatever a derived class makes of reading and writing.
 
 A class may load modules when an item is read (transformers' registries), add what is missing (`defaultdict`), or take
 arguments of its own where a copy is made. Guards and snapshots must not run any of it.
@@ -10,21 +10,23 @@ arguments of its own where a copy is made. Guards and snapshots must not run any
 from __future__ import annotations
 
 import collections
+import gc
+import types
 from typing import Any
 
 _MISSING: Any = object()
 
 
 def stored_length(container: Any) -> int:
-    """How many items a dict or a list holds; of any other container what `len` says."""
+    """How many items a dict or a list holds; of any other container its ``len``."""
     return _kind(container).__len__(container)
 
 
 def stored_item(container: Any, key: Any) -> Any:
-    """What a dict or a list holds under a key; any other container is asked.
+    """The value that a dict or a list holds under a key; any other container is asked by ``container[key]``.
 
     Raises:
-        LookupError: There is nothing.
+        LookupError: Nothing is stored there.
     """
     if not isinstance(container, dict):
         return _kind(container).__getitem__(container, key)
@@ -47,7 +49,7 @@ def stored_copy(container: Any) -> Any:
 
 
 def store(container: Any, items: Any) -> None:
-    """Give a dict or a list the items of another one."""
+    """Replace the items of a dict or a list by those of another one."""
     if isinstance(container, dict):
         kind = _kind(container)
         kind.clear(container)
@@ -58,18 +60,51 @@ def store(container: Any, items: Any) -> None:
 
 
 def store_item(container: Any, key: Any, value: Any) -> None:
-    """Have a dict or a list hold a value under a key."""
+    """Store a value in a dict or a list under a key."""
     _kind(container).__setitem__(container, key, value)
 
 
 def delete_item(container: Any, key: Any) -> None:
-    """Have a dict hold nothing under a key any more."""
+    """Remove a key from a dict, or an index from a list."""
     _kind(container).__delitem__(container, key)
 
 
 def is_derived(container: Any) -> bool:
     """Whether a dict or a list may do something of its own where it is read."""
     return isinstance(container, (dict, list)) and type(container) not in (dict, list)
+
+
+def is_shallowly_equal(container: Any, before: Any) -> bool:
+    """Whether a dict or a list holds the very objects that a copy of it holds."""
+    now = stored_copy(container)
+    if len(now) != len(before):
+        return False
+    if isinstance(before, dict):
+        return all(now.get(key, _MISSING) is value for key, value in before.items())
+    return all(a is b for a, b in zip(now, before, strict=True))
+
+
+def changed_keys(container: Any, before: dict[Any, Any]) -> list[Any]:
+    """The keys under which a dict holds another object than a copy of it, or one of both holds nothing."""
+    now = stored_copy(container)
+    return [key for key in before | now if now.get(key, _MISSING) is not before.get(key, _MISSING)]
+
+
+def stored_in_cell(cell: types.CellType) -> Any:
+    """The value of a variable that a function closes over; None if none has been assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def underlying(container: Any) -> Any:
+    """The dict behind a read-only view of one, which can be watched; otherwise the container itself."""
+    if isinstance(container, types.MappingProxyType):
+        behind = gc.get_referents(container)
+        if len(behind) == 1 and isinstance(behind[0], dict):
+            return behind[0]
+    return container
 
 
 def _kind(container: Any) -> Any:

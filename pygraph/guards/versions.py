@@ -17,12 +17,12 @@ from pygraph.guards.dicts import DictGuard
 
 
 class Versions:
-    """Guards that are looked at only where a version is another one than when they held last.
+    """Guards that are compared only where a version is another one than when they held last.
 
     Args:
         dicts: Guards of dicts.
         classes: Classes, which stand for their bases.
-        classes_hold: Whether all of them are as they were.
+        classes_hold: Compares all classes by what they hold.
 
     Attributes:
         has_dicts: Whether the versions of dicts can be read; if not, `hold` leaves dicts to others.
@@ -66,22 +66,22 @@ _DICT_WORD, _TYPE_WORD = 3, 48
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 
 
-# What no version is. A class for which the interpreter has no version left has 0, and is looked at every time.
+# A number that is no version. A class for which the interpreter has no version left has 0, and is looked at every time.
 _UNSEEN = -1
 
 
 def _version_of_dict(owner: dict[Any, Any]) -> ctypes.c_uint64:
-    """Where the version of a dict is, as long as somebody keeps that alive."""
+    """The version field of a dict; valid as long as the dict is alive."""
     return ctypes.c_uint64.from_address(id(owner) + _WORD * _DICT_WORD)
 
 
 def _version_of_class(cls: type) -> ctypes.c_uint:
-    """The same of a class."""
+    """The version field of a class; valid as long as the class is alive."""
     return ctypes.c_uint.from_address(id(cls) + _WORD * _TYPE_WORD)
 
 
 def _assign_version(cls: type) -> None:
-    """Have a class have a version, which it gets at the first look-up after a change."""
+    """Have the interpreter give a class a version, as it does at the first look-up after a change."""
     with contextlib.suppress(AttributeError):
         type.__getattribute__(cls, "__init__")
 

@@ -135,7 +135,7 @@ class Environment {
   std::vector<PyObject*> pointed;  // owned: the objects that pointers lie in, and what they must point to
   std::vector<AttributesGuard> attributes;
   std::vector<PartialGuard> partials;
-  PyObject* same = nullptr;  // owned: same(value, expected) of pygraph.environment
+  PyObject* same = nullptr;  // owned: same(value, expected) of pygraph.guards.values
   PyObject* classes_hold = nullptr;  // owned: whether what classes hold is what it was
 
   ~Environment() { clear(); }

@@ -22,15 +22,15 @@ Access: TypeAlias = tuple[Callable[[], object], Callable[[object], object], obje
 
 def locations_of(environment: Environment) -> Iterator[Access]:
     """Locations of values that are iterators, or tuples with iterators: how to read and to set each, and its value."""
-    for container, key, value in environment.items():
+    for container, key, value in environment.guards.items():
         if _may_be(value):
             location = Item(container, key)
             yield location.get, location.put, value
-    for cell, value in environment.cells():
+    for cell, value in environment.guards.cells:
         if _may_be(value):
             variable = Variable(cell)
             yield variable.get, variable.put, value
-    for cls, name, value in environment.class_attributes():
+    for cls, name, value in environment.snapshot.class_attributes():
         if _may_be(value):
             yield (
                 functools.partial(vars(cls).get, name), functools.partial(type.__setattr__, cls, name), value,

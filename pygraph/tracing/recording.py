@@ -249,7 +249,7 @@ def _run(
     except Exception as error:
         failure = error
     finally:
-        locations = environment.changed_locations()
+        locations = environment.snapshot.changed_locations()
         changed = environment.restore()
         gradient = environment.restore_gradients(gradients_before)
         elsewhere = changes.changed_attribute() or _clear_unreached_gradients(watches.operations.used.values())

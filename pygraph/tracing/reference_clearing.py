@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pygraph.guards import memos
-from pygraph.guards.contents import attributes_of
+from pygraph.guards.attributes import attributes_of
 from pygraph.guards.storage import delete_item, stored_items
 from pygraph.tracing.references import Reference, fields_of, owner_of
 

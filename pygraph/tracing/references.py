@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pygraph.guards import memos
-from pygraph.guards.contents import attributes_of, items_in_thread, slots_of
-from pygraph.guards.environment import _is_installed, underlying
-from pygraph.guards.storage import stored_items
+from pygraph.guards.attributes import attributes_of, slots_of
+from pygraph.guards.packages import is_installed
+from pygraph.guards.storage import stored_items, underlying
+from pygraph.guards.thread_state import items_in_thread
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.process.collection import objects_of, referrers_of
 
@@ -86,7 +87,7 @@ def _module_of(value: Any) -> str | None:
 
 
 def _belongs_to_package(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in LIBRARIES or _is_installed(module)
+    return (module or "").partition(".")[0] in LIBRARIES or is_installed(module)
 
 
 def name_of(reference: Reference) -> str:

@@ -14,7 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import TraceError, describe
-from pygraph.guards.environment import Environment, is_library
+from pygraph.guards.environment import Environment
+from pygraph.guards.packages import is_library
 from pygraph.ir.constants import IMMUTABLE
 
 # Types with one object for each value, or of which nobody can tell that there are several.

@@ -471,9 +471,9 @@ def test_the_memory_of_very_many_arrays_is_taken_not_to_change() -> None:
 
 def test_modules_of_libraries_are_not_walked() -> None:
     environment = Environment(lambda x: torch.nn.functional.relu(x) + np.pi)
-    found = {key for container, key, _ in environment._entries if container is vars(np)}
+    found = {key for container, key, _ in environment.guards.entries if container is vars(np)}
     assert found == {"pi"}  # what the function has a name for, and nothing else
-    assert not any(isinstance(value, torch.Tensor) for _, _, value in environment._entries)
+    assert not any(isinstance(value, torch.Tensor) for _, _, value in environment.guards.entries)
     assert not environment.reaches(torch.nn.functional.gelu)
 
 

@@ -15,7 +15,7 @@ from pygraph.autograd import composition, lookup
 from pygraph.calls import retries
 from pygraph.calls.keys import Keys
 from pygraph.calls.retries import MAX_LOOKUPS, MAX_RETRACES, MAX_WASTED, SETTLED, Budget, Traces, look_of
-from pygraph.guards.environment import Environment
+from pygraph.guards.guard_set import GuardSet
 from pygraph.process import extension
 
 
@@ -151,7 +151,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         monkeypatch.setattr(owner, name, counting)
 
     count(Keys, "of")
-    count(Environment, "is_current")
+    count(GuardSet, "hold")
     count(composition, "find_site")
     return counts
 

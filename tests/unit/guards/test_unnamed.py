@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.guards.contents import same
 from pygraph.guards.environment import Environment
+from pygraph.guards.values import same
 from tests.property.python_state import _HEADER
 
 
@@ -304,4 +304,4 @@ def test_what_an_installed_package_reads_where_it_makes_objects_is_not_followed(
     from packaging.version import Version  # any class of an installed package
 
     environment = Environment(lambda x: Version(x))
-    assert Version.__init__ not in [function for function, *_ in environment.code.functions]
+    assert Version.__init__ not in [function for function, *_ in environment.guards.code.functions]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.calls import plans as callpath
-from pygraph.guards.contents import same
+from pygraph.guards import native_description
+from pygraph.guards.values import same
 from pygraph.process import extension
 from pygraph.runtime.devices import driver_for
 
@@ -595,7 +595,7 @@ class _Comparison:
 def comparison(monkeypatch: pytest.MonkeyPatch) -> _Comparison:
     """How plans compare values that are other objects."""
     slow = _Comparison()
-    monkeypatch.setattr(callpath, "same", slow)
+    monkeypatch.setattr(native_description, "same", slow)
     return slow
 
 

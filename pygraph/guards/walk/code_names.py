@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Set
 from typing import Any
 
-# What looks something up whose name is given as text.
+# Functions and attributes that look something up whose name is given as text.
 _BY_TEXT = frozenset(
     {
         "getattr", "hasattr", "setattr", "delattr", "globals", "locals", "vars", "__dict__", "__getattribute__",
@@ -25,7 +25,7 @@ _MAKING = frozenset({"__new__", "__init__", "__post_init__", "__init_subclass__"
 # Code with one of these may make an object of a class that it has no name for: `type(self)()`, `dataclasses.replace`.
 _MAKE_LIKE = frozenset({"type", "__class__", "replace", "__replace__"})
 
-# Methods that run where an object is printed, copied, stored or let go, of which a trace keeps nothing.
+# Methods that run where an object is printed, copied, stored or finalized, of which a trace keeps nothing.
 _ASIDE = frozenset(
     {
         "__repr__", "__str__", "__format__", "__dir__", "__sizeof__", "__del__", "__copy__", "__deepcopy__",
@@ -45,7 +45,7 @@ def looked_up(code: types.CodeType) -> set[str]:
 
 
 def asked_for(code: types.CodeType) -> set[str]:
-    """The same, with texts that may be names, where the code has something that looks up by text."""
+    """`looked_up`, and texts that may be names where the code has something that looks up by text."""
     names = looked_up(code)
     return names if names.isdisjoint(_BY_TEXT) else names | _texts(code)
 

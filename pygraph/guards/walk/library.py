@@ -1,7 +1,7 @@
-"""What names mean in the code of torch and of other libraries, as far as a function reaches it.
+"""The meaning of names in the code of torch and of other libraries, as far as a function reaches it.
 
 A function says ``nn.Linear``, whose ``forward`` says ``F.linear``: each name is looked up at every call, and anybody
-may have put something else there. State is not looked for here: what a library keeps for itself is no input of a trace.
+may have assigned another object to it. State is not looked for here: a library's own is no input of a trace.
 """
 
 # Modules hold values of any type.
@@ -10,11 +10,14 @@ may have put something else there. State is not looked for here: what a library 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from pygraph.guards.packages import is_library
+from pygraph.guards.storage import stored_in_cell
+from pygraph.guards.walk.code_names import looked_up
 from pygraph.ir.constants import IMMUTABLE
 
 # The modules whose functions are made of operations on tensors. Others (overrides, compilers, checks of arguments) need
@@ -34,24 +37,17 @@ _REPLACED_BY_TRACES = frozenset({"has_torch_function", "_is_make_fx_tracing"})
 class LibraryNames:
     """The names that a library's code has for other code, followed from what a function was found to use.
 
-    Args:
-        names_of: The names that code and the functions defined in it may look up.
-        is_library: Whether a module of this name is part of a library.
-
     Attributes:
-        entries: Dicts of modules, with a key and what lies there.
+        entries: Dicts of modules, with a key and the value there.
         functions: The library's functions that may run.
         modules: The names of the modules that `entries` belong to, by the id of their dict.
         named: The names that its code has.
     """
 
-    def __init__(
-        self, names_of: Callable[[types.CodeType], set[str]], is_library: Callable[[str | None], bool]
-    ) -> None:
+    def __init__(self) -> None:
         self.entries: list[tuple[dict[str, Any], str, Any]] = []
         self.functions: list[types.FunctionType] = []
         self.modules: dict[int, str] = {}
-        self._names_of, self._is_library = names_of, is_library
         self._entered: set[tuple[int, str]] = set()
         self._functions: set[int] = set()
         self._classes: dict[int, type] = {}
@@ -81,18 +77,18 @@ class LibraryNames:
                 self._classes[id(base)] = base
 
     def close(self, names: Iterable[str]) -> None:
-        """Follow all to the end; ``names`` are those of the code that uses it."""
+        """Follow all names to the end, with the names in the code that uses the library."""
         self.named.update(names)
         before = -1
         while self._queue or before != len(self._functions):
             before = len(self._functions)
             while self._queue:
                 fn = self._queue.pop()
-                found = self._names_of(fn.__code__)
+                found = looked_up(fn.__code__)
                 self.named |= found
                 self._look_up(fn.__globals__, found)
                 for cell in fn.__closure__ or ():
-                    self._follow(_contents(cell), found)
+                    self._follow(stored_in_cell(cell), found)
             for cls in self._classes.values():
                 for key in vars(cls).keys() & self.named:
                     self._follow(vars(cls)[key], ())
@@ -111,20 +107,13 @@ class LibraryNames:
 
     def _follow(self, value: Any, names: Iterable[str], values: tuple[type, ...] = ()) -> None:
         if isinstance(value, types.ModuleType):
-            if self._is_library(vars(value).get("__name__")):
+            if is_library(vars(value).get("__name__")):
                 self._look_up(vars(value), names, values)
         elif isinstance(value, (staticmethod, classmethod)):
             self._follow(value.__func__, names)
         elif isinstance(value, types.FunctionType):
-            if self._is_library(value.__module__):
+            if is_library(value.__module__):
                 self.add_function(value)
                 self._follow(vars(value).get("__wrapped__"), names)
-        elif isinstance(value, type) and self._is_library(value.__module__):
+        elif isinstance(value, type) and is_library(value.__module__):
             self.add_class(value)
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not yet assigned
-        return None

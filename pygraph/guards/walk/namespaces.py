@@ -1,0 +1,201 @@
+"""Rules for modules and classes: of their attributes, only those count that code has names for.
+
+Which names there are is known only when all code has been found, so that modules and classes are noted first;
+`look_up_names` looks names up in them whenever the walk has nothing else to do.
+"""
+
+# Variables are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import abc
+import enum
+import functools
+import os
+import types
+from typing import Any
+
+import torch
+
+from pygraph.guards.contents import Contents
+from pygraph.guards.packages import is_installed, is_library
+from pygraph.guards.report_names import join
+from pygraph.guards.settings import settings_named
+from pygraph.guards.snapshot import MISSING
+from pygraph.guards.walk import code_names
+from pygraph.guards.walk.state import Walk
+from pygraph.guards.weak_references import WeakAttributes
+
+# Functions in functions are followed this deep.
+_DEEP_FUNCTIONS = 4
+
+# Attributes of classes that are code or its machinery, not state.
+_METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType)
+
+# Names that code has for the environment variables of the process.
+_ENVIRONMENT_VARIABLES = frozenset({"environ", "environb", "getenv"})
+
+
+def walk_python_module(walk: Walk, name: str, module: types.ModuleType, depth: int) -> None:
+    """Note a module of the user's, of which code may have names for variables."""
+    if not is_library(vars(module).get("__name__")):
+        walk.code.spaces.append((name, module, depth))
+
+
+def walk_class(walk: Walk, name: str, cls: type, depth: int) -> None:
+    """Guard the values among the attributes of a user's class and its bases, and its methods that code names."""
+    walk.guards.code.add_class(cls)
+    walk.code.library.add_class(cls)
+    if issubclass(type(cls), abc.ABCMeta) and id(cls) in walk.code.callable_classes:
+        walk.code.abstract_classes.append(cls)  # pyright: ignore[reportArgumentType]
+    if not is_library(type(cls).__module__):
+        walk.visit(name, type(cls), depth)
+    for base in cls.__mro__:
+        if (base is not cls and id(base) in walk.seen) or is_library(base.__module__):
+            continue
+        walk.seen.add(id(base))
+        walk.objects.append(base)
+        walk.packaged = is_installed(base.__module__)
+        walk.note_owner(base)
+        walk.snapshot.classes.append((name, base, frozenset(vars(base))))
+        walk.code.spaces.append((name, base, depth))
+        for key, value in list(vars(base).items()):
+            if issubclass(base, enum.Enum) and key not in walk.code.names:
+                continue  # its members are constants; one that code has a name for may have attributes
+            if not key.startswith("__") and not issubclass(type(value), (*_METHODS, *_DESCRIPTORS)):
+                _guard_variable(walk, name, base, key, value)
+                walk.visit(join(name, key), value, depth + 1)
+
+
+# -- names of one function -------------------------------------------------------------------------------------------
+
+
+def look_up_variables(walk: Walk, name: str, variables: dict[str, Any], names: set[str], depth: int) -> None:
+    """Guard the variables of a module that code has names for, and walk their values."""
+    outside, walk.packaged = walk.packaged, is_installed(variables.get("__name__"))
+    for key in sorted(names):
+        value = variables.get(key, MISSING)
+        _guard_variable(walk, name, variables, key, value)
+        if issubclass(type(value), types.ModuleType):
+            look_up_in_module(walk, join(name, key), value, names, depth)
+        elif value is not MISSING:
+            _visit_code(walk, join(name, key), value, depth)
+    walk.packaged = outside
+
+
+def look_up_in_module(walk: Walk, name: str, module: types.ModuleType, names: set[str], depth: int) -> None:
+    """Guard the variables of a module that code has a name for and may use as ``module.x``; once for each code."""
+    pair = (id(module), id(names))
+    if pair in walk.code.imported:
+        return
+    walk.code.imported.add(pair)
+    walk.objects += (module, names)
+    if is_library(vars(module).get("__name__")):
+        walk.code.library.add_module(module, names)
+    else:
+        look_up_variables(walk, name, vars(module), names, depth)
+
+
+def _visit_code(walk: Walk, name: str, value: Any, depth: int) -> None:
+    """Visit a value that a function has a name for: helpers of helpers end somewhere."""
+    cls = type(value)
+    if issubclass(cls, type):
+        walk.code.callable_classes.update(map(id, value.__mro__))
+    if not issubclass(cls, types.FunctionType):
+        walk.visit(name, value, depth)
+    elif depth < _DEEP_FUNCTIONS:
+        walk.visit(name, value, depth + 1)
+
+
+def _guard_variable(walk: Walk, name: str, owner: Any, key: str, value: Any) -> None:
+    """Guard and snapshot a variable of a module or an attribute of a class, once."""
+    if (id(owner), key) in walk.code.guarded_variables:
+        return
+    walk.code.guarded_variables.add((id(owner), key))
+    walk.objects.append(owner)
+    walk.note_owner(owner)
+    walk.snapshot.variables.append((name, owner, key, value))
+    guards = walk.guards
+    if not isinstance(owner, type):
+        guards.namespaces[id(owner)] = str(owner.get("__name__"))
+        if value is MISSING:
+            guards.absent.append((name, owner, key))
+    if value is not MISSING:
+        guards.entries.append((vars(owner) if isinstance(owner, type) else owner, key, value))
+
+
+# -- names of all code -----------------------------------------------------------------------------------------------
+
+
+def look_up_names(walk: Walk) -> None:
+    """Guard what any code that was found may mean by an attribute of a module, an object, or a class."""
+    for name, space, depth in list(walk.code.spaces):
+        held: Any = space.now() if isinstance(space, WeakAttributes) else vars(space)
+        for key in sorted(filter(functools.partial(_may_be_used, walk, space), held)):
+            if (id(space), key) not in walk.code.looked_up:
+                walk.code.looked_up.add((id(space), key))
+                _look_up_attribute(walk, name, space, key, held[key], depth)
+
+
+def _look_up_attribute(walk: Walk, name: str, space: Any, key: str, value: Any, depth: int) -> None:
+    if isinstance(space, WeakAttributes):
+        walk.guards.add_contents(space.attribute(key))
+        walk.visit(join(name, key), value, depth + 1)
+    elif isinstance(space, types.ModuleType):
+        look_up_variables(walk, name, vars(space), {key}, depth)
+    elif issubclass(type(value), _METHODS):
+        walk.packaged = is_installed(space.__module__)
+        _guard_variable(walk, name, space, key, value)
+        if issubclass(type(value), classmethod):
+            walk.code.factories.add(space)
+        if issubclass(type(value), functools.cached_property):
+            walk.guards.entries.append((vars(value), "func", value.func))
+        for function in _functions_of(value):
+            _visit_code(walk, name, function, depth)
+
+
+def _may_be_used(walk: Walk, space: Any, key: str) -> bool:
+    """Whether code that was found may mean an attribute of a module or an object, or run a method of a class."""
+    code = walk.code
+    if not isinstance(space, type):
+        return key in code.names
+    if not code_names.is_making(key):
+        return key in code.names or code_names.is_called_by_interpreter(key)
+    if is_installed(space.__module__):
+        return False  # what packages read where they make their objects, they would rather keep for themselves
+    if id(space) in code.callable_classes or any(issubclass(space, factory) for factory in code.factories):
+        return True
+    return code_names.may_make_others(code.names) and not issubclass(space, torch.nn.Module)
+
+
+def _functions_of(method: Any) -> list[Any]:
+    """The functions behind a class's attribute."""
+    if isinstance(method, property):
+        return [method.fget, method.fset]
+    if isinstance(method, functools.cached_property):
+        return [method.func]
+    return [method.__func__] if isinstance(method, (staticmethod, classmethod)) else [method]
+
+
+# -- code of libraries -----------------------------------------------------------------------------------------------
+
+
+def guard_library_code(walk: Walk) -> None:
+    """Guard what all names mean in the code of libraries, torch's settings and environment variables that it reads."""
+    code, guards = walk.code, walk.guards
+    code.library.close(code.names)
+    for fn in code.library.functions:
+        guards.code.add_function(fn)
+    guards.namespaces.update(code.library.modules)
+    for variables, key, value in code.library.entries:
+        if (id(variables), key) not in code.guarded_variables:
+            guards.entries.append((variables, key, value))
+    for setting in settings_named(code.names, code.library.named):
+        guards.add_contents(Contents(setting.read))
+    if not code.names.isdisjoint(_ENVIRONMENT_VARIABLES):
+        environ: dict[Any, Any] = os.environ._data  # pyright: ignore  # as from CPython 3.11 to 3.14
+        guards.namespaces[id(environ)] = "os.environ"
+        guards.lengths.append((environ, len(environ)))
+        guards.entries += [(environ, key, value) for key, value in environ.items()]

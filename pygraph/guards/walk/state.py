@@ -1,0 +1,151 @@
+"""The state of a walk: objects that are still to be looked at, the nearest first, and what has been found so far."""
+
+# Objects of any type are walked.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import abc
+import heapq
+from typing import Any
+
+import torch
+
+from pygraph.guards.contents import MAX_BYTES_IN_ALL, Contents
+from pygraph.guards.guard_set import GuardSet
+from pygraph.guards.snapshot import Snapshot
+from pygraph.guards.values import is_plain
+from pygraph.guards.walk.library import LibraryNames
+
+# All objects are followed this deep, and deeper ones as long as these are no more.
+_DEEP, _MANY_DEEPER = 6, 20_000
+
+# Methods that torch calls of modules and custom Functions: no code of the user's has names for them.
+_CALLED_BY_TORCH = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
+
+
+class Walk:
+    """A walk over the objects that a function can reach.
+
+    Attributes:
+        guards: Guards on what has been found.
+        snapshot: Copies of what has been found.
+        names: Names of objects in reports, by id.
+        kinds: Whether tensors are a ``parameter``, a ``buffer`` or ``closed-over``, by id.
+        tensors: The tensors that were found.
+        optimizers: The optimizers that were found.
+        objects: All objects that were looked at; they are kept alive, so that their ids stay theirs.
+        seen: The ids of `objects`.
+        weakly: The ids of all that weak references lead to.
+        strongly: The ids of all that is found in other ways.
+        unseen: The name of something that was not looked at, since there is too much that deep; None if all was.
+        packaged: Whether the object that is being looked at belongs to an installed package.
+        memory: How many bytes of NumPy arrays may still be compared.
+        code: What the user's code has names for.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.guards = GuardSet(self.names)
+        self.snapshot = Snapshot(self.names, self.guards.attributes)
+        self.kinds: dict[int, str] = {}
+        self.tensors: list[torch.Tensor] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.objects: list[Any] = []
+        self.seen: set[int] = set()
+        self.weakly: set[int] = set()
+        self.strongly: set[int] = set()
+        self.unseen: str | None = None
+        self.packaged = False
+        self.memory = MAX_BYTES_IN_ALL
+        self.code = CodeNames()
+        self._visits = 0
+        self._deeper = 0
+        self._queue: list[tuple[int, int, str, Any, bool]] = []
+        # Referents of weak references are looked at when nothing else is left: they may be found in other ways.
+        self._weak_queue: list[tuple[int, int, str, Any, bool]] = []
+
+    # -- the order of the walk ----------------------------------------------------------------------------------------
+
+    def visit(self, name: str, value: Any, depth: int, *, weakly: bool = False) -> None:
+        """Have a value looked at, after all that is less deep."""
+        (self.weakly if weakly else self.strongly).add(id(value))
+        if not is_plain(value) and id(value) not in self.seen:
+            self._visits += 1
+            queue = self._weak_queue if weakly else self._queue
+            heapq.heappush(queue, (depth, self._visits, name, value, self.packaged))
+
+    def next(self) -> tuple[str, Any, int] | None:
+        """The name of the next object, the object and its depth; None if only weak references lead to the others."""
+        while self._queue:
+            depth, _, name, value, packaged = heapq.heappop(self._queue)
+            if id(value) not in self.seen:
+                self.seen.add(id(value))
+                self.objects.append(value)
+                self.packaged = packaged
+                return name, value, depth
+        return None
+
+    def is_at_end(self) -> bool:
+        """Whether all has been looked at; the nearest object that only weak references lead to is next otherwise."""
+        if not self._queue and self._weak_queue:
+            heapq.heappush(self._queue, heapq.heappop(self._weak_queue))
+        return not self._queue
+
+    def may_go_deeper(self, name: str, depth: int) -> bool:
+        """Whether what is found at a depth is looked at."""
+        if depth < _DEEP:
+            return True
+        self._deeper += 1
+        if self._deeper > _MANY_DEEPER:
+            self.unseen = self.unseen or name
+            return False
+        return True
+
+    # -- what is found ------------------------------------------------------------------------------------------------
+
+    def copy_container(self, name: str, container: Any) -> None:
+        """Snapshot a dict or a list."""
+        self.objects.append(container)
+        self.note_owner(container)
+        self.snapshot.add_container(name, container)
+        self.guards.container_names[id(container)] = name
+
+    def guard_contents(self, name: str, contents: Contents, compared: Contents | None = None) -> None:
+        """Snapshot contents, and guard them, or others that are ``compared`` in their stead."""
+        self.snapshot.contents.append((name, contents))
+        self.note_owner(contents)
+        self.guards.add_contents(contents if compared is None else compared)
+
+    def note_owner(self, owner: object) -> None:
+        """Note whether state that `Snapshot.restore` puts back belongs to an installed package."""
+        if self.packaged:
+            self.snapshot.mark_packaged(owner)
+
+
+class CodeNames:
+    """The names that code looks up, and the namespaces in which they may mean something.
+
+    Attributes:
+        names: All names in the user's code.
+        library: What names mean in the code of libraries.
+        spaces: Modules, classes and `WeakAttributes` of which only the attributes count that code has names for: a name
+            in reports, the object, its depth.
+        callable_classes: The ids of classes that code may call.
+        factories: Classes with a class method, which may call the class that it is called on.
+        abstract_classes: Abstract classes that code may call, or use to check of which class an object is.
+        imported: Modules and sets of names, by id, that have been looked up in each other.
+        looked_up: Attributes of `spaces`, by the id of the space and name, that are guarded.
+        guarded_variables: Variables of modules and attributes of classes, by the id of their owner and name.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set(_CALLED_BY_TORCH)
+        self.library = LibraryNames()
+        self.spaces: list[tuple[str, Any, int]] = []
+        self.callable_classes: set[int] = set()
+        self.factories: set[type] = set()
+        self.abstract_classes: list[abc.ABCMeta] = []
+        self.imported: set[tuple[int, int]] = set()
+        self.looked_up: set[tuple[int, str]] = set()
+        self.guarded_variables: set[tuple[int, str]] = set()

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, Phase, assume, example, given, settings
 
 import pygraph
 from pygraph.errors import StageError, TraceError
+from tests import extent
 from tests.property.laws import (
     PASSES,
     check_composes,
@@ -19,13 +20,11 @@ from tests.property.laws import (
 )
 from tests.property.strategies import AliasInput, Case, Stack, Step, TensorInput, cases, graph_stacks, stacks
 
-CI = settings.get_current_profile_name() == "ci"
-
 
 def examples(number: int, **options: object) -> settings:
-    """``number`` examples in CI, ten times as many otherwise."""
+    """Settings for ``number`` examples, or ten times as many in a long run."""
     return settings(
-        max_examples=number if CI else 10 * number,
+        max_examples=extent.examples(number, 10 * number),
         deadline=None,
         phases=set(Phase) - {Phase.explain},  # which takes minutes after a failure
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -5,20 +5,34 @@
 
 from __future__ import annotations
 
-_long = False
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def choose(long: bool) -> None:
-    """Set whether this run does everything."""
-    global _long
-    _long = long
+@dataclasses.dataclass
+class Extent:
+    """Of this run.
+
+    Attributes:
+        is_long: Whether it does everything.
+        third: Which third of what rotates a short run takes.
+    """
+
+    is_long: bool = False
+    third: int = 0
 
 
-def is_long() -> bool:
-    """Whether this run does everything."""
-    return _long
+CHOSEN = Extent()
 
 
 def examples(short: int, long: int) -> int:
     """Number of hypothesis's examples in this run."""
-    return long if _long else short
+    return long if CHOSEN.is_long else short
+
+
+def third(items: Sequence[T]) -> Sequence[T]:
+    """The items that this run takes: in a short one every third, from another one on every day."""
+    return items if CHOSEN.is_long else items[CHOSEN.third :: 3]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pygraph
+from tests import extent
 from tests.conformance import __main__ as program
 from tests.conformance import report, running
 from tests.conformance.expected import AT_MOST, EXPECTED, complaints
@@ -20,14 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # operators warn of many thin
 ENTRIES = load_entries()
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give `test_entry` all entries, or every third in a short run: those of a family are in different thirds."""
-    if metafunc.function is test_entry:
-        options = metafunc.config.option
-        every = slice(None) if options.long else slice(options.conformance_third, None, 3)
-        metafunc.parametrize("name", sorted(ENTRIES)[every])
-
-
+# In a short run every third, as those of a family follow each other.
+@pytest.mark.parametrize("name", extent.third(sorted(ENTRIES)))
 def test_entry(name: str, device: torch.device, request: pytest.FixtureRequest) -> None:
     known = EXPECTED[device.type]
     # What is listed runs with all of its samples, or it could not be told when it passes.

@@ -266,22 +266,22 @@ def run_histories(device: torch.device, examples: int, steps: int, wrap: Any = p
 
 
 def test_histories_equal_eager(device: torch.device) -> None:
-    run_histories(device, extent.examples(50, 400), 25)
+    run_histories(device, extent.examples(30, 400), 25)
 
 
 def test_histories_with_a_small_cache_equal_eager(device: torch.device) -> None:
-    run_histories(device, extent.examples(15, 150), 25, pygraph.jit(max_graphs=2))
+    run_histories(device, extent.examples(8, 150), 25, pygraph.jit(max_graphs=2))
 
 
 def test_histories_without_indirection_equal_eager(device: torch.device) -> None:
-    run_histories(device, extent.examples(10, 100), 20, pygraph.graphify)
+    run_histories(device, extent.examples(6, 100), 20, pygraph.graphify)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_histories_with_each_mechanism_equal_eager(device: torch.device, mechanism: Mechanism) -> None:
     run_histories(
         device,
-        extent.examples(8, 100),
+        extent.examples(5, 100),
         20,
         lambda fn: pygraph.graphify(pygraph.indirect(pygraph.devicify(fn), mechanism=mechanism)),
     )

@@ -113,14 +113,14 @@ def test_state_that_calls_advance(device: torch.device, name: str) -> None:
     check_clean(world_of_special(name), device)
 
 
-@settings(max_examples=extent.examples(60, 150), suppress_health_check=list(HealthCheck))
+@settings(max_examples=extent.examples(15, 150), suppress_health_check=list(HealthCheck))
 @given(worlds())
 def test_as_eager(device: torch.device, world: World) -> None:
     check_clean(world, device)
 
 
 @pytest.mark.slow
-@settings(max_examples=extent.examples(20, 60), suppress_health_check=list(HealthCheck))
+@settings(max_examples=extent.examples(8, 60), suppress_health_check=list(HealthCheck))
 @given(worlds())
 def test_as_eager_in_python(device: torch.device, monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setenv("PYGRAPH_NATIVE", "0")

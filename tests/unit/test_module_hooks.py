@@ -48,6 +48,7 @@ FORWARD_HOOKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "backward"])
 @pytest.mark.parametrize("name", FORWARD_HOOKS)
 def test_forward_hooks_come_and_go(
@@ -147,6 +148,7 @@ PARAMETRIZATIONS: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "backward"])
 @pytest.mark.parametrize("name", PARAMETRIZATIONS)
 def test_parametrizations(pair: Pair, device: torch.device, name: str, grad: bool) -> None:

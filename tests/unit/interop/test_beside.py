@@ -220,6 +220,7 @@ META_BODIES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.pairwise
 @MODES
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", META_BODIES)
@@ -244,6 +245,7 @@ META_INPUTS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.pairwise
 @MODES
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", META_INPUTS)

@@ -112,6 +112,7 @@ def inputs(device: torch.device, seed: int, *leading: int) -> tuple[torch.Tensor
     return tuple(torch.randn(s, generator=generator).to(device) for s in ((*leading, 4), (4,)))  # type: ignore[return-value]
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("stack", STACKS, ids="∘".join)
 def test_a_stack_over_a_transformed_function(device: torch.device, stack: tuple[str, ...], transform: str) -> None:
@@ -123,6 +124,7 @@ def test_jit_at_every_level_of_a_stack(device: torch.device, stack: tuple[str, .
     check_stack(device, stack, "jit", "everywhere")
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("where", ["outside", "everywhere"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("stack", [("vmap",), ("grad",), ("grad", "vmap"), ("vmap", "jvp")], ids="∘".join)
@@ -264,6 +266,7 @@ def run(call: Callable[[Wrapper, torch.device], Any], transform: Wrapper, device
     return [result, torch.rand(2, device=device)]  # the random stream goes on at the same place
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("transform", ["indirect∘devicify", "jit"])
 @pytest.mark.parametrize("name", CALLS)
 def test_options(device: torch.device, name: str, transform: str) -> None:

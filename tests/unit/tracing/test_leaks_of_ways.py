@@ -243,6 +243,7 @@ def assert_close(found: Any, expected: Any) -> None:
     assert left == list(map(rounded, right))
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", HOLDERS)
 def test_ways(device: torch.device, name: str, way: str) -> None:
@@ -255,6 +256,7 @@ def test_ways(device: torch.device, name: str, way: str) -> None:
         assert_no_fake_left()
 
 
+@pytest.mark.pairwise
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Dynamo's, which looks into functions with a cache
 @pytest.mark.parametrize(
     "name", sorted(HOLDERS.keys() - {"a_memo_beside_a_log"})

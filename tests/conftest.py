@@ -6,11 +6,13 @@ import datetime
 import gc
 import importlib.util
 import itertools
+import os
 from collections import defaultdict
 from collections.abc import Generator
 
 import pytest
 import torch
+import torch._inductor.config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.native import build
@@ -58,8 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.conformance_third is None:
         config.option.conformance_third = datetime.date.today().toordinal() % 3
     extent.CHOSEN = extent.Extent(config.option.long, config.option.conformance_third)
-    if not config.option.long and config.option.conformance_samples is None:
-        config.option.conformance_samples = 1
+    if not config.option.long:
+        if config.option.conformance_samples is None:
+            config.option.conformance_samples = 1
+        # Inductor tries what the processor can do in half a dozen processes, here and in those that tests start.
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+        torch._inductor.config.cpp.vec_isa_ok = False  # checked with torch 2.11 and 2.13
     try:
         import hypothesis
     except ModuleNotFoundError:  # property tests need it and say so themselves

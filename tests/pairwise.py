@@ -6,7 +6,7 @@ interactions and implications for software testing", 2004).
 
 from __future__ import annotations
 
-import heapq
+import collections
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
 
@@ -19,7 +19,7 @@ def cover(cases: Sequence[Mapping[str, Hashable]], strength: int = 2) -> list[in
         strength: How many parameters are looked at together: 2 for pairs of values, 1 for single values.
 
     Returns:
-        Positions in ascending order; the same ones for the same cases.
+        Positions in ascending order; the same ones for the same cases. Single values are taken in turn.
 
     Examples:
         >>> cases = [{"a": a, "b": b, "c": c} for a in "xy" for b in "xy" for c in "xy"]
@@ -30,19 +30,19 @@ def cover(cases: Sequence[Mapping[str, Hashable]], strength: int = 2) -> list[in
     """
     combinations = [_combinations(case, strength) for case in cases]
     missing = set().union(*combinations)
-    chosen: list[int] = []
-    # What a case adds only shrinks as others are chosen, so that an old number is an upper bound.
-    waiting = [(-len(found), position) for position, found in enumerate(combinations)]
-    heapq.heapify(waiting)
+    uses = collections.Counter[tuple[str, Hashable]]()
+    left = set(range(len(cases)))
+
+    def gain(position: int) -> tuple[int, int, int]:
+        used = sum(uses[value] for value in cases[position].items()) if strength == 1 else 0
+        return len(combinations[position] & missing), -used, -position
+
     while missing:
-        bound, position = heapq.heappop(waiting)
-        added = len(combinations[position] & missing)
-        if added == -bound:
-            chosen.append(position)
-            missing -= combinations[position]
-        elif added:
-            heapq.heappush(waiting, (-added, position))
-    return sorted(chosen)
+        position = max(left, key=gain)
+        left.remove(position)
+        missing -= combinations[position]
+        uses.update(cases[position].items())
+    return sorted(set(range(len(cases))) - left)
 
 
 def _combinations(case: Mapping[str, Hashable], strength: int) -> set[tuple[tuple[str, Hashable], ...]]:

@@ -34,6 +34,13 @@ def test_single_values_occur_in_fewer_cases() -> None:
         assert {PRODUCT[position][name] for position in chosen} == {case[name] for case in PRODUCT}
 
 
+def test_values_are_taken_in_turn() -> None:
+    cases = [{"a": a, "b": b} for a in range(9) for b in range(3)]
+    chosen = [cases[position] for position in cover(cases, strength=1)]
+    assert len(chosen) == 9
+    assert all(sum(case["b"] == b for case in chosen) == 3 for b in range(3))
+
+
 @pytest.mark.parametrize("strength", [1, 2])
 def test_a_product_of_few_parameters_is_taken_whole(strength: int) -> None:
     cases = [{"a": a} for a in range(3)]

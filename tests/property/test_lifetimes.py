@@ -129,7 +129,7 @@ def test_an_interruption_anywhere_leaves_everything_intact(
             counts[several] = counter.count
         del world
 
-    @settings(max_examples=extent.examples(4, 40), deadline=None)
+    @settings(max_examples=extent.examples(3, 40), deadline=None)
     @given(at=st.integers(0, 1 << 20), several=st.booleans())
     @torch.no_grad()
     def interrupted(at: int, several: bool) -> None:

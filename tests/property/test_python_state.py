@@ -98,17 +98,17 @@ def check_clean(world: World, device: torch.device) -> None:
         assert_no_fake_left()
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", extent.third(list(PLACES)))
 def test_a_value_in_a_place(device: torch.device, name: str) -> None:
     check_clean(world_of_place(name), device)
 
 
-@pytest.mark.parametrize("name", CODE)
+@pytest.mark.parametrize("name", extent.third(list(CODE)))
 def test_code_that_is_replaced(device: torch.device, name: str) -> None:
     check_clean(world_of_code(name), device)
 
 
-@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("name", extent.third(list(SPECIAL)))
 def test_state_that_calls_advance(device: torch.device, name: str) -> None:
     check_clean(world_of_special(name), device)
 

@@ -126,7 +126,7 @@ def in_queue(device: torch.device) -> tuple[Callable[[Tensor], Tensor], Callable
 HOLDERS = [in_lru_cache, in_list, in_known_list, in_thread_local, in_queue]
 
 
-@pytest.mark.pairwise
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("training", [False, True])

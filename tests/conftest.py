@@ -13,6 +13,7 @@ from collections.abc import Generator
 import pytest
 import torch
 import torch._inductor.config
+from torch._dynamo.utils import CleanupManager  # checked with torch 2.11 and 2.13
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.native import build
@@ -95,6 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "slow" not in config.option.markexpr:
             left_out.update(item for item in items if item.get_closest_marker("slow"))
         left_out |= _left_out_of_products([item for item in items if item not in left_out])
+        left_out |= _left_out_today([item for item in items if item not in left_out], config.option.conformance_third)
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
@@ -114,6 +116,26 @@ def _left_out_of_products(items: list[pytest.Item]) -> set[pytest.Item]:
         chosen = set(cover(values, strength))
         left_out.update(case for position, case in enumerate(cases) if position not in chosen)
     return left_out
+
+
+def _left_out_today(items: list[pytest.Item], third: int) -> set[pytest.Item]:
+    """Of the items marked ``rotates``, two thirds of each module, where a whole module is collected."""
+    modules: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("rotates"):
+            modules[item.nodeid.partition("::")[0]].append(item)
+    return {
+        item
+        for found in modules.values()
+        if len(found) >= 3  # else somebody asks for a test
+        for number, item in enumerate(found)
+        if number % 3 != third
+    }
+
+
+def pytest_unconfigure() -> None:
+    """Have Dynamo take nothing out of modules any more: at the end of a process their names are gone before code is."""
+    CleanupManager.instance.clear()
 
 
 _TESTS = itertools.count()

@@ -16,6 +16,7 @@ from tests import extent
 from tests.steps import assert_one_graph, assert_same
 
 pytestmark = [
+    pytest.mark.rotates,
     pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace"),
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
 ]

@@ -14,6 +14,8 @@ import pygraph
 from tests.modules import Pair, nothing_new
 from tests.unit.interop.common import check_same
 
+pytestmark = pytest.mark.rotates
+
 
 class Net(nn.Module):
     def __init__(self) -> None:

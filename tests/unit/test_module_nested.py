@@ -15,6 +15,8 @@ import pygraph
 from tests.modules import Pair, nothing_new
 from tests.unit.interop.common import check_same
 
+pytestmark = pytest.mark.rotates
+
 
 class Block(nn.Module):
     def __init__(self, width: int = 4) -> None:

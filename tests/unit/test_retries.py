@@ -18,6 +18,8 @@ from pygraph.native import build
 from pygraph.retries import MAX_LOOKUPS, MAX_RETRACES, MAX_WASTED, SETTLED, Budget, Traces, look_of
 from pygraph.transformed import Transformed
 
+pytestmark = pytest.mark.rotates
+
 
 class Clock:
     """Seconds that pass as a test says, and a millisecond whenever somebody looks, so that a trace takes some time."""

@@ -12,7 +12,10 @@ from torch import nn
 import pygraph
 from pygraph.interop import dynamo
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
+pytestmark = [
+    pytest.mark.rotates,
+    pytest.mark.filterwarnings("ignore"),
+]  # of Dynamo's and Inductor's, which differ between versions
 
 META = torch.device("meta")
 

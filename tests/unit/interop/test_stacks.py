@@ -29,7 +29,7 @@ from tests.property.strategies import TripledExp
 from tests.unit.interop.common import TRANSFORMS, arguments, check_compiled, check_same
 
 # torch.func.linearize: what it folds are its own attributes.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+pytestmark = [pytest.mark.rotates, pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")]
 
 Wrapper = Callable[[Any], Any]
 

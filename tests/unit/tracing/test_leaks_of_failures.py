@@ -23,6 +23,8 @@ import pygraph
 from pygraph.errors import FallbackError
 from tests.fakes import assert_no_fake_left
 
+pytestmark = pytest.mark.rotates
+
 Tensor = torch.Tensor
 NUMBERS = itertools.count()
 

@@ -19,6 +19,8 @@ import pygraph
 from tests.fakes import assert_no_fake_left
 from tests.unit.tracing.test_leaks import comparable
 
+pytestmark = pytest.mark.rotates
+
 Tensor = torch.Tensor
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Scale = tuple[Callable[[Tensor], Tensor], Callable[[], Any]]

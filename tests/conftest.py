@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--conformance-third",
         type=int,
         choices=range(3),
-        help="which third of the operators a short run takes; default: the number of the day modulo 3",
+        help="which third a short run takes of what rotates, as operators; default: the number of the day modulo 3",
     )
 
 
@@ -83,7 +83,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if config.option.long:
         return [*lines, "pygraph: the long run, with all tests"]
     third = config.option.conformance_third
-    return [*lines, f"pygraph: the short run, with the operators of --conformance-third {third}"]
+    return [*lines, f"pygraph: the short run, with --conformance-third {third} of operators and of what else rotates"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

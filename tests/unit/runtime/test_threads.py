@@ -603,6 +603,7 @@ SPAWN = (
 )
 
 
+@pytest.mark.slow
 def test_spawned_processes_get_functions_and_modules(device: torch.device, tmp_path: Path) -> None:
     assert run_script(tmp_path, SPAWN, device) == ["True", "True", "True"]
 

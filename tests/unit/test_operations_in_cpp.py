@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from pygraph.cache import cache_directory
 from torch import Tensor
 
 import pygraph
+from pygraph.process.cache import cache_directory
 from tests.steps import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pygraph.guards.environment import underlying
+from pygraph.guards.storage import underlying
 from pygraph.tracing.reference_clearing import clear_reference
 from pygraph.tracing.references import Reference, name_of
 

@@ -111,7 +111,7 @@ def way_of(model: torch.nn.Module, inputs: list[torch.Tensor], training: bool, o
 
 
 def limit_of(model: torch.nn.Module, inputs: list[torch.Tensor]) -> Call:
-    """Replay what ``torch.compile`` launches, on the same inputs every time."""
+    """Replay a capture of the launches of ``torch.compile``, on equal inputs every time."""
     run = torch.compile(copy.deepcopy(model))
     with torch.no_grad():
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What a call costs on the host: microseconds per cache hit, and where they go.
+"""Host cost of a call: microseconds per cache hit, and where they go.
 
 Run on a machine with a GPU::
 

@@ -34,7 +34,7 @@ from reporting import command_line  # noqa: E402
 
 
 def _prepare(options: argparse.Namespace) -> workers.Serve:
-    """What a worker does with a unit, an operator and a dtype."""
+    """The function by which a worker runs a unit: an operator and a dtype."""
     import torch
 
     import pygraph
@@ -66,14 +66,14 @@ def _prepare(options: argparse.Namespace) -> workers.Serve:
 
 
 class _Records:
-    """What the workers answer, also written to a file as it comes."""
+    """Answers of the workers, also written to a file one by one."""
 
     def __init__(self, lines: TextIO | None) -> None:
         self.all: list[dict[str, Any]] = []
         self._lines = lines
         self._counts: collections.Counter[str] = collections.Counter()
 
-    def keep(self, unit: tuple[str, str], record: dict[str, Any] | None, case: int, reason: str) -> None:
+    def add(self, unit: tuple[str, str], record: dict[str, Any] | None, case: int, reason: str) -> None:
         record = record or {"class": "error", "reasons": [reason]}
         record = {"operator": unit[0], "dtype": unit[1], "sample": case, **record}
         self.all.append(record)
@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace, lines: TextIO | None) -> list[dict[str, An
     command = [sys.executable, str(_HERE / "conformance.py"), "--worker"]
     command += ["--samples", str(options.samples), "--mechanism", options.mechanism]
     records = _Records(lines)
-    run = workers.Run(units(options), command, {"PYGRAPH_DEVICE": options.device}, records.keep, records.counts)
+    run = workers.Run(units(options), command, {"PYGRAPH_DEVICE": options.device}, records.add, records.counts)
     run(options.jobs, options.timeout, options.minutes)
     return records.all
 
@@ -125,7 +125,7 @@ def _is_named(operator: str, name: str) -> bool:
 
 
 def versions(device: str) -> dict[str, str]:
-    """What the results depend on."""
+    """Versions of everything that the results depend on."""
     import torch
 
     found = {"Python": sys.version.split()[0], "torch": torch.__version__}

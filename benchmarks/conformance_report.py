@@ -1,4 +1,4 @@
-"""What the records of a conformance run amount to: counts, one row per operator, and a page in Markdown."""
+"""Summaries of the records of a conformance run: counts, one row per operator, and a page in Markdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JUDGED = ("zero-copy", "copied", "wrong", "error")
 
 
 def in_order(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records by operator, dtype and sample, the last of each kept."""
+    """Sort records by operator, dtype and sample, without all but the last of each."""
     unique = {(r["operator"], DTYPES.index(r["dtype"]), r["sample"]): r for r in records}
     return [unique[key] for key in sorted(unique)]
 
@@ -96,7 +96,7 @@ def reasons(records: Iterable[dict[str, Any]], ended: str) -> dict[str, int]:
 
 
 def general(reason: str) -> str:
-    """A reason without what differs from case to case.
+    """Strip from a reason the details that differ from case to case.
 
     >>> general("input load is copied: no pointer to it was found in the kernels of aten.sum.default")
     'an input is copied: no pointer to it was found in the kernels of …'

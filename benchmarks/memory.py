@@ -1,7 +1,7 @@
 """Memory of whole models: pygraph beside torch.compile with CUDA graphs, each in a process of its own.
 
 Every process does the same: it loads the model, makes two sets of inputs, and calls twenty times on them in turn. Peaks
-are of the calls, capture and compilation included; what is held is measured after them, with results let go.
+are of the calls, capture and compilation included; memory that stays allocated is measured when results are freed.
 
     python benchmarks/memory.py --out benchmarks/results/memory.json
 """
@@ -74,7 +74,7 @@ def clean() -> None:
 
 
 def in_a_process(name: str, way: str) -> dict[str, Any]:
-    """The same in a fresh process."""
+    """Measure a model in a fresh process."""
     command = [sys.executable, __file__, "--one", name, way]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()

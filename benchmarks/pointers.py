@@ -1,4 +1,4 @@
-"""What it costs to call a graph on other tensors, by each way of changing its pointers and beside PyTorch's ways.
+"""Cost of calling a graph on other tensors, for each way of changing its pointers and for PyTorch's own ways.
 
     python benchmarks/pointers.py --out docs/pointers.json --table docs/pointers.md --plot docs/pointers.svg
     python benchmarks/pointers.py --quick
@@ -149,7 +149,7 @@ def capture(fn: Callable[..., Any], arguments: Arguments) -> torch.cuda.CUDAGrap
 
 
 def copies_and_replay(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
-    """What one does by hand: copy every input to where it was captured, then replay."""
+    """Copy every input to where it was captured, then replay, as users do by hand."""
     static = tuple(x.clone() for x in arguments)
     graph = capture(fn, static)
 
@@ -253,7 +253,7 @@ def benchmark(config: Config, fn: Callable[..., Any], device: torch.device, roun
 
 
 def what_happened(fast: Any) -> dict[str, Any]:
-    """What a replay does, as far as ``explain()`` tells."""
+    """The part of ``explain()`` that says how a replay works."""
     report = fast.explain().to_dict()
     keys = ("nodes", "patched_nodes", "bytes_copied_per_replay", "mechanisms")
     reasons = list(dict.fromkeys(f"{f['what']}: {f['reason']}" for f in report["fallbacks"]))
@@ -278,7 +278,7 @@ def slower_than_the_best(row: dict[str, Any], share: float) -> str | None:
 
 
 def configs(quick: bool) -> Iterator[Config]:
-    """What is measured, what matters most first."""
+    """The configurations to measure, the most important first."""
     counts, sizes = (1, 4, 8, 32, 128), (4 << 10, 64 << 10, 1 << 20, 4 << 20, 64 << 20)
     if quick:
         counts, sizes = (1, 8, 32), (4 << 10, 4 << 20)

@@ -1,4 +1,4 @@
-"""What all benchmarks write into their results in the same way."""
+"""Parts of the results that all benchmarks write: command line and quartiles."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Block(nn.Module):
         self.mix = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape: batch, length, width."""
+        """Map a tensor to one of equal shape: batch, length, width."""
         batch, length, width = x.shape
         parts = self.project(self.before_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is trained: sizes, device and seed."""
+    """A training task: sizes, device and seed."""
 
     device: torch.device
     width: int = 32
@@ -185,7 +185,7 @@ def torch_graphed_model(task: Task) -> tuple[Step, Any]:
 
 
 def torch_graphed_submodule(task: Task) -> tuple[Step, Any]:
-    """The same of the blocks."""
+    """``torch.cuda.make_graphed_callables`` of the blocks alone."""
     model = task.model()
     torch.cuda.make_graphed_callables(model.body, task.sample()[1:])
     return step_of(model, task.optimizer(model)), None
@@ -228,7 +228,7 @@ def compare(task: Task, rounds: int, block: int, warm_up: int = 5) -> list[Way]:
     """Train in all ways, in turns.
 
     Args:
-        task: What is trained.
+        task: The training task.
         rounds: How many blocks are timed of each way.
         block: How many steps are submitted before the device is waited for.
         warm_up: How many steps come before that.

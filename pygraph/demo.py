@@ -45,7 +45,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest difference allowed in any component of two unit vectors that should be equal."""
 
 MAX_TOKENS = 256
-"""What the model was trained for (``sentence_bert_config.json``); longer sentences are cut."""
+"""The length that the model was trained for (``sentence_bert_config.json``); longer sentences are cut."""
 
 WARM_UP = 3
 
@@ -62,7 +62,7 @@ class DemoError(PygraphError):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command line says.
+    """Options of the command line.
 
     Attributes:
         batch: Sentences per call.
@@ -176,8 +176,8 @@ def tokenize(tokenizer: Any, sentences: Sequence[str], size: int, device: torch.
 def embedder(model: torch.nn.Module) -> Embed:
     """The function that the demo is about: ``embed(input_ids, attention_mask)``.
 
-    It is sentence-transformers' recipe for this model (Reimers and Gurevych 2019, section 3): the mean of the last
-    hidden states of the real tokens, scaled to length one; ``[batch, 384]`` in the model's dtype.
+    The method is sentence-transformers' recipe for this model (Reimers and Gurevych 2019, section 3): the mean of the
+    last hidden states of the real tokens, scaled to length one; ``[batch, 384]`` in the model's dtype.
     """
 
     @torch.no_grad()
@@ -190,7 +190,7 @@ def embedder(model: torch.nn.Module) -> Embed:
 
 
 def device_name(device: torch.device) -> str:
-    """What the device is, in words."""
+    """The name of a device, in words."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"the emulated device ({device})"
 
 
@@ -228,7 +228,7 @@ def sentence_table(sentences: Sequence[str], eager: torch.Tensor, graph: torch.T
 
 
 def replay_table(report: dict[str, Any], times: Sequence[float], repeat: int, device: torch.device) -> Table:
-    """What a call costs, what is in the graphs, and what is not."""
+    """Time per call, sizes of the graphs, and fallbacks."""
     remark = "" if device.type == "cuda" else "; emulated: times mean nothing"
     table = Table("", f"median of {repeat} calls{remark}")
     table.add_row("eager, per call", f"{times[0]:.0f} µs")
@@ -241,6 +241,6 @@ def replay_table(report: dict[str, Any], times: Sequence[float], repeat: int, de
 
 
 def fallback_text(fallback: dict[str, Any]) -> str:
-    """One line of the report about something that did not run in the best way."""
+    """One line about a fallback: what, why, where, how often."""
     source = f" ({fallback['source']})" if fallback["source"] else ""
     return f"{fallback['what']}: {fallback['reason']}{source}, {fallback['count']} times"

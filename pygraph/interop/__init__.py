@@ -1,1 +1,1 @@
-"""Meeting other parts of PyTorch."""
+"""Compilers of PyTorch that pygraph is a part of: the backend of ``torch.compile``."""

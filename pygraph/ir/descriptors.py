@@ -19,6 +19,8 @@ Stage = Literal["aten", "kernels", "pointers", "regions"]
 """How far a Program has come: functional ATen operations; kernels with explicit writes; arguments and results
 behind pointer slots; cut into regions that say how they run."""
 
+STAGES: tuple[Stage, ...] = ("aten", "kernels", "pointers", "regions")
+
 
 Way = Literal["launch", "patch", "copy"]
 """How a region runs: node by node, as a graph with patched pointers, or as a graph with copied inputs."""

@@ -29,6 +29,7 @@ from pygraph.ir.descriptors import (
     Static,
     tensor_specs,
 )
+from pygraph.ir.evaluate import evaluate
 from pygraph.ir.printing import program_text
 
 
@@ -118,6 +119,20 @@ class Program:
     def replace(self, **changes: Any) -> Program:
         """A Program with some fields changed; the original stays as it is."""
         return dataclasses.replace(self, **changes)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the Program node by node on a call's arguments, see `pygraph.evaluate`.
+
+        Raises:
+            ArgumentError: The arguments do not fit what was traced; nothing has been changed.
+
+        Example:
+            >>> import torch, pygraph
+            >>> program = pygraph.trace(lambda x: x + 1)(torch.ones(2))
+            >>> program(torch.zeros(2))
+            tensor([1., 1.])
+        """
+        return evaluate(self, *args, **kwargs)
 
     def __str__(self) -> str:
         return program_text(self)

@@ -1,1 +1,1 @@
-"""What users are told."""
+"""Reports for users: how calls run, and why."""

@@ -1,4 +1,4 @@
-"""What runs how, and why: the report of a transformed function."""
+"""The report of a transformed function: which regions of its calls run as graphs, which do not, and why."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class CallReport:
-    """How one kind of call runs.
+    """How one kind of call runs: the calls that one cache entry serves.
 
-    ``memory`` holds bytes: ``pool``, private memory that all graphs of the function share; ``static``, captured tensors
-    that are read where they are; ``copied``, stand-ins of inputs that are copied; ``outputs``, allocated at every call.
-    ``mechanisms`` holds how many nodes get their pointers from the ``host``, from the ``device`` and from a ``table``,
-    and how many inputs and results are copied (``copy``). ``function`` is set for calls of a function that was derived
-    from the reported one, as the ``backward(…)`` of its gradient. Calls that are ``differentiated`` from outside run as
-    such functions.
+    Attributes:
+        arguments: Path and kind of each argument.
+        counts: Numbers of kernels, of kernels in graphs, of nodes, of nodes whose parameters change, and of bytes that
+            a replay copies.
+        regions: The parts of the Program, and how each runs.
+        fallbacks: What does not run in the best way, and why.
+        calls: The number of such calls.
+        memory: Bytes: ``pool``, private memory that all graphs of the function share; ``static``, captured tensors that
+            are read in place; ``copied``, staging buffers of inputs that are copied; ``outputs``, allocated per call.
+        mechanisms: Numbers of nodes that get their pointers from the ``host``, from the ``device`` and from a
+            ``table``, and of inputs and results that are copied (``copy``).
+        function: The function if it was derived from the reported one, as the ``backward(…)`` of its gradient.
+        differentiated: Whether the calls are differentiated from outside, and therefore run as derived functions.
     """
 
     arguments: tuple[str, ...]
@@ -38,7 +45,7 @@ class CallReport:
 
     @property
     def title(self) -> str:
-        """The function if it is another one, and the first arguments."""
+        """The first arguments, after the name of a derived function."""
         shown = list(self.arguments[:_MOST_ARGUMENTS])
         if len(self.arguments) > len(shown):
             shown.append(f"{len(self.arguments) - len(shown)} more")
@@ -48,13 +55,13 @@ class CallReport:
 
     @property
     def ways(self) -> str:
-        """What its regions are, and how they run."""
+        """Kind and way of each region."""
         if self.differentiated:
             return "as derived functions"
         return ", ".join(f"{region.kind}:{region.way}" for region in self.regions) or "as it is"
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """Convert the report to plain data."""
         return {
             "function": self.function,
             "arguments": list(self.arguments),
@@ -74,7 +81,7 @@ class CallReport:
         }  # fmt: skip
 
 
-# In the table; a backward may take hundreds. All are in the plain data.
+# Arguments that a table shows; a backward may take hundreds. The plain data has all.
 _MOST_ARGUMENTS = 4
 
 NO_COUNTS = {"kernels": 0, "kernels_in_graphs": 0, "nodes": 0, "patched_nodes": 0, "bytes_copied_per_replay": 0}
@@ -86,7 +93,13 @@ NO_MEMORY = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
 
 @dataclasses.dataclass(frozen=True)
 class DonatedReport:
-    """In how many calls a donated argument's memory became a result's; or did not, for ``reason``."""
+    """The number of calls in which a donated argument's memory became a result's, or did not for a reason.
+
+    Attributes:
+        argument: The argument's path.
+        reason: Why its memory was not used; None if it was.
+        count: The number of calls.
+    """
 
     argument: str
     reason: str | None
@@ -100,9 +113,10 @@ class Explanation:
     Attributes:
         name: The function.
         calls: One report per kind of call, least recently used first.
-        inlined: Calls that became part of something else, or ran as they are without a cache entry.
-        donated: What became of the memory of donated arguments.
-        slow_calls: Why the extension does not serve calls, so that each costs some time in Python; None if it does.
+        inlined: Numbers of calls that were traced into another function or ran eagerly without a cache entry, by
+            reason.
+        donated: One report per donated argument and reason.
+        slow_calls: Why calls are not served by the C++ extension, so that each costs time in Python; None if they are.
     """
 
     name: str
@@ -112,12 +126,12 @@ class Explanation:
     slow_calls: str | None = None
 
     def with_donated(self, notes: Mapping[tuple[str, str | None], int]) -> Explanation:
-        """The same with what became of the memory of donated arguments."""
+        """Add the outcomes of donations, counted by path and reason."""
         donated = tuple(DonatedReport(path, reason, count) for (path, reason), count in notes.items())
         return dataclasses.replace(self, donated=donated)
 
     def with_derived(self, others: Iterable[Explanation]) -> Explanation:
-        """The same with the reports of functions that were derived from it, by ``vmap``, ``grad`` or ``jvp``."""
+        """Add the reports of functions that ``vmap``, ``grad`` or ``jvp`` derived from the reported one."""
         reports = [self, *others]
         named = (dataclasses.replace(c, function=r.name) for r in reports[1:] for c in r.calls)
         inlined: collections.Counter[Fallback] = collections.Counter()
@@ -130,7 +144,7 @@ class Explanation:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The most recent kind of call at the top level, all kinds under ``entries``, every fallback counted."""
+        """Convert to plain data: the latest kind of call at the top, all kinds in ``entries``, counted fallbacks."""
         counted: collections.Counter[Fallback] = collections.Counter(self.inlined)
         for call in self.calls:
             for fallback in call.fallbacks:
@@ -193,7 +207,7 @@ class Explanation:
             "call",
             "pool (all graphs share it)",
             "captured, in place",
-            "stand-ins of copies",
+            "staging buffers",
             "results per call",
         )
         for column in headings:
@@ -208,7 +222,7 @@ class Explanation:
 
 
 def _patched(counts: dict[str, int], mechanisms: dict[str, int]) -> str:
-    """How many nodes change, and by which mechanisms if it is not the host alone."""
+    """The number of patched nodes, by mechanism unless the host patches all."""
     used = [f"{count} by {name}" for name, count in mechanisms.items() if count and name != "copy"]
     alone = len(used) < 2 and not mechanisms["device"] and not mechanisms["table"]
     return str(counts["patched_nodes"]) if alone else f"{counts['patched_nodes']} ({', '.join(used)})"

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import dropout, layer_norm, scaled_dot_product_attention
 
 import pygraph
-from pygraph.interop import dynamo
+from pygraph.interop import live
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of Inductor's, which differ between versions
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of Induc
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
-    dynamo._LIVE.clear()
+    live.CALLABLES.clear()
     yield
     torch._dynamo.reset()
 
@@ -108,7 +108,7 @@ def test_fused_kernels_have_the_users_lines() -> None:
     fast = STACKS["compile"](f)
     with torch.no_grad():
         fast(*(torch.randn(64, 64, device="cuda") for _ in range(2)))
-    (one,) = dynamo._LIVE
+    (one,) = live.CALLABLES
     (function,) = one.functions()
     (entry,) = function.cache.entries
     first = f.__code__.co_firstlineno

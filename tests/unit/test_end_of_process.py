@@ -58,25 +58,36 @@ if not torch.cuda.is_available():  # a fork of a process that uses CUDA is anoth
     ENDS["a fork"] = "child = os.fork()\nf(x)\nif child:\n    assert os.waitpid(child, 0)[1] == 0"
 
 
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run_python(*arguments: str) -> None:
+    """Run a process that must succeed and print no errors."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.returncode) == ("", 0), done.stdout
+
+
 @pytest.mark.parametrize("name", ENDS)
 def test_nothing_is_printed(name: str, device: torch.device) -> None:
-    root = str(pathlib.Path(__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    script = PREPARE + ENDS[name]
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert (done.stderr, done.returncode) == ("", 0)
+    run_python("-c", PREPARE + ENDS[name])
+
+
+def test_nothing_is_printed_after_doctests_that_compile() -> None:
+    run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", "pygraph/interop/dynamo.py")
 
 
 def test_finalizers_need_no_names_of_their_modules(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pygraph.interop import compiled
+    from pygraph.interop import boxed
     from pygraph.runtime import recorded_region
 
     unraised: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraised.append)
-    replaying = compiled.Replaying.__new__(compiled.Replaying)
+    replaying = boxed.BoxedReplay.__new__(boxed.BoxedReplay)
     region = recorded_region.RecordedRegion.__new__(recorded_region.RecordedRegion)
     with monkeypatch.context() as gone:
-        gone.setattr(compiled, "sys", None)
+        gone.setattr(boxed, "sys", None)
         gone.setattr(recorded_region, "sys", None)
         del replaying, region
     assert not unraised

@@ -1,4 +1,4 @@
-"""What the tests of composition share: the transforms, functions to put through tracers, and how calls are checked."""
+"""Helpers of the tests of composition: the transforms, functions to put through tracers, and checks of calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OLD_DYNAMO = torch.__version__.startswith("2.11.")
 
 
 def check_same(got: Any, expected: Any, strides: bool = True) -> None:
-    """The same tree, values, dtypes, shapes, strides, and the same tensors that require grad."""
+    """Check that trees, values, dtypes, shapes and strides are equal, and which tensors require grad."""
     got_leaves, got_tree = pytree.tree_flatten(got)
     leaves, tree = pytree.tree_flatten(expected)
     assert got_tree == tree
@@ -53,7 +53,7 @@ def check_compiled(function: Any, call: Callable[[], Any], expected: Callable[[]
 
 
 def attempt(run: Callable[[], Any]) -> Any:
-    """What it gives, or the type of the error that it raises."""
+    """Call a function; the result, or the type of the error that it raises."""
     try:
         return run()
     except Warning:
@@ -185,7 +185,7 @@ _tracing = importlib.import_module("pygraph.tracing.specialization")
 
 
 class Work:
-    """What pygraph did in a stretch of a test: functions it ran to trace them, captures, and replays."""
+    """Counts of pygraph's work in a stretch of a test: functions that ran to be traced, captures, and replays."""
 
     def __init__(self) -> None:
         self.traces = self.captures = self.replays = 0

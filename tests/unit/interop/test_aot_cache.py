@@ -1,4 +1,4 @@
-"""What AOTAutograd keeps of replayed graphs, and when it is found again.
+"""Replayed graphs in AOTAutograd's cache: when they are saved, and when they are found again.
 
 On the host, where Inductor's kernels run without a GPU; graphs are compiled, kept and loaded, but launched ordinarily.
 """
@@ -19,35 +19,36 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
 import pygraph
-from pygraph.interop import compiled, dynamo
+from pygraph.interop import boxed, compilers
+from pygraph.interop.inductor_graphs import InductorSource
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
 
 
 @pytest.fixture(autouse=True)
 def _host_as_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(dynamo, "_touches_cuda", lambda graph: True)
-    monkeypatch.setattr(dynamo, "_needs_host", lambda graph: False)
+    monkeypatch.setattr(compilers, "touches_cuda", lambda graph: True)
+    monkeypatch.setattr(compilers, "needs_host", lambda graph: False)
     MADE.clear()
-    make = dynamo._Compiler._replaying
+    make = compilers.Compilers._replay
 
     def counted(*args: Any) -> Any:
         MADE.append(make(*args))
         return MADE[-1]
 
-    monkeypatch.setattr(dynamo._Compiler, "_replaying", counted)
+    monkeypatch.setattr(compilers.Compilers, "_replay", counted)
     torch._dynamo.reset()
     with fresh_cache():
         yield
     torch._dynamo.reset()
 
 
-MADE: list[compiled.Replaying] = []
+MADE: list[boxed.BoxedReplay] = []
 """All that were made in a test."""
 
 
 def run(fn: Callable[..., Any], *args: Any, backend: Any = "pygraph", **options: Any) -> Any:
-    """What a process would do that compiles a function and calls it."""
+    """Compile a function and call it, as a new process would."""
     torch._dynamo.reset()
     counters.clear()
     if backend == "pygraph":
@@ -68,7 +69,7 @@ def test_inference_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(4, 4), torch.randn(4, 4)
     first = run(affine, x, w)
     assert found() == (0, 1)
-    monkeypatch.setattr(dynamo, "compile_graph", None)
+    monkeypatch.setattr(compilers, "compile_graph", None)
     again = run(affine, x, w)
     assert found() == (1, 0)
     assert len(MADE) == 2, "what is loaded is not replayed"
@@ -112,7 +113,7 @@ def drops(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("in_order", [True, False])
 def test_draws_that_may_be_in_another_order_are_not_kept(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their graph is needed then; kernels for the host do not say."""
-    monkeypatch.setattr(compiled.FusedSource, "keeps_order", lambda self, inputs: in_order)
+    monkeypatch.setattr(InductorSource, "draws_in_order", lambda self, inputs: in_order)
     x = torch.randn(64)
     for expected in ((0, 1), (1, 0)):
         torch.manual_seed(3)
@@ -199,7 +200,7 @@ def test_updates_of_inputs_and_buffers() -> None:
 
 
 def test_graphs_with_work_of_the_host_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamo, "_needs_host", lambda graph: True)
+    monkeypatch.setattr(compilers, "needs_host", lambda graph: True)
     x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
     for _ in range(2):
         run(affine, x, w)[0].sum().backward()

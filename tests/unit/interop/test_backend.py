@@ -16,7 +16,7 @@ from torch import nn
 
 import pygraph
 from pygraph.errors import ArgumentError
-from pygraph.interop import dynamo
+from pygraph.interop import live
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's,
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
-    dynamo._LIVE.clear()  # what other tests have compiled may be alive still
+    live.CALLABLES.clear()  # what other tests have compiled may be alive still
     yield
     torch._dynamo.reset()
 
@@ -153,7 +153,7 @@ def test_shapes_have_graphs_within_the_budget(device: torch.device) -> None:
     for n in (3, 4, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 3, 4):
         x = torch.randn(n, 2).to(device)
         same(fast(x), x * 2 + n)
-    assert sum(len(function.cache.entries) for one in dynamo._LIVE for function in one.functions()) <= 2
+    assert sum(len(function.cache.entries) for one in live.CALLABLES for function in one.functions()) <= 2
     assert "past the budget of 2 graphs" in reasons()
 
 
@@ -355,7 +355,7 @@ def test_overrides(device: torch.device, mode: str) -> None:
     found: dict[Any, int] = {}
     for says in ((None, None), (True, None), (False, None), (True, False), (None, False)):
         torch._dynamo.reset()
-        dynamo._LIVE.clear()
+        live.CALLABLES.clear()
         fast = torch.compile(loss, backend=pygraph.backend, mode=mode)
         for _ in range(2):
             x = torch.randn(4).to(device).requires_grad_()
@@ -460,7 +460,7 @@ def test_a_reset_gives_everything_back_that_lies_before_a_graph_break(
 ) -> None:
     def alive() -> tuple[int, int]:
         gc.collect()
-        engines = sum(len(one.functions()) for one in dynamo._LIVE)
+        engines = sum(len(one.functions()) for one in live.CALLABLES)
         tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter)]
         return engines, len([one for one in tensors if one.device == device])
 
@@ -490,7 +490,7 @@ def test_a_reset_gives_everything_back_that_lies_before_a_graph_break(
     run()
     torch._dynamo.reset()
     assert alive() == before
-    assert not dynamo._root().shared.pools
+    assert not live.pool_owner().shared.pools
 
 
 def test_a_backward_after_a_reset(device: torch.device) -> None:

@@ -181,11 +181,11 @@ LAYERS = nn.Sequential(nn.GELU(), nn.Tanh())
 
 def _compiled(x: Tensor) -> Callable[[], Any]:
     """A first call of what Dynamo has compiled before."""
-    from pygraph.interop import dynamo
+    from pygraph.interop import live
 
     compiled = torch.compile(LAYERS, backend=pygraph.backend)
     compiled(x)
-    dynamo.reset()
+    live.reset()
     return lambda: compiled(x)
 
 
@@ -233,12 +233,12 @@ def test_what_dies_under_dynamos_lock_waits_for_nobody(device: torch.device) -> 
     """Dynamo drops compiled code under its lock; a thread that replays may wait for that lock, and has the graphs'."""
     from torch._dynamo.convert_frame import compile_lock
 
-    from pygraph.interop import dynamo
+    from pygraph.interop import live
 
     x = torch.ones(3, device=device)
     compiled = torch.compile(lambda x: torch.relu(x) + 1, backend=pygraph.backend)
     compiled(x)
-    root = dynamo._root()
+    root = live.pool_owner()
     at_work, let_go = threading.Event(), threading.Event()
 
     def replays() -> None:
@@ -255,7 +255,7 @@ def test_what_dies_under_dynamos_lock_waits_for_nobody(device: torch.device) -> 
             torch._dynamo.reset()
             gc.collect()
 
-    assert any(function.cache_info().size for one in dynamo._LIVE for function in one.functions())
+    assert any(function.cache_info().size for one in live.CALLABLES for function in one.functions())
     run_threads(replays, drops, timeout=60)
     again = torch.compile(lambda x: torch.relu(x) + 2, backend=pygraph.backend)
     assert torch.equal(again(x), torch.relu(x) + 2)

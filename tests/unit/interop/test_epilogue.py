@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.interop import dynamo
+from pygraph.interop import live
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
 
@@ -20,7 +20,7 @@ META = torch.device("meta")
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
-    dynamo._LIVE.clear()  # what other tests have compiled may be alive still
+    live.CALLABLES.clear()  # what other tests have compiled may be alive still
     yield
     torch._dynamo.reset()
 
@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 def facts(value: Any, model: Model, args: tuple[Any, ...]) -> Any:
-    """What can be told of a result without its elements; whose memory it is, by name."""
+    """Facts about a result besides its elements; whose memory it is, by name."""
     if not isinstance(value, torch.Tensor):
         return value
     known = {"w": model.w, "whole": model.whole, "b": model.b, **{f"args[{i}]": arg for i, arg in enumerate(args)}}
@@ -263,7 +263,7 @@ def test_meta_arguments(name: str, dynamic: bool, grad: bool, device: torch.devi
 
 @pytest.mark.parametrize("returned", [False, True])
 def test_an_update_of_a_meta_argument_counts(returned: bool, device: torch.device) -> None:
-    """It has the version that AOTAutograd gives it."""
+    """An update gives the argument the version that AOTAutograd gives it."""
 
     def body(x: torch.Tensor, a: torch.Tensor) -> Any:
         a.add_(1)
@@ -320,7 +320,7 @@ def test_nothing_but_views_is_no_fallback(grad: bool, device: torch.device) -> N
 
 
 def test_an_unbacked_size_on_meta_is_right(device: torch.device) -> None:
-    """It needs a value of the device's: what is on meta is no part beside the graph then."""
+    """The size needs a value from the device, so the tensor on meta is no part of the epilogue."""
 
     def body(x: torch.Tensor) -> Any:
         size: Any = x.sum().int().item()

@@ -1,7 +1,8 @@
-"""What a graph of AOTAutograd's returns that needs no device: views of inputs that require grad, and tensors on meta.
+"""The epilogue of a graph: results that need no device, made after each replay from the inputs of that call.
 
-Both are made by their own few operations after each replay, on the inputs of that call, as eager makes them: so a view
-is of the very tensor that was passed, and a tensor on meta, which has no memory, is a new one of this call's sizes.
+Two kinds of results of AOTAutograd's graphs are made by a few operations of their own, as eager makes them: views of
+inputs that require grad, so that a view is one of the very tensor that the caller passed; and tensors on meta, which
+have no memory, so that each call returns new ones of its own sizes.
 """
 
 # AOTAutograd's graphs and torch's symbols are private. Checked with torch 2.13.
@@ -25,31 +26,32 @@ aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """A graph, and what is run beside it.
+class SplitGraph:
+    """A graph, and the epilogue that was taken out of it.
 
     Attributes:
-        module: The graph; in its results, those that are made beside it are None.
-        made: Makes these results, in order, from all inputs of the graph.
-        results: Their positions among all results.
-        unused: Positions of the inputs on meta, in the place of which it has new tensors, if it needs any.
+        module: The graph; its results at ``epilogue_results`` are None.
+        epilogue: Computes these results, in order, from all inputs of the graph.
+        epilogue_results: Positions of these results among all results.
+        unread_inputs: Positions of the inputs on meta, which the graph does not read: where it needs such a tensor, it
+            makes a new one.
     """
 
     module: fx.GraphModule
-    made: Callable[..., Sequence[Any]]
-    results: tuple[int, ...]
-    unused: tuple[int, ...]
+    epilogue: Callable[..., Sequence[Any]]
+    epilogue_results: tuple[int, ...]
+    unread_inputs: tuple[int, ...]
 
 
-def apart(module: fx.GraphModule, inputs: Sequence[Any]) -> Parts | None:
-    """Take from a graph what needs no device.
+def split_epilogue(module: fx.GraphModule, inputs: Sequence[Any]) -> SplitGraph | None:
+    """Split a graph into the part that is replayed and its epilogue.
 
     Args:
         module: The graph; its nodes say in ``meta["val"]`` what they are.
         inputs: All inputs of a call.
 
     Returns:
-        The graph and what is beside it; None if there is nothing.
+        Both parts; None if there is no epilogue.
     """
     placeholders = module.graph.find_nodes(op="placeholder")
     differentiable = {
@@ -61,28 +63,29 @@ def apart(module: fx.GraphModule, inputs: Sequence[Any]) -> Parts | None:
     on_meta = any(map(_is_meta, module.graph.nodes))
     if not on_meta and not any(isinstance(one, fx.Node) and is_view(one) for one in values):
         return None
-    known, new = _known(module.graph)
+    computable, created = _without_device(module.graph)
     results = tuple(
         index
         for index, value in enumerate(values)
-        if isinstance(value, fx.Node) and value in known and value.op != "placeholder"
+        if isinstance(value, fx.Node) and value in computable and value.op != "placeholder"
         and (_is_meta(value) or (is_view(value) and root(value) in differentiable))
     )  # fmt: skip
-    updates = [node for node in module.graph.nodes if node in known and _acts_on_meta(node)]
-    rest = _without(module, results, {node for node in known if _is_meta(node)} | set(updates)) if on_meta else module
-    unused = tuple(
+    updates = [node for node in module.graph.nodes if node in computable and _acts_on_meta(node)]
+    removable = {node for node in computable if _is_meta(node)} | set(updates)
+    rest = _remove(module, results, removable) if on_meta else module
+    unread = tuple(
         index
         for index, (old, now) in enumerate(zip(placeholders, rest.graph.find_nodes(op="placeholder"), strict=True))
-        if _is_meta(old) and not any(map(_reads, now.users))
+        if _is_meta(old) and not any(map(_is_read_by, now.users))
     )
-    if not results and not updates and not unused:
+    if not results and not updates and not unread:
         return None
-    made = _only(module, [values[index] for index in results], updates, new)
-    return Parts(rest, made, results, unused)
+    epilogue = _extract(module, [values[index] for index in results], updates, created)
+    return SplitGraph(rest, epilogue, results, unread)
 
 
 def _is_meta(node: fx.Node) -> bool:
-    """Whether all that a node is are tensors on meta."""
+    """Whether the value of a node consists of tensors on meta alone."""
     value = node.meta.get("val")
     items: Any = value if isinstance(value, (list, tuple)) else (value,)
     tensors = [item for item in items if isinstance(item, torch.Tensor)]
@@ -90,7 +93,7 @@ def _is_meta(node: fx.Node) -> bool:
 
 
 def _acts_on_meta(node: fx.Node) -> bool:
-    """Whether a node is run for what it does to, or checks of, tensors on meta alone."""
+    """Whether a node is run for its effects on, or checks of, tensors on meta alone."""
     if not is_operation(node):
         return False
     if is_written(node):
@@ -99,28 +102,29 @@ def _acts_on_meta(node: fx.Node) -> bool:
     return not node.target._schema.returns and bool(tensors) and all(map(_is_meta, tensors))  # pyright: ignore
 
 
-def _known(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Nodes that can be run without the rest: on meta, views, and the numbers that these need.
+def _without_device(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
+    """Nodes that can be computed without a device: tensors on meta, views, and the numbers that these need.
 
-    The second set holds those among them in whose place a new tensor is made, whatever they are made of.
+    Returns:
+        These nodes, and those among them that the epilogue creates from their layout, whatever computes them here.
     """
     symbols = _symbols(graph)
-    replaced = {root(node.args[0]) for node in graph.nodes if _gives_other_memory(node)}  # pyright: ignore
-    known: set[fx.Node] = set()
-    new: set[fx.Node] = set()
+    replaced = {root(node.args[0]) for node in graph.nodes if _replaces_storage(node)}  # pyright: ignore
+    computable: set[fx.Node] = set()
+    created: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
-            known.add(node)
+            computable.add(node)
         elif node.op != "call_function":
             continue
-        elif _is_new_on_meta(node, symbols):
-            known.add(node)
-            new.add(node)
-        elif all(one in known for one in node.all_input_nodes):
-            alike = is_view(node) and root(node) not in replaced
-            if alike or _is_meta(node) or _is_number(node) or _acts_on_meta(node):
-                known.add(node)
-    return known, new
+        elif _is_fresh_meta_tensor(node, symbols):
+            computable.add(node)
+            created.add(node)
+        elif all(one in computable for one in node.all_input_nodes):
+            same_view = is_view(node) and root(node) not in replaced
+            if same_view or _is_meta(node) or _is_number(node) or _acts_on_meta(node):
+                computable.add(node)
+    return computable, created
 
 
 def _symbols(graph: fx.Graph) -> dict[Any, fx.Node]:
@@ -129,19 +133,19 @@ def _symbols(graph: fx.Graph) -> dict[Any, fx.Node]:
     return {node.meta["val"].node.expr: node for node in sizes}
 
 
-def _is_new_on_meta(node: fx.Node, symbols: Mapping[Any, fx.Node]) -> bool:
-    """Whether a node is a new tensor on meta, the layout of which can be told from the graph's sizes."""
-    new = _is_meta(node) and not is_view(node) and not is_written(node)
-    return new and _has_layout_of(node, symbols) and node.meta["val"].storage_offset() == 0
+def _is_fresh_meta_tensor(node: fx.Node, symbols: Mapping[Any, fx.Node]) -> bool:
+    """Whether a node is a new tensor on meta whose layout follows from the graph's sizes."""
+    fresh = _is_meta(node) and not is_view(node) and not is_written(node)
+    return fresh and _layout_follows_from(node, symbols) and node.meta["val"].storage_offset() == 0
 
 
-def _reads(user: fx.Node) -> bool:
-    """Whether a node does more with a value than return it."""
+def _is_read_by(user: fx.Node) -> bool:
+    """Whether the user of a value does more with it than return it."""
     return user.op != "output"
 
 
-def _has_layout_of(node: fx.Node, symbols: Mapping[Any, fx.Node]) -> bool:
-    """Whether sizes say how the elements of a tensor lie in memory."""
+def _layout_follows_from(node: fx.Node, symbols: Mapping[Any, fx.Node]) -> bool:
+    """Whether shape and strides of a tensor are expressions of these symbols."""
     value: Any = node.meta["val"]
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
@@ -150,20 +154,20 @@ def _has_layout_of(node: fx.Node, symbols: Mapping[Any, fx.Node]) -> bool:
     return plain and all(isinstance(n, int) or n.node.expr.free_symbols <= symbols.keys() for n in layout)
 
 
-def _gives_other_memory(node: fx.Node) -> bool:
-    """Whether a node changes where a tensor lies, after which views of it are others."""
+def _replaces_storage(node: fx.Node) -> bool:
+    """Whether a node replaces the storage or the layout of a tensor, so that views before and after it differ."""
     return is_written(node) and node.target._schema.name in ("aten::set_", "aten::resize_", "aten::resize_as_")  # pyright: ignore
 
 
 def _is_number(node: fx.Node) -> bool:
-    """Whether a node is a number that is computed of sizes, not of what a tensor holds."""
+    """Whether a node is a number that is computed from sizes, not from the elements of a tensor."""
     if not isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return False
     return not is_operation(node) or node.target._schema.name.startswith("aten::sym_")  # pyright: ignore
 
 
-def _without(module: fx.GraphModule, results: tuple[int, ...], nodes: set[fx.Node]) -> fx.GraphModule:
-    """The graph without these results, and without those of the nodes that nothing else needs."""
+def _remove(module: fx.GraphModule, results: tuple[int, ...], nodes: set[fx.Node]) -> fx.GraphModule:
+    """Copy a graph without these results, and without the nodes of a set that nothing else reads."""
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(module.graph, mapping)
@@ -177,41 +181,41 @@ def _without(module: fx.GraphModule, results: tuple[int, ...], nodes: set[fx.Nod
     symbols = _symbols(graph)
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for node in graph.find_nodes(op="placeholder"):
-        if _is_meta(node) and _has_layout_of(node, symbols):
+        if _is_meta(node) and _layout_follows_from(node, symbols):
             with graph.inserting_before(first):
-                new = _new_on_meta(graph, node.meta["val"], {one: one for one in symbols.values()}, symbols)
-            node.replace_all_uses_with(new, delete_user_cb=_reads)
+                new = _create_on_meta(graph, node.meta["val"], {one: one for one in symbols.values()}, symbols)
+            node.replace_all_uses_with(new, delete_user_cb=_is_read_by)
             if not new.users:
                 graph.erase_node(new)
     return fx.GraphModule(module, graph)
 
 
-def _only(
-    module: fx.GraphModule, values: list[fx.Node], updates: list[fx.Node], new: set[fx.Node]
+def _extract(
+    module: fx.GraphModule, values: list[fx.Node], updates: list[fx.Node], created: set[fx.Node]
 ) -> Callable[..., Sequence[Any]]:
-    """A function of all inputs that makes these values alone, and the updates."""
+    """Extract a function of all inputs that does the updates and returns the values."""
     needed: set[fx.Node] = set()
     waiting = [*values, *updates]
     while waiting:
         node = waiting.pop()
         if node not in needed:
             needed.add(node)
-            waiting += () if node in new else node.all_input_nodes
+            waiting += () if node in created else node.all_input_nodes
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
-        if node in needed and node in new:
-            mapping[node] = _new_on_meta(graph, node.meta["val"], mapping, _symbols(module.graph))
+        if node in needed and node in created:
+            mapping[node] = _create_on_meta(graph, node.meta["val"], mapping, _symbols(module.graph))
         elif node.op == "placeholder" or node in needed:
             mapping[node] = graph.node_copy(node, mapping.__getitem__)
     graph.output([mapping[value] for value in values])
     return fx.GraphModule(module, graph).forward
 
 
-def _new_on_meta(
+def _create_on_meta(
     graph: fx.Graph, like: torch.Tensor, mapping: Mapping[fx.Node, fx.Node], symbols: Mapping[Any, fx.Node]
 ) -> fx.Node:
-    """A node that makes a tensor on meta."""
+    """Add a node that creates a tensor on meta with the layout of ``like``, whose sizes may be symbolic."""
     tracer = GraphAppendingTracer(graph)
     sizes = {symbol: fx.Proxy(mapping[node], tracer) for symbol, node in symbols.items()}
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import pygraph
-from pygraph.interop.compiled import FusedSource
+from pygraph.interop.inductor_graphs import InductorSource
 from pygraph.lowering.inductor import FusedGraph
 from pygraph.lowering.states import Crossing
 
@@ -33,7 +33,7 @@ def bound(x: torch.Tensor, w: torch.Tensor, static: list[int]) -> Any:
     code_run = lambda inputs: call(inputs)  # noqa: E731
     code_run.current_callable = code.current_callable  # pyright: ignore
     graph = FusedGraph(code_run, (None,) * 7, (), frozenset(), Crossing(frozenset(), {}), CPU, "a graph")
-    return FusedSource(graph).bind([x.shape[0], x, w], static)
+    return InductorSource(graph).specialize([x.shape[0], x, w], static)
 
 
 def test_the_order_of_draws_is_known_where_sizes_are() -> None:
@@ -49,17 +49,17 @@ def test_the_order_of_draws_is_known_where_sizes_are() -> None:
     graph = FusedGraph(run, (None,) * 3, (), frozenset(), Crossing(frozenset(), {}), CPU, "a graph")
     draws = [("aten.rand.default", (2, 2)), ("aten.randn.default", (3,))]
     x = torch.randn(3)
-    source = FusedSource(graph, draws)
-    assert source.keeps_order([x])
-    kernels = source._known.kernels  # pyright: ignore
-    assert source.bind([x], [])._known.kernels is kernels  # pyright: ignore
-    assert source._known is None  # pyright: ignore
-    assert not FusedSource(graph, draws[::-1]).keeps_order([x])
+    source = InductorSource(graph, draws)
+    assert source.draws_in_order([x])
+    kernels = source._kernels.graph  # pyright: ignore
+    assert source.specialize([x], [])._kernels.graph is kernels  # pyright: ignore
+    assert source._kernels is None  # pyright: ignore
+    assert not InductorSource(graph, draws[::-1]).draws_in_order([x])
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
         symbolic = mode.from_tensor(x, symbolic_context=context)
     assert not all(isinstance(size, int) for size in symbolic.shape)
-    assert not source.keeps_order([symbolic])
+    assert not source.draws_in_order([symbolic])
 
 
 def test_results_for_each_size() -> None:
@@ -75,7 +75,7 @@ def test_results_for_each_size() -> None:
             pygraph.check_program(program)
             for found in (function(*passed), pygraph.evaluate(program, *passed)):
                 inputs = [n, x, w]
-                results = [found[e] if isinstance(e, int) else e(inputs) for e in function.returned]
+                results = [found[e] if isinstance(e, int) else e(inputs) for e in function.assembly]
                 assert results[1] is w
                 assert results[2] == 2 * n
                 assert results[3].data_ptr() == x.data_ptr() + 4

@@ -1,4 +1,4 @@
-"""Reference evaluation of a Program, node by node: what every transform is compared with.
+"""Reference evaluation of a Program, node by node, with which every transform is compared.
 
 The calling convention of a Program lives here too: `bind` turns a call's leaves into placeholder values and
 `assemble` turns output values into what the function returns.
@@ -70,8 +70,8 @@ class _Run(Interpreter):
 
     Args:
         program: The Program.
-        stored: The tensors for its results, by slot. Those that a kernel lays out otherwise than its fake are replaced:
-            `pygraph.store` would write them as another tensor, or past its end.
+        stored: The tensors for its results, by slot. A result with other strides than its fake replaces its entry, as
+            `pygraph.store` would write it as another tensor, or past the end.
     """
 
     def __init__(self, program: ProgramFields, stored: dict[int, torch.Tensor]) -> None:
@@ -118,7 +118,7 @@ def check_call(program: ProgramFields, leaves: Sequence[Any], tree: pytree.TreeS
 
 
 def argument_descriptors(program: ProgramFields) -> list[Argument | ScalarArgument]:
-    """What the caller passes, as far as it is not merged into a Base."""
+    """The tensors and numbers that the caller passes, without those that are merged into a Base."""
     found: list[Argument | ScalarArgument] = []
     for descriptor in program.inputs:
         if isinstance(descriptor, (Argument, ScalarArgument)):
@@ -232,7 +232,7 @@ def alias_view(alias: Alias, base: torch.Tensor) -> torch.Tensor:
 
 
 def physical(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's memory as it is, without the conjugation and negation that are left to whoever reads it."""
+    """A view of a tensor's memory as it is, without lazy conjugation and negation."""
     return as_lazy(tensor, tensor.is_conj(), tensor.is_neg())
 
 

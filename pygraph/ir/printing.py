@@ -170,7 +170,7 @@ def _body(graph: fx.Graph, namer: _Namer, indent: str, program: ProgramFields | 
 
 
 def _stem(target: Any, text: str) -> str:
-    """What a node is named after: the operation without its overload."""
+    """The stem of a node's name: its operation without the overload."""
     return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else text.rpartition(".")[2]
 
 

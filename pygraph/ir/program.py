@@ -79,7 +79,7 @@ class Program:
 
     @property
     def results(self) -> tuple[Any, ...]:
-        """What the output node returns, one element per entry of ``outputs``."""
+        """The arguments of the output node, one per entry of ``outputs``."""
         return tuple(output_values(self.module.graph))
 
     @property
@@ -106,7 +106,7 @@ class Program:
         return tuple(dict.fromkeys(spec.device for spec in specs if spec.device.type not in ("cpu", "meta")))
 
     def copy_graph(self) -> fx.GraphModule:
-        """A copy of the graph, for a pass to edit: node metadata is kept, submodules are shared."""
+        """A copy of the graph, for a pass to edit, with the metadata of nodes; submodules are shared."""
         graph = fx.Graph()
         mapping: dict[fx.Node, fx.Node] = {}
         output = graph.graph_copy(self.module.graph, mapping)

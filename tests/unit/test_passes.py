@@ -1,4 +1,4 @@
-"""Passes of users: transforms that stack with those of pygraph, checked after each application; Programs as functions."""
+"""Passes of users: transforms that stack with those of pygraph and are checked; Programs as functions."""
 
 from __future__ import annotations
 

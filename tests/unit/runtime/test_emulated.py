@@ -254,7 +254,8 @@ def test_register_twice_and_no_registration_at_import():
 
 def test_interpreter_ends_quietly_with_tensors_alive():
     code = (
-        "import torch\nfrom pygraph.runtime.emulated.driver import driver\nd = driver()\nx = torch.ones(4, device='emu')\n"
+        "import torch\nfrom pygraph.runtime.emulated.driver import driver\nd = driver()\n"
+        "x = torch.ones(4, device='emu')\n"
         "cycle = [torch.ones(3, device='emu')]; cycle.append(cycle)\n"
         "graph, y = d.record(lambda mark: (x + 1).cumprod(0), d.new_pool())\nx.requires_grad_().sum().backward()\n"
     )

@@ -56,7 +56,7 @@ def devicify_program(program: Program) -> Program:
         program: A Program at stage ``aten``; it is not changed.
 
     Returns:
-        A Program with the same results. Inputs are kept, used or not; uploaded constants are appended to them.
+        A Program with the same results. All inputs stay, used or not; uploaded constants are appended to them.
         ``fallbacks`` names every operation that still takes a host value. A Program without a device is returned
         with only its history changed.
 

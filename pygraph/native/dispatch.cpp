@@ -11,7 +11,7 @@
 //     replay.h           stream and launch
 //     node_parameters.h  addresses and numbers in the graph's nodes
 //     results.h          results
-//   plan_type.h        a plan, made of the description that pygraph/calls/plans.py writes
+//   plan_type.h        a plan, made of the description that pygraph/calls/plan_description.py writes
 //
 // A call that no plan matches is a miss, and Python serves it.
 #include "dispatcher.h"

@@ -1,4 +1,4 @@
-// The Python type `Plan`: made of a call and of the description that pygraph/calls/plans.py writes.
+// The Python type `Plan`: made of a call and of the description that pygraph/calls/plan_description.py writes.
 #pragma once
 
 #include "plan.h"

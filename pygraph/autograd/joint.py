@@ -19,17 +19,12 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # checked with torch 2.11 and 2.13
 
+from pygraph.autograd.backward_evaluation import evaluate_batched, evaluate_cast
+from pygraph.autograd.backward_graph import Source
 from pygraph.autograd.flat import Bound, Flat, HasEngines, Rest, Vjp, apart
 from pygraph.autograd.levels import plain_of
-from pygraph.autograd.partition import (
-    Source,
-    another_backward,
-    evaluate_batched,
-    evaluate_cast,
-    partition_program,
-    with_numbers,
-    without_results,
-)
+from pygraph.autograd.partition import another_backward, partition_program
+from pygraph.autograd.specialization import with_numbers, without_results
 from pygraph.autograd.unread import Kind
 from pygraph.calls.engine import Engine
 from pygraph.errors import PygraphError, TraceError

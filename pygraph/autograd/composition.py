@@ -47,7 +47,7 @@ class Composed:
         """Return the result of a call that is differentiated or batched from outside.
 
         Raises:
-            InlineError: It must run as it is.
+            InlineError: The call must run as it is.
         """
         leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
         site = find_site(self._sites, engine, leaves, structure, engine.keys.static_leaves(call.args, call.kwargs))

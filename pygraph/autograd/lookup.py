@@ -41,8 +41,8 @@ def find_site(
         static: The leaves that are static arguments.
 
     Raises:
-        InlineError: It cannot be traced.
-        UntraceableError: It cannot be traced, which is found out by this call.
+        InlineError: The call cannot be traced.
+        UntraceableError: The call cannot be traced, which was not known before.
     """
     settings = Settings.now()
     try:

@@ -222,7 +222,7 @@ class Site:
         the operations themselves, as a call is differentiated last, and it may have no rule for them.
 
         Raises:
-            InlineError: It is such a failure; the call has changed nothing.
+            InlineError: The call failed so; it has changed nothing.
         """
         if _NO_RULE in str(error) and set(stack) != {Level.VMAP} and not self.draws and not self.writes:
             self.refusals[tuple(stack)] = f"torch cannot batch an operation that a derivative would decompose: {error}"

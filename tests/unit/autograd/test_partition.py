@@ -16,7 +16,7 @@ from pygraph.ir.ops import cotangent
 
 
 def joint_of(fn: Callable[..., torch.Tensor], count: int) -> Callable[..., Any]:
-    """The function with the gradients of its first arguments, for a cotangent that is to come."""
+    """Return the function with the gradients of its first arguments, for a cotangent that is given later."""
 
     def joint(*args: Any) -> Any:
         with torch.enable_grad():
@@ -37,7 +37,7 @@ def cut(
 
 
 def run(parts: Partition, args: tuple[Any, ...], given: torch.Tensor) -> tuple[Any, Any]:
-    """The result, and the gradients for a cotangent."""
+    """Return the result, and the gradients for a cotangent."""
     result, saved, pullback = pygraph.evaluate(parts.forward, *args)
     assert pullback == "pullback"
     values: list[Any] = []

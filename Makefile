@@ -4,23 +4,26 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
-SAMPLES ?= 1
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 600 --doctest-modules pygraph tests --conformance-samples $(SAMPLES)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 600 --doctest-modules pygraph tests
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test test-long check format clean
 
 help:
-	@echo "make demo    embed real sentences eagerly and as a graph, and compare"
-	@echo "make test    run the tests and the examples in docstrings, README and docs; SAMPLES=1 of each operator"
-	@echo "make check   format, lint, types and tests: what CI runs"
-	@echo "make format  format the sources and fix what ruff can fix"
-	@echo "make clean   remove the virtual environment and caches"
+	@echo "make demo       embed real sentences eagerly and as a graph, and compare"
+	@echo "make test       run the tests and the examples in docstrings, README and docs, in minutes"
+	@echo "make test-long  run everything: slow tests, whole products, all samples of all operators, random examples"
+	@echo "make check      format, lint, types and tests: what CI runs"
+	@echo "make format     format the sources and fix what ruff can fix"
+	@echo "make clean      remove the virtual environment and caches"
 
 demo: $(STAMP)
 	$(BIN)/python -m pygraph demo
 
 test: $(STAMP)
 	$(PYTEST)
+
+test-long: $(STAMP)
+	$(PYTEST) --long
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

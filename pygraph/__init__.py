@@ -1,20 +1,38 @@
 """CUDA Graphs for PyTorch as composable function transforms."""
 
-from pygraph import errors as errors
-from pygraph.api.graphed_callables import make_graphed_callables as make_graphed_callables
-from pygraph.api.jit import jit as jit
-from pygraph.api.transforms import devicify as devicify
-from pygraph.api.transforms import fuse as fuse
-from pygraph.api.transforms import graphify as graphify
-from pygraph.api.transforms import indirect as indirect
-from pygraph.api.transforms import select as select
-from pygraph.errors import PygraphError as PygraphError
-from pygraph.interop.dynamo import backend as backend
-from pygraph.interop.live import explain as explain
-from pygraph.ir.check import check_program as check_program
-from pygraph.ir.evaluate import evaluate as evaluate
-from pygraph.ir.program import Program as Program
-from pygraph.runtime.devices import default_device as default_device
-from pygraph.tracing.trace import trace as trace
+from pygraph import errors
+from pygraph.api.graphed_callables import make_graphed_callables
+from pygraph.api.jit import jit
+from pygraph.api.laws import check_transform
+from pygraph.api.transforms import devicify, fuse, graphify, indirect, select, transform
+from pygraph.errors import PygraphError
+from pygraph.interop.dynamo import backend
+from pygraph.interop.live import explain
+from pygraph.ir.check import check_program
+from pygraph.ir.evaluate import evaluate
+from pygraph.ir.program import Program
+from pygraph.runtime.devices import default_device
+from pygraph.tracing.trace import trace
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Program",
+    "PygraphError",
+    "backend",
+    "check_program",
+    "check_transform",
+    "default_device",
+    "devicify",
+    "errors",
+    "evaluate",
+    "explain",
+    "fuse",
+    "graphify",
+    "indirect",
+    "jit",
+    "make_graphed_callables",
+    "select",
+    "trace",
+    "transform",
+]

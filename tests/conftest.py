@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import importlib.util
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Generator
 
 import pytest
 import torch
+import torch._inductor.config
+from torch._dynamo.utils import CleanupManager  # checked with torch 2.11 and 2.13
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.process import extension
-from tests import leftovers, steady
-
-try:
-    import hypothesis
-except ModuleNotFoundError:  # property tests need it and say so themselves
-    pass
-else:
-    hypothesis.settings.register_profile("dev", deadline=None)
-    hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-    hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+from tests import extent, leftovers, steady
+from tests.pairwise import cover
 
 if not torch.cuda.is_available():
     # The autograd engine counts devices when it first runs, which a test without a device may make it do.
@@ -39,24 +36,106 @@ torch.set_num_threads(1)  # the workers of pytest-xdist share the cores
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much of `tests/conformance` to run."""
+    """How much to run."""
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="run everything: slow tests, whole products, all of tests/conformance, random examples",
+    )
     parser.addoption(
         "--conformance-samples",
         type=int,
         metavar="N",
-        help="run N samples of each operator, dtype and kind; default: all",
+        help="run N samples of each operator, dtype and kind; default: 1, with --long all",
+    )
+    parser.addoption(
+        "--conformance-third",
+        type=int,
+        choices=range(3),
+        help="which third a short run takes of what rotates, as operators; default: the number of the day modulo 3",
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Settle what this run does, before its workers are started and its modules imported."""
+    if config.option.conformance_third is None:
+        config.option.conformance_third = datetime.date.today().toordinal() % 3
+    extent.CHOSEN = extent.Extent(config.option.long, config.option.conformance_third)
+    if not config.option.long:
+        if config.option.conformance_samples is None:
+            config.option.conformance_samples = 1
+        # Inductor tries what the processor can do in half a dozen processes, here and in those that tests start.
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+        torch._inductor.config.cpp.vec_isa_ok = False  # checked with torch 2.11 and 2.13
+    try:
+        import hypothesis
+    except ModuleNotFoundError:  # property tests need it and say so themselves
+        return
+    # The same examples in every short run, so that a failure is a failure everywhere; a long run looks for new ones.
+    hypothesis.settings.register_profile("short", deadline=None, derandomize=True, print_blob=True, database=None)
+    hypothesis.settings.register_profile("long", deadline=None, print_blob=True)
+    hypothesis.settings.load_profile("long" if config.option.long else "short")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """What this run leaves out."""
+    lines = ["pygraph: no CUDA device, so that no GPU test is run"] if not torch.cuda.is_available() else []
+    if config.option.long:
+        return [*lines, "pygraph: the long run, with all tests"]
+    third = config.option.conformance_third
+    return [*lines, f"pygraph: the short run, with --conformance-third {third} of operators and of what else rotates"]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the GPU tests to runs that ask for them: one process never uses both devices."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not torch.cuda.is_available():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device: torch.cuda.is_available() is False"))
-    elif "gpu" not in config.option.markexpr:
-        items[:] = [item for item in items if item not in marked]
-        config.hook.pytest_deselected(items=marked)
+    """Deselect what is for a GPU, unless it is asked for, and what a short run leaves out."""
+    left_out: set[pytest.Item] = set()
+    # One process never uses both devices.
+    if not torch.cuda.is_available() or "gpu" not in config.option.markexpr:
+        left_out.update(item for item in items if item.get_closest_marker("gpu"))
+    if not config.option.long:
+        if "slow" not in config.option.markexpr:
+            left_out.update(item for item in items if item.get_closest_marker("slow"))
+        left_out |= _left_out_of_products([item for item in items if item not in left_out])
+        left_out |= _left_out_today([item for item in items if item not in left_out], config.option.conformance_third)
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def _left_out_of_products(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The cases of tests marked ``pairwise`` without which every two values still occur together."""
+    products: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("pairwise") and hasattr(item, "callspec"):
+            products[item.nodeid.partition("[")[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for cases in products.values():
+        strength = cases[0].get_closest_marker("pairwise").kwargs.get("strength", 2)  # type: ignore[union-attr]
+        # A product has the very same objects in its cases, whatever they are equal to.
+        values = [{name: id(value) for name, value in case.callspec.params.items()} for case in cases]  # type: ignore[attr-defined]
+        chosen = set(cover(values, strength))
+        left_out.update(case for position, case in enumerate(cases) if position not in chosen)
+    return left_out
+
+
+def _left_out_today(items: list[pytest.Item], third: int) -> set[pytest.Item]:
+    """Of the items marked ``rotates``, two thirds of each module, where a whole module is collected."""
+    modules: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("rotates"):
+            modules[item.nodeid.partition("::")[0]].append(item)
+    return {
+        item
+        for found in modules.values()
+        if len(found) >= 3  # else somebody asks for a test
+        for number, item in enumerate(found)
+        if number % 3 != third
+    }
+
+
+def pytest_unconfigure() -> None:
+    """Have Dynamo take nothing out of modules any more: at the end of a process their names are gone before code is."""
+    CleanupManager.instance.clear()
 
 
 _TESTS = itertools.count()
@@ -67,11 +146,12 @@ def small_collections() -> None:
     """Let collections look only at what the last tests have made.
 
     By the end of a run a worker holds a gigabyte of traces and compiled code, and tests that look for leaks collect
-    thousands of times.
+    thousands of times. Such a test also has the collector look at everything again, which it does until it is told.
     """
     if next(_TESTS) % 50 == 0:
+        FakeTensorMode.cache_clear()  # half of what grows, which every search for leaks would go through
         gc.collect()
-        gc.freeze()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +186,10 @@ def _current_stream() -> tuple[int, int]:
     return torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
 
 
-@pytest.fixture(params=["emu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="session")
+_DEVICES = ["emu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=_DEVICES if torch.cuda.is_available() else ["emu"], scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The emulated device, and the first GPU in runs with ``-m gpu``."""
     if request.param == "emu":

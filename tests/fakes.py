@@ -42,9 +42,12 @@ def fakes_followed() -> Generator[None, None, None]:
 def fakes_left() -> list[Any]:
     """Fake tensors, and numbers that stand for others, that were made where they are followed and are alive."""
     assert _made is not None, "fakes are not followed here"
-    gc.collect()
-    owners = {id(owner) for reference in _made if (owner := reference()) is not None}
-    return [value for value in _all_fakes() if id(_owner(value)) in owners] if owners else []
+    for generation in (1, 2):  # what a test has made is mostly young, and a whole collection takes half a second
+        gc.collect(generation)
+        owners = {id(owner) for reference in _made if (owner := reference()) is not None}
+        if not owners:
+            return []
+    return [value for value in _all_fakes() if id(_owner(value)) in owners]
 
 
 def assert_no_fake_left() -> None:
@@ -57,6 +60,13 @@ def assert_no_fake_left() -> None:
 def _all_fakes() -> list[Any]:
     gc.unfreeze()  # what tests/conftest.py sets aside is not seen, and may hold what is looked for as garbage
     gc.collect()
+    try:
+        return _fakes_among_objects()
+    finally:
+        gc.freeze()
+
+
+def _fakes_among_objects() -> list[Any]:
     kinds: dict[type, bool] = {}
     found: list[Any] = []
     for value in gc.get_objects():

@@ -23,7 +23,7 @@ from torch.nn.modules import activation
 from torch.nn.modules import module as module_of_modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pygraph.process.turns import here
+from pygraph.process.reentrancy import here
 from pygraph.tracing import fx_notes
 from pygraph.tracing.patches import without_ended
 from pygraph.tracing.proxy_trace import session_here

@@ -9,11 +9,11 @@ from typing import Any, ParamSpec, TypeVar, overload
 import torch
 
 from pygraph.api.module import TransformedModule, transformed
-from pygraph.calls.options import Options
+from pygraph.api.options import make_options, merged_options
+from pygraph.api.transforms import completed, passes_of
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
-from pygraph.ir.descriptors import Mechanism
-from pygraph.transforms.passes import PASSES, UNFUSED
+from pygraph.transforms.passes import PASSES, UNFUSED, records
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,6 +32,7 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
+    passes: Sequence[Any] | None = None,
 ) -> TransformedModule: ...
 
 
@@ -48,6 +49,7 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
+    passes: Sequence[Any] | None = None,
 ) -> Transformed[P, R]: ...
 
 
@@ -64,6 +66,7 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
+    passes: Sequence[Any] | None = None,
 ) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
 
 
@@ -79,6 +82,7 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
+    passes: Sequence[Any] | None = None,
 ) -> Any:
     """Run a function or module as CUDA graphs: ``select(graphify(indirect(devicify(fn))))`` with a cache.
 
@@ -97,6 +101,8 @@ def jit(
         donate_argnames: Names of arguments that a call consumes.
         fuse: Have Inductor fuse operations to fewer kernels, as ``torch.compile`` does: faster to run, seconds to
             compile, and results within the dtype's tolerance of eager's instead of equal to them.
+        passes: The transforms to apply instead of these, in order: pygraph's and what `pygraph.transform` returns. A
+            function with transforms that record nothing yet, as ``jit(devicify(fn))``, is completed by the others.
 
     Returns:
         A function with the same signature, or for a module a module that shares all its state.
@@ -127,46 +133,11 @@ def jit(
         "donate_argnames": donate_argnames,
     }
     if fn is None:
-        return functools.partial(jit, fuse=fuse, **options)
-    return transformed(fn, PASSES if fuse else UNFUSED, make_options(**options))
-
-
-def make_options(
-    *,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    max_graphs: int = 64,
-    strict: bool = False,
-    timer: Callable[[Callable[[], object]], float] | None = None,
-    mechanism: Mechanism = "auto",
-    reuse_outputs: bool = False,
-    donate_argnums: int | Sequence[int] = (),
-    donate_argnames: str | Sequence[str] = (),
-) -> Options:
-    """Check options and put them in one form."""
-    numbers, names = _positions("static_argnums", static_argnums), _names("static_argnames", static_argnames)
-    donated, donated_names = _positions("donate_argnums", donate_argnums), _names("donate_argnames", donate_argnames)
-    both = [*(index for index in donated if index in numbers), *(name for name in donated_names if name in names)]
-    if both:
-        raise ArgumentError(describe("jit(…)", f"{both[0]!r} is both static and donated", expected="one of them"))
-    if not _all_are(int, [max_graphs]) or isinstance(max_graphs, bool) or max_graphs < 1:
-        raise ArgumentError(describe("jit(…)", f"max_graphs={max_graphs!r}", expected="a positive integer"))
-    return Options(numbers, names, max_graphs, strict, timer, mechanism, bool(reuse_outputs), donated, donated_names)
-
-
-def _positions(option: str, value: int | Sequence[int]) -> tuple[int, ...]:
-    positions = (value,) if isinstance(value, int) else tuple(value)
-    if not _all_are(int, positions):
-        raise ArgumentError(describe("jit(…)", f"{option}={value!r}", expected="integers"))
-    return positions
-
-
-def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value)
-    if not _all_are(str, names):
-        raise ArgumentError(describe("jit(…)", f"{option}={value!r}", expected="strings"))
-    return names
-
-
-def _all_are(kind: type, values: Sequence[object]) -> bool:
-    return all(isinstance(value, kind) for value in values)
+        return functools.partial(jit, fuse=fuse, passes=passes, **options)
+    if passes is not None and fuse:
+        raise ArgumentError(describe("jit(…)", "fuse=True and passes", remedy="Put pygraph.fuse among the passes."))
+    stack = (PASSES if fuse else UNFUSED) if passes is None else passes_of(passes)
+    inner = getattr(fn, "_pygraph_transformed", fn) if isinstance(fn, torch.nn.Module) else fn
+    if isinstance(inner, Transformed) and not records(inner.passes):
+        return transformed(inner.fn, completed(inner.passes, stack), merged_options(inner.options, options))
+    return transformed(fn, stack, make_options(**options))

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
 
+from pygraph.api.programs import ProgramFunction
 from pygraph.autograd.composition import Composed
 from pygraph.calls.cache import CacheInfo
 from pygraph.calls.options import Options
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
+from pygraph.ir.program import Program
 from pygraph.report.explain import Explanation
 from pygraph.transforms.passes import Pass
 
@@ -93,7 +95,15 @@ class TransformedModule(torch.nn.Module):
 
 
 def transformed(fn: Any, passes: tuple[Pass, ...], options: Options) -> Any:
-    """A Transformed function, or for a module a module around one."""
+    """A transformed function, or for a module a module around one.
+
+    Args:
+        fn: A function, a module, or a Program.
+        passes: The passes of its stack.
+        options: The options of the stack.
+    """
+    if isinstance(fn, Program):
+        fn = ProgramFunction(fn)
     if not callable(fn):
         call = f"{passes[-1].name}({fn!r})"
         raise ArgumentError(describe(call, "not callable", expected="a function or an nn.Module"))

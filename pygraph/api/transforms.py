@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from pygraph.api.jit import make_options
 from pygraph.api.module import transformed
+from pygraph.api.options import make_options, merged_options
 from pygraph.calls.measuring import measured_program
-from pygraph.calls.options import Options
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.check import check_program
-from pygraph.ir.descriptors import MECHANISMS, Mechanism
+from pygraph.ir.descriptors import MECHANISMS, STAGES, Mechanism, Stage
 from pygraph.ir.program import Program
-from pygraph.transforms.passes import DEVICIFY, FUSE, GRAPHIFY, INDIRECT, SELECT, Pass, check_order
+from pygraph.transforms.passes import (
+    DEVICIFY,
+    FUSE,
+    GRAPHIFY,
+    INDIRECT,
+    SELECT,
+    Pass,
+    check_order,
+    check_passes,
+    stage_after,
+)
 
 
 def devicify(fn: Any = None, /) -> Any:
@@ -162,6 +171,110 @@ def _apply(one: Pass, fn: Any, on_program: Callable[[Program], Program], options
         check_order(one, (), getattr(fn, "__name__", type(fn).__name__))
         return transformed(fn, (one,), make_options(**options))
     check_order(one, inner.passes, inner.engine.name)
-    kept = {key: getattr(inner.options, key) for key in Options.__dataclass_fields__}
-    changed = {key: value for key, value in options.items() if value != getattr(Options(), key)}
-    return transformed(inner.fn, (*inner.passes, one), make_options(**{**kept, **changed}))
+    return transformed(inner.fn, (*inner.passes, one), merged_options(inner.options, options))
+
+
+class Transform:
+    """A transform made from a pass of a user's, see `pygraph.transform`.
+
+    Attributes:
+        applied: The pass, with the stages that it takes and leaves.
+    """
+
+    def __init__(self, applied: Pass) -> None:
+        self.applied = applied
+        self.__name__, self.__doc__ = applied.name, applied.function.__doc__
+
+    def __call__(self, fn: Any, /) -> Any:
+        """Apply the transform to a function, a module or a Program; the same kind of thing is returned."""
+        return _apply(self.applied, fn, self.applied, {})
+
+    def __repr__(self) -> str:
+        return f"<pygraph transform {self.applied.name}>"
+
+
+def transform(
+    fn: Callable[[Program], Program] | None = None,
+    /,
+    *,
+    stage: Stage | Sequence[Stage] = "aten",
+    leaves: Stage | None = None,
+    name: str | None = None,
+) -> Any:
+    """Make a transform of a function from Programs to Programs, which stacks with those of pygraph.
+
+    The function must be pure: it copies the graph that it edits (``program.copy_graph()``), and what it returns
+    computes the same. Every Program that it returns is checked against the rules of its stage.
+
+    Args:
+        fn: A function from Program to Program. None to use it as a decorator with options.
+        stage: The stage, or the stages, of Programs that it takes: ``aten``, ``kernels``, ``pointers`` or ``regions``.
+        leaves: The stage of what it returns, if that is another one.
+        name: What history and errors call it; the function's name by default.
+
+    Returns:
+        A transform: it takes a function, a module or a Program, and returns the same kind of thing.
+
+    Raises:
+        ArgumentError: There is no such stage, or ``fn`` is not callable.
+
+    Example:
+        >>> import torch, pygraph
+        >>> @pygraph.transform(stage="aten")
+        ... def sine_as_cosine(program):
+        ...     module = program.copy_graph()
+        ...     for node in module.graph.nodes:
+        ...         if node.target is torch.ops.aten.sin.default:
+        ...             node.target = torch.ops.aten.cos.default
+        ...     module.recompile()
+        ...     return program.replace(module=module)
+        >>> x = torch.zeros(2, device=pygraph.default_device())
+        >>> pygraph.graphify(pygraph.indirect(sine_as_cosine(torch.sin)))(x).tolist()
+        [1.0, 1.0]
+    """
+    if fn is None:
+        return functools.partial(transform, stage=stage, leaves=leaves, name=name)
+    if not callable(fn):
+        raise ArgumentError(
+            describe(f"transform({fn!r})", "not callable", expected="a function from Program to Program")
+        )
+    takes = (stage,) if isinstance(stage, str) else tuple(stage)
+    for one in (*takes, *(() if leaves is None else (leaves,))):
+        if one not in STAGES:
+            expected = " or ".join(map(repr, STAGES))
+            raise ArgumentError(describe("transform(…)", f"there is no stage {one!r}", expected=expected))
+    return Transform(Pass(name or getattr(fn, "__name__", type(fn).__name__), fn, takes, leaves))
+
+
+_STANDARD: dict[Any, Pass] = {
+    devicify: DEVICIFY, fuse: FUSE, indirect: INDIRECT, graphify: GRAPHIFY, select: SELECT,
+}  # fmt: skip
+
+
+def passes_of(transforms: Iterable[Any]) -> tuple[Pass, ...]:
+    """The passes of transforms, in the order in which they are applied.
+
+    Raises:
+        ArgumentError: Something is no transform.
+        StageError: They are in an order in which one does not take what another leaves.
+    """
+    found: list[Pass] = []
+    for one in transforms:
+        known = one.applied if isinstance(one, Transform) else _STANDARD.get(one)
+        if known is None:
+            raise ArgumentError(
+                describe("jit(…)", f"{one!r} in passes is no transform",
+                         remedy="Pass pygraph's transforms, and what pygraph.transform returns.")
+            )  # fmt: skip
+        found.append(known)
+    return check_passes(found, "fn")
+
+
+def completed(passes: tuple[Pass, ...], defaults: Sequence[Pass]) -> tuple[Pass, ...]:
+    """Passes with those that are missing of a default stack, each where it fits."""
+    for one in defaults:
+        if one not in passes:
+            fitting = [i for i in range(len(passes) + 1) if stage_after(passes[:i]) in one.takes]
+            if fitting:
+                passes = (*passes[: fitting[-1]], one, *passes[fitting[-1] :])
+    return passes

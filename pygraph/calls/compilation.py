@@ -32,7 +32,7 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
 from pygraph.process import extension
 from pygraph.tracing.call_environment import objects_among
-from pygraph.tracing.function_kinds import Passed, Traced
+from pygraph.tracing.function_kinds import StateInputs, Traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +112,13 @@ class Compiler:
         if past.state is not None:
             self._cache.drop_all(key)
             return self._add_stateful(
-                key, call, make_runner, Passed(gradients=True, rates=not past.state.rates_are_current())
+                key, call, make_runner, StateInputs(gradients=True, learning_rates=not past.state.rates_are_current())
             )
         refused = self._over_budget(key, past)
         if refused is not None:
             return refused
         if past.last_refusal is not None and past.last_refusal.sets_gradients:
-            return self._add_stateful(key, call, make_runner, Passed(gradients=True))
+            return self._add_stateful(key, call, make_runner, StateInputs(gradients=True))
         if self._cache.is_past_budget(key):
             note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
             return Refused(fallbacks=[note], is_cached=False)
@@ -253,7 +253,7 @@ class Compiler:
         )  # fmt: skip
         return self._cache.add(key, entry)
 
-    def _state_left_behind(self, past: _Past, error: TraceError) -> Passed | None:
+    def _state_left_behind(self, past: _Past, error: TraceError) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
         last, filled = past.last_refusal, _filled(error)
         # One that fills another location than the last time fills a memo, for another key.
@@ -268,7 +268,7 @@ class Compiler:
             return False
         return self._policy.composes and torch.is_grad_enabled() and not self._function.options.donates
 
-    def _add_stateful(self, key: Key, call: Call, make_runner: RunnerFactory, state: Passed) -> Entry:
+    def _add_stateful(self, key: Key, call: Call, make_runner: RunnerFactory, state: StateInputs) -> Entry:
         """An entry for calls that leave other state behind than there was, or find another learning rate."""
         runner = make_runner(call.args, call.kwargs, state)
         entry = self._cache.add(key, Stateful(fallbacks=[], runner=runner))

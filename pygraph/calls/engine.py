@@ -34,7 +34,7 @@ from pygraph.ir.evaluate import evaluate
 from pygraph.ir.paths import flatten_with_path
 from pygraph.ir.program import Program
 from pygraph.process import extension
-from pygraph.process.turns import INSIDE_CALL, here, reason_inside, register
+from pygraph.process.reentrancy import INSIDE_CALL, here, reason_inside, register
 from pygraph.report.explain import Explanation
 from pygraph.tracing.function_kinds import Traced
 from pygraph.transforms.passes import Pass

@@ -13,7 +13,7 @@ from pygraph.guards.iterators import is_opaque
 from pygraph.guards.torch_settings import mode_key
 from pygraph.ir.leaves import is_live_number, overlap_groups
 from pygraph.ir.ranges import are_apart, holder, span_of
-from pygraph.runtime.body import ALIGNMENT, placement
+from pygraph.runtime.alignment import ALIGNMENT, alignment_of
 
 Key: TypeAlias = tuple[Hashable, tuple[tuple[int, Hashable], ...]]
 """What is known of a call before its trace, and by leaf the values of the numbers that its trace turned out to need."""
@@ -45,7 +45,7 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             address = 0 if leaf.is_cpu else leaf.data_ptr()  # graphs read host memory through copies only
-            placed = ALIGNMENT if address % ALIGNMENT == 0 else placement(address)
+            placed = ALIGNMENT if address % ALIGNMENT == 0 else alignment_of(address)
             # Also under no_grad: a function may ask for it, or enable gradients inside.
             flags = (leaf.requires_grad, leaf.is_inference())
             keys.append((leaf.__class__, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, placed, *flags))

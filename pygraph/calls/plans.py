@@ -26,7 +26,7 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.native_description import NO_GUARDS, describe_guards
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.process import extension
-from pygraph.process.turns import here, members
+from pygraph.process.reentrancy import here, members
 from pygraph.runtime.driver import Counters, add_replay_source
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _captured(entry: Entry) -> tuple[tuple[torch.Tensor, int | None], ...]:
     """Captured tensors, and where the graphs read them."""
     if entry.executable is None:
         return tuple((tensor, None) for tensor in entry.captured.tensors)
-    return tuple(zip(entry.executable._captured, entry.executable.static_addresses, strict=True))
+    return tuple(zip(entry.executable.captured, entry.executable.static_addresses, strict=True))
 
 
 def _guards_of(reached: Reached) -> tuple[Any, ...]:
@@ -280,34 +280,34 @@ def _environment_guards(
 
 def _replay(executable: Executable) -> dict[str, Any] | None:
     """How to replay an executable that is one graph on the caller's tensors and numbers; None if it is more."""
-    if len(executable._steps) != 1 or executable._steps[0].graph is None or executable._aliases:
+    if len(executable._regions) != 1 or executable._regions[0].graph is None or executable.plan.aliases:
         return None
-    step = executable._steps[0]
+    step = executable._regions[0]
     graph, body = step.graph, step.body
     assert graph is not None
     if graph.reuses_outputs or step.adoption is not None or graph.lazy:
         return None  # results are not in fresh memory, or are read in a way that is not described
-    tensors, numbers = dict(executable._tensors), dict(executable._numbers)
+    tensors, numbers = dict(executable.plan.tensors), dict(executable.plan.numbers)
     outputs = {node: index for index, node in enumerate(body.outputs)}
     if not all(node in tensors for node in body.inputs) or not all(node in numbers for node in body.numbers):
         return None
-    if not all(node in outputs and not foreign for _, node, foreign in executable._results):
+    if not all(node in outputs and not foreign for _, node, foreign in executable.plan.results):
         return None
     sent = _sent(graph)
     launch = graph.graph.native_launch()
     if sent is None or launch is None or executable.driver.native_stream() is None:
         return None
     commits, slots, values = sent
-    results: list[Any] = [None] * executable.program.out_tree.num_leaves
-    for leaf, node, _ in executable._results:
+    results: list[Any] = [None] * executable.plan.out_tree.num_leaves
+    for leaf, node, _ in executable.plan.results:
         results[leaf] = ("output", outputs[node])
-    for leaf, value in executable._statics:
+    for leaf, value in executable.plan.statics:
         results[leaf] = ("static", value)
-    for leaf, argument in executable._arguments:
+    for leaf, argument in executable.plan.arguments:
         results[leaf] = ("argument", argument)
-    for leaf, earlier in executable._repeats:
+    for leaf, earlier in executable.plan.repeats:
         results[leaf] = ("repeat", earlier)
-    captured = {id(tensor): index for index, tensor in enumerate(executable._captured)}
+    captured = {id(tensor): index for index, tensor in enumerate(executable.captured)}
     return {
         "inputs": tuple(tensors[body.inputs[position]] for position in graph.slots),
         "memory": tuple((_empty(m.spec.dtype, m.spec.device), m.spec.shape, m.spec.stride) for m in graph.memory),
@@ -319,12 +319,13 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         "synced": ctypes.addressof(graph.patcher.synced),
         "launch": launch,
         "updated": tuple(tensors[body.inputs[position]] for position in body.written),
-        "updated_captured": tuple(captured[id(tensor)] for tensor in body.told_statics),
+        "updated_captured": tuple(captured[id(tensor)] for tensor in body.versioned_statics),
         "outputs": tuple(
-            (number, None if graph._whole else (spec.shape, spec.stride, spec.offset)) for number, spec in graph._views
+            (number, None if graph.outputs_are_memory else (spec.shape, spec.stride, spec.offset))
+            for number, spec in graph.views
         ),
         "results": tuple(results),
-        **_returned(executable.program.out_tree),
+        **_returned(executable.plan.out_tree),
         "owners": (graph, executable),  # kept while addresses of theirs are used
     }  # fmt: skip
 

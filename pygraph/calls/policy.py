@@ -11,7 +11,7 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.errors import TraceError
 from pygraph.ir.leaves import static_leaves
-from pygraph.tracing.function_kinds import Passed
+from pygraph.tracing.function_kinds import StateInputs
 
 
 class Policy:
@@ -42,7 +42,7 @@ class Policy:
     def after_compilation(self, key: Key, call: Call, cache: Cache) -> None:
         """Look at what has become of it; an error ends the call."""
 
-    def state_left_behind(self, error: TraceError, *, is_known: bool) -> Passed | None:
+    def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace.
 
         Args:
@@ -52,7 +52,9 @@ class Policy:
         del error, is_known
         return None
 
-    def state_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: Passed) -> StateRunner:
+    def state_runner(
+        self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
+    ) -> StateRunner:
         """What runs calls of an engine that leave state behind."""
         raise NotImplementedError
 
@@ -83,5 +85,5 @@ class Composition(Protocol):
 CompositionFactory = Callable[[int], Composition]
 """Makes the composition of an engine, of the number of kinds of calls that are kept."""
 
-RunnerFactory = Callable[[tuple[Any, ...], dict[str, Any], Passed], StateRunner]
+RunnerFactory = Callable[[tuple[Any, ...], dict[str, Any], StateInputs], StateRunner]
 """Makes what runs calls that leave state behind, of their arguments and that state."""

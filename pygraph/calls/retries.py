@@ -18,7 +18,7 @@ import torch
 from torch._C._functorch import peek_interpreter_stack  # checked with torch 2.11 and 2.13
 
 from pygraph.ir.descriptors import Fallback
-from pygraph.process.turns import here
+from pygraph.process.reentrancy import here
 
 E = TypeVar("E")
 """What is kept for a kind of call."""

@@ -16,9 +16,9 @@ from pygraph.errors import ArgumentError, describe
 from pygraph.ir.evaluate import check_call, evaluate
 from pygraph.ir.program import Program
 from pygraph.process import extension
-from pygraph.process.turns import reason_inside
+from pygraph.process.reentrancy import reason_inside
 from pygraph.report.explain import Explanation
-from pygraph.runtime.body import WIDEST_LOAD, is_placed, placement
+from pygraph.runtime.alignment import WIDEST_LOAD, alignment_of, is_aligned
 from pygraph.tracing.function_kinds import Traced
 
 
@@ -95,7 +95,7 @@ class Compiled:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         check_call(self.program, leaves, tree)
         for index, needed in self._placements:
-            if not is_placed(leaves[index].data_ptr(), needed):
+            if not is_aligned(leaves[index].data_ptr(), needed):
                 problem = f"tensor number {index} is not aligned as when it was compiled"
                 multiple = f"{needed} more than a multiple of {WIDEST_LOAD}"
                 wanted = "an address that is " + (f"a multiple of {needed}" if needed >= WIDEST_LOAD else multiple)
@@ -120,7 +120,7 @@ class Compiled:
 
 def _placement(leaf: Any) -> int:
     """How a tensor's address must lie; 0 for what graphs do not read there."""
-    return placement(leaf.data_ptr()) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu and leaf.numel() else 0
+    return alignment_of(leaf.data_ptr()) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu and leaf.numel() else 0
 
 
 def lower(engine: Engine, donation: Donation | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:

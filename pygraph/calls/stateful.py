@@ -36,7 +36,7 @@ from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import flatten_with_path
-from pygraph.tracing.function_kinds import Passed, Passing
+from pygraph.tracing.function_kinds import StateInputs, WithStateInputs
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.results import is_known_size
 
@@ -63,7 +63,7 @@ class AsItIsError(Exception):
     """A call has no graph: the function itself is to run, and sets gradients and attributes by itself."""
 
 
-class StatefulFunction(Passing):
+class StatefulFunction(WithStateInputs):
     """A function of gradients, learning rates, attributes, and another function's arguments, to be traced.
 
     Args:
@@ -177,7 +177,7 @@ class OutdatedError(Exception):
         passed: What is to be passed from now on.
     """
 
-    def __init__(self, passed: Passed = Passed()) -> None:  # noqa: B008  (it is immutable)
+    def __init__(self, passed: StateInputs = StateInputs()) -> None:  # noqa: B008  (it is immutable)
         super().__init__()
         self.passed = passed
 
@@ -186,7 +186,7 @@ class UnsteadyError(Exception):
     """No call is like another: what each leaves behind has another shape, or decides what the next one does."""
 
 
-def state_left_behind(error: TraceError, *, is_known: bool) -> Passed | None:
+def state_left_behind(error: TraceError, *, is_known: bool) -> StateInputs | None:
     """The state that calls are to take and return, if that is all that is in the way of a trace.
 
     Args:
@@ -194,9 +194,9 @@ def state_left_behind(error: TraceError, *, is_known: bool) -> Passed | None:
         is_known: Whether there was a call like this: a first one may fill attributes that later ones only read.
     """
     if isinstance(error, (GradientChangeError, SpentGraphError)):
-        return Passed(gradients=True)
+        return StateInputs(gradients=True)
     if isinstance(error, StateChangeError) and error.locations and is_known:
-        return Passed(locations=error.locations)
+        return StateInputs(locations=error.locations)
     return None
 
 
@@ -213,11 +213,13 @@ class UsersPolicy(Policy):
     def __init__(self, *, carries_state: bool) -> None:
         self.carries_state = carries_state
 
-    def state_left_behind(self, error: TraceError, *, is_known: bool) -> Passed | None:
+    def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
         return state_left_behind(error, is_known=is_known) if self.carries_state else None
 
-    def state_runner(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: Passed) -> StateRunner:
+    def state_runner(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
+    ) -> StateRunner:
         """What runs calls of an engine that leave state behind."""
         return StatefulCalls(engine, args, kwargs, state)
 
@@ -229,7 +231,7 @@ class _StatePolicy(Policy):
         releases: Whether calls take gradients out of the list that they are passed.
     """
 
-    def __init__(self, function: StatefulFunction, users: Engine, state: Passed) -> None:
+    def __init__(self, function: StatefulFunction, users: Engine, state: StateInputs) -> None:
         self.composes = not state.gradients
         self.releases = False
         self._function, self._users, self._state = function, users, state
@@ -265,13 +267,13 @@ class _StatePolicy(Policy):
             raise OutdatedError
         traced = (entry.environment for entry in cache.entries.of(key) if isinstance(entry, (Recorded, Evaluated)))
         environments = list(traced)
-        if self._state.rates:
+        if self._state.learning_rates:
             if not _are_same(now.rates, function.groups):
                 raise OutdatedError
         elif any(not environment.rates_are_current() for environment in environments):
-            raise OutdatedError(Passed(rates=True))
+            raise OutdatedError(StateInputs(learning_rates=True))
         if not self._state.gradients and any(not environment.step_is_current() for environment in environments):
-            raise OutdatedError(Passed(gradients=True))
+            raise OutdatedError(StateInputs(gradients=True))
         if function.locations:
             cache.settle()
             found_again = sum(entry.calls - 1 for entry in cache.entries)
@@ -289,7 +291,7 @@ class _StatePolicy(Policy):
         if not cache.baked(key[0]).isdisjoint(_stored_leaves(call.args)):
             raise UnsteadyError
 
-    def state_left_behind(self, error: TraceError, *, is_known: bool) -> Passed | None:
+    def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """Nothing more: what is found is to be passed as well.
 
         Raises:
@@ -336,7 +338,7 @@ class StatefulCalls:
         function: Engine,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        passed: Passed,
+        passed: StateInputs,
     ) -> None:
         self._function, self._passed = function, passed
         self._renewals, self._settled = Budget(MAX_RETRACES, TRACES), 0
@@ -346,7 +348,7 @@ class StatefulCalls:
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
         found, passed = reached(self._function, args, kwargs), self._passed
-        groups = found.rates if passed.rates else []
+        groups = found.rates if passed.learning_rates else []
         tensors = found.differentiable if passed.gradients else []
         named = [(found.names[id(tensor)], tensor) for tensor in tensors]
         self.stateful = StatefulFunction(self._function.fn, self._function.name, named, groups, passed.locations)

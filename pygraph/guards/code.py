@@ -40,7 +40,7 @@ _TRACERS = (
     os.path.join(os.path.dirname(torch.__file__), "fx", "experimental", ""),
 )
 
-# Flags of types: made by a class statement, and not to be changed. The same from CPython 3.11 to 3.14.
+# Flags of types: made by a class statement, and not to be changed. Unchanged from CPython 3.11 to 3.14.
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 

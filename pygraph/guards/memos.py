@@ -6,7 +6,7 @@ the ring is private to CPython (checked with 3.11, 3.12 and 3.13); the addresses
 the referents that the collector reports before anything is written.
 """
 
-# What is cached is of any type.
+# Cached results are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def key_name(key: Any, names: Mapping[int, str]) -> str:
     """The text of a key; keys that are tensors, as in the state of an optimizer, are not to be printed.
 
     Args:
-        key: Of a dict, or an index.
+        key: The key of an entry, or the index of an item.
         names: Names of objects, by id.
 
     >>> weight, other = object(), object()

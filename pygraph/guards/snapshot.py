@@ -38,7 +38,7 @@ class Snapshot:
 
     Attributes:
         containers: Dicts and lists: their name in reports, and a copy.
-        contents: What other objects hold, with a name in reports.
+        contents: The contents of other objects, with a name in reports.
         variables: Variables of modules and attributes of classes: a name, the module's dict or the class, key, value.
         classes: Classes: a name in reports, and which attributes they have.
         cells: Variables that functions close over, and their values.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.api.jit import make_options
+from pygraph.api.options import make_options
 from pygraph.errors import ArgumentError, describe
 from pygraph.interop import live
 from pygraph.interop.compilers import Compilers, Settings

@@ -8,7 +8,7 @@ import weakref
 from pygraph.calls.engine import Engine
 from pygraph.calls.options import Options
 from pygraph.interop.boxed import BoxedReplay
-from pygraph.process.turns import members
+from pygraph.process.reentrancy import members
 from pygraph.report.explain import Explanation
 from pygraph.transforms.passes import UNFUSED
 

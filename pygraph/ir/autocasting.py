@@ -1,4 +1,4 @@
-"""Running operations that are written down with the dtypes that they have."""
+"""Autocast, switched off: a trace has the casts as operations, and would get others on top."""
 
 # Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false
@@ -11,12 +11,12 @@ import torch
 
 
 def is_autocast_on() -> bool:
-    """Whether operations on any device are cast now."""
+    """Whether autocast is enabled for any device."""
     return any(map(torch.is_autocast_enabled, autocast_kinds()))
 
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:
-    """Have operations in the dtypes that they are given: a trace has all casts, and would get others on top."""
+    """A context in which no operation is cast; it costs nothing where autocast is off."""
     return _switched_off() if is_autocast_on() else contextlib.nullcontext()
 
 
@@ -29,5 +29,5 @@ def _switched_off() -> Generator[None, None, None]:
 
 
 def autocast_kinds() -> tuple[str, ...]:
-    """The types of devices that have it."""
+    """The types of devices that have autocast."""
     return "cpu", "cuda", torch._C._get_privateuse1_backend_name()

@@ -1,4 +1,4 @@
-"""Which nodes and descriptors are legal in which stage; run after every pass.
+"""The check that runs after every pass: nodes and descriptors are legal in the stage of their Program.
 
 The table `_LEGAL` is the whole rule: what each stage allows. A Program that breaks it is a bug of the pass that made
 it, and the error shows the node, its source line and its neighbours.
@@ -36,7 +36,7 @@ from pygraph.ir.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class _Rules:
-    """What a stage allows beyond functional operations and host arithmetic."""
+    """Descriptors and effects that a stage allows beyond functional operations and host arithmetic."""
 
     inputs: tuple[type, ...]
     outputs: tuple[type, ...]
@@ -90,7 +90,7 @@ def check_program(program: Program) -> Program:
 
 
 def _output_leaves(program: Program) -> list[int]:
-    """Every leaf of the output tree that something in the Program stands for."""
+    """The leaves of the output tree that an output, an alias or a static value fills."""
     slots = program.table.slots if program.table is not None else ()
     results = [*program.outputs, *(slot.of for slot in slots if slot.role == "result")]
     leaves = [result.leaf for result in results if isinstance(result, Result) and result.leaf >= 0]

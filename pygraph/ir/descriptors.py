@@ -1,6 +1,6 @@
-"""What the parts of a Program mean: one descriptor for every input, output, region and fallback.
+"""Descriptors: the meaning of each input, output, region and fallback of a Program.
 
-Positions and names carry no meaning: these do.
+Positions and names of nodes carry no meaning: their descriptors do.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Stage = Literal["aten", "kernels", "pointers", "regions"]
 """How far a Program has come: functional ATen operations; kernels with explicit writes; arguments and results
 behind pointer slots; cut into regions that say how they run."""
+
+STAGES: tuple[Stage, ...] = ("aten", "kernels", "pointers", "regions")
 
 
 Way = Literal["launch", "patch", "copy"]
@@ -75,7 +77,7 @@ class TensorSpec:
         return self.span > math.prod(self.shape)
 
     def reaches_as(self, other: TensorSpec) -> bool:
-        """Whether the elements are as many, of the same kind, and lie at the same distances.
+        """Whether shape, dtype, device and strides are equal, as far as strides matter.
 
         The stride of a dimension of one element says nothing, and kernels give others than torch foresees.
         """
@@ -147,10 +149,10 @@ class Base:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Captured:
-    """A tensor that the function reaches without being passed it: static, read at its own address.
+    """A tensor that the function reaches otherwise than by its arguments: static, read at its own address.
 
     ``kind`` says what it is; ``name`` where it is found (``encoder.0.weight``), ``value`` is the tensor itself. It is
-    ``quiet`` if only operations update it that autograd is not told of: its version stays, as in eager.
+    ``quiet`` if it is only updated by operations that do not increase its version, as running statistics are.
     """
 
     kind: Literal["parameter", "buffer", "closed-over", "constant"]
@@ -160,7 +162,7 @@ class Captured:
 
     @property
     def spec(self) -> TensorSpec:
-        """What the tensor is now; the function's owner may have replaced its memory."""
+        """The current layout of the tensor; the function's owner may have replaced its memory."""
         return TensorSpec.of(self.value)
 
 
@@ -223,11 +225,10 @@ Output: TypeAlias = Result | Mutation | Stored
 class Alias:
     """A returned leaf that is memory of something else: no computation, only a view or the same object.
 
-    ``of`` says of what. ``input`` and ``output``: a view of input or output number ``index``, or that captured tensor
-    itself if ``identical``; ``spec.offset`` is relative to its first element, and the view may be one that is
-    ``conjugated`` or ``negated`` when it is read. ``argument``: the very object at leaf
-    ``index`` of the caller's arguments, which may be a number (``spec`` is None). ``result``: the very object returned
-    at leaf ``index``.
+    ``of`` is the kind of its source. ``input`` and ``output``: a view of input or output number ``index``, or that
+    captured tensor itself if ``identical``; ``spec.offset`` is relative to its first element, and the view may be one
+    that is ``conjugated`` or ``negated`` when it is read. ``argument``: the very object at leaf ``index`` of the
+    caller's arguments, which may be a number (``spec`` is None). ``result``: the object returned at leaf ``index``.
     """
 
     path: str

@@ -1,7 +1,6 @@
-"""What a node does besides computing its value: viewing, writing, drawing random numbers, reading the host.
+"""Effects of a node besides computing its value: viewing, writing, drawing random numbers, reading the host.
 
-Passes ask these questions of single nodes; the answers come from operator schemas, so that custom operations with
-honest schemas are treated right.
+They are read off the schema of the node's operation, so that custom operations with honest schemas are treated right.
 """
 
 # torch has no public names for operator overloads and their schemas. Checked with torch 2.11 and 2.13.
@@ -22,10 +21,10 @@ from pygraph.ir.descriptors import TensorSpec, tensor_specs
 
 aten = torch.ops.aten
 
-# Return their argument's memory although their schemas do not say so.
+# Operations that return their argument's memory although their schemas do not say so.
 _SILENT_VIEWS = (aten._unsafe_view.default, aten._reshape_alias.default, aten.lift_fresh.default)
 
-# Synchronise with the host, or have a result whose shape depends on data, without a tag that says so.
+# Operations that synchronise with the host, or have a result whose shape depends on data, without a tag that says so.
 _SYNCHRONIZING = frozenset(
     {
         "aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero", "aten::nonzero",
@@ -35,7 +34,7 @@ _SYNCHRONIZING = frozenset(
 )  # fmt: skip
 
 
-# Whose operations that return nothing are checks, launches, or labels.
+# Namespaces in which operations that return nothing are checks, launches, or labels.
 _KNOWN_NAMESPACES = ("aten", "prims", "pygraph", "profiler")
 
 
@@ -57,7 +56,7 @@ def is_view(node: fx.Node) -> bool:
 
 @functools.cache
 def _makes_views(target: Any) -> bool:
-    """Whether all that an operation returns is memory of its arguments; asked of every node many times."""
+    """Whether all results of an operation are memory of its arguments; cached, as passes ask it again and again."""
     if target in _SILENT_VIEWS:
         return True
     returns: Any = target._schema.returns
@@ -87,15 +86,15 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def is_action(node: fx.Node) -> bool:
-    """Whether a node is called for what it does, which is no update that it declares, as an assertion is."""
+    """Whether a node returns nothing and declares no update, as an assertion: it is called for another effect."""
     return is_operation(node) and not node.target._schema.returns and not is_written(node)  # pyright: ignore
 
 
 def may_raise(node: fx.Node) -> bool:
     """Whether a node that the host launches may end the call with an error that depends on data.
 
-    Such are assertions, decompositions of matrices, other people's operations, and what takes a number of which it
-    looks whether it is in range.
+    Such are assertions, decompositions of matrices, custom operations, and operations that check whether a number of
+    the host is in range.
     """
     if not is_operation(node) or is_host_number(node):
         return False
@@ -110,10 +109,10 @@ def may_raise(node: fx.Node) -> bool:
     return any(is_host_number(source) for argument in node.all_input_nodes for source in sources(argument))
 
 
-# How the names of others begin that take any number.
+# Prefixes of names of operations that take any number.
 _TAKING_ANY = ("_foreach_", "_fused_", "fill", "full", "copy", "_to_copy", "scalar_tensor")
 
-# How the names of operations begin that look at what they have computed.
+# Prefixes of names of operations that check what they have computed.
 _RAISING = ("_linalg_", "linalg_", "cholesky", "_cholesky", "lu_", "geqrf", "ormqr", "multinomial")
 
 
@@ -156,7 +155,7 @@ def argument_nodes(node: fx.Node) -> list[fx.Node]:
 
 
 def sources(node: fx.Node) -> list[fx.Node]:
-    """What must be known for a value: the node whose memory it shows, and the numbers by which views show it."""
+    """The nodes that determine a value: the one whose memory it is a view of, and the numbers that the views take."""
     numbers: list[fx.Node] = []
     while is_view(node):
         shown = node.args[0]

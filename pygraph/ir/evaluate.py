@@ -1,4 +1,4 @@
-"""Reference evaluation of a Program, node by node: what every transform is compared with.
+"""Reference evaluation of a Program, node by node, with which every transform is compared.
 
 The calling convention of a Program lives here too: `bind` turns a call's leaves into placeholder values and
 `assemble` turns output values into what the function returns.
@@ -27,13 +27,13 @@ from pygraph.ir.descriptors import (
     Stored,
     TensorSpec,
 )
+from pygraph.ir.fields import ProgramFields
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.leaves import to_number
-from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges, holder
 
 
-def evaluate(program: Program, *args: Any, **kwargs: Any) -> Any:
+def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
     """Run ``program`` on a call's arguments with ordinary launches, updating arguments in place as it says.
 
     Args:
@@ -70,11 +70,11 @@ class _Run(Interpreter):
 
     Args:
         program: The Program.
-        stored: The tensors for its results, by slot. Those that a kernel lays out otherwise than its fake are replaced:
-            `pygraph.store` would write them as another tensor, or past its end.
+        stored: The tensors for its results, by slot. A result with other strides than its fake replaces its entry, as
+            `pygraph.store` would write it as another tensor, or past the end.
     """
 
-    def __init__(self, program: Program, stored: dict[int, torch.Tensor]) -> None:
+    def __init__(self, program: ProgramFields, stored: dict[int, torch.Tensor]) -> None:
         super().__init__(program.module)
         self.extra_traceback = False  # which changes the messages of errors
         self._stored = stored
@@ -89,7 +89,7 @@ class _Run(Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def check_call(program: Program, leaves: Sequence[Any], tree: pytree.TreeSpec) -> None:
+def check_call(program: ProgramFields, leaves: Sequence[Any], tree: pytree.TreeSpec) -> None:
     """Raise ArgumentError unless the leaves of ``(args, kwargs)`` fit what was traced."""
     call = f"{program.name}(…)"
     if tree != program.in_tree:
@@ -117,8 +117,8 @@ def check_call(program: Program, leaves: Sequence[Any], tree: pytree.TreeSpec) -
             )  # fmt: skip
 
 
-def argument_descriptors(program: Program) -> list[Argument | ScalarArgument]:
-    """What the caller passes, as far as it is not merged into a Base."""
+def argument_descriptors(program: ProgramFields) -> list[Argument | ScalarArgument]:
+    """The tensors and numbers that the caller passes, without those that are merged into a Base."""
     found: list[Argument | ScalarArgument] = []
     for descriptor in program.inputs:
         if isinstance(descriptor, (Argument, ScalarArgument)):
@@ -128,7 +128,7 @@ def argument_descriptors(program: Program) -> list[Argument | ScalarArgument]:
     return found
 
 
-def bind(program: Program, leaves: Sequence[Any]) -> tuple[list[Any], dict[int, torch.Tensor]]:
+def bind(program: ProgramFields, leaves: Sequence[Any]) -> tuple[list[Any], dict[int, torch.Tensor]]:
     """Placeholder values for a call, and the tensors allocated for results that go through pointer slots."""
     values: list[Any] = []
     stored: dict[int, torch.Tensor] = {}
@@ -148,7 +148,7 @@ def bind(program: Program, leaves: Sequence[Any]) -> tuple[list[Any], dict[int, 
     return values, stored
 
 
-def slot_values(program: Program, leaves: Sequence[Any]) -> list[Any]:
+def slot_values(program: ProgramFields, leaves: Sequence[Any]) -> list[Any]:
     """The tensors behind the slots of a pointer table; None for a result's."""
     slots = program.table.slots if program.table is not None else ()
     return [input_value(slot.of, leaves) if isinstance(slot.of, (Argument, Base)) else None for slot in slots]
@@ -183,7 +183,7 @@ def _base_value(base: Base, leaves: Sequence[Any]) -> torch.Tensor:
     return first.as_strided(base.spec.shape, base.spec.stride, offset)
 
 
-def assemble(program: Program, leaves: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+def assemble(program: ProgramFields, leaves: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
     """Apply mutations and put results, aliases and static leaves into the output tree.
 
     Args:
@@ -232,7 +232,7 @@ def alias_view(alias: Alias, base: torch.Tensor) -> torch.Tensor:
 
 
 def physical(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's memory as it is, without the conjugation and negation that are left to whoever reads it."""
+    """A view of a tensor's memory as it is, without lazy conjugation and negation."""
     return as_lazy(tensor, tensor.is_conj(), tensor.is_neg())
 
 

@@ -1,9 +1,9 @@
 """Functional variants of operations that write to their arguments.
 
-``torch.func.functionalize`` knows ATen's in-place operations only. An operation of somebody else that says in its
-schema what it writes (``torch.library.custom_op(mutates_args=…)``) gets a functional variant here that writes to copies
-and returns them after its own results; of what may be None, it returns a list of what is there. A Program at stage
-``aten`` holds the variant; lowering restores the operation itself, in place where nobody needs the old contents.
+``torch.func.functionalize`` knows ATen's in-place operations only. A custom operation whose schema declares what it
+writes (``torch.library.custom_op(mutates_args=…)``) gets a functional variant here, which writes to copies and returns
+them after its own results; of an argument that may be None, it returns a list. A Program at stage ``aten`` holds the
+variant; lowering restores the operation itself, in place where the old contents are needed no more.
 
 ======================================================  ========================================================
 the operation                                           its variant
@@ -94,12 +94,12 @@ def functional_variant_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 
 def mutating_operation_of(target: Any) -> torch._ops.OpOverload | None:
-    """The operation whose functional variant an FX target is; None if it is none."""
+    """The operation of which an FX target is the functional variant; None if it is none."""
     return _MUTATING.get(target)
 
 
 def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What a call of ``op`` writes to: one entry per written argument, a list for what may be several or None."""
+    """The arguments that a call of ``op`` writes to: one entry each, a list for one that may be several or None."""
     found: list[Any] = []
     for position, argument in enumerate(op._schema.arguments):
         if _is_written(argument):
@@ -109,7 +109,7 @@ def written_values(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mappi
 
 
 def _present(value: Any) -> list[Any]:
-    """What is there of a value, or of a list of values, that may be None."""
+    """The values that are not None, of a value or a list of values."""
     return [item for item in pytree.tree_leaves(value) if item is not None]
 
 
@@ -169,7 +169,7 @@ def call_functionally(
     Args:
         op: The operation.
         call: Its arguments and keyword arguments.
-        targets: The same, or the tensors of which those are copies: what is updated.
+        targets: The arguments to update: those of the call, or tensors of which they are copies.
     """
     args, kwargs = call
     returned = functional_variant_of(op)(*args, **kwargs)

@@ -1,7 +1,7 @@
 """FX's interpreter, for use beside compilers in other threads.
 
-FX notes which node an interpreter is at in a variable of the process, while any thread says that it keeps what nodes
-are known to be, as AOTAutograd does all the while it traces. Another interpreter would take that note away from it.
+While any thread preserves the metadata of nodes, as AOTAutograd does when it traces, FX notes the current node of every
+interpreter in one variable of the process. An interpreter in another thread would overwrite that note.
 """
 
 # Checked with torch 2.13; where FX has no such method any more, a test of threads fails.
@@ -14,7 +14,7 @@ from torch import fx
 
 
 class Interpreter(fx.Interpreter):
-    """Runs a graph node by node, and tells FX of none of them."""
+    """Runs a graph node by node, without noting the current node."""
 
     @contextlib.contextmanager
     def _set_current_node(self, node: fx.Node) -> Generator[None, None, None]:

@@ -21,16 +21,16 @@ from pygraph.ir.constants import IMMUTABLE
 Number = int | float | bool | complex
 
 Kind = Literal["written", "read", "number", "constant"]
-"""Where a kernel gets an argument: from the tensors that it writes, those that it only reads, the numbers that the
-node holds, or the constants of the launch."""
+"""The source of a kernel's argument: the tensors that it writes, those that it only reads, the numbers that the node
+holds, or the constants of the launch."""
 
 
 class Launchable(Protocol):
-    """What ``pygraph::launch`` launches."""
+    """A kernel with its constants, for ``pygraph::launch``."""
 
     @property
     def kernel(self) -> Any:
-        """What has ``run`` and ``fn``."""
+        """The Triton kernel, which has ``run`` and ``fn``."""
 
     def __call__(
         self, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], numbers: Sequence[Number]
@@ -38,7 +38,7 @@ class Launchable(Protocol):
         """Launch the kernel on the current stream."""
 
     def signature(self) -> Any:
-        """What two launches that are the same have in common."""
+        """A value that is equal for equal launches."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,10 +46,10 @@ class Launch:
     """A Triton kernel with everything about a launch that stays the same.
 
     Attributes:
-        kernel: A ``triton.jit`` function, or an autotuner or heuristics around one: what has ``run`` and ``fn``.
+        kernel: A ``triton.jit`` function, or an autotuner or heuristics around one.
         arguments: Parameter names in order, with where their values come from: the kind, and the position among the
             tensors or numbers of that kind, or the constant itself.
-        options: What else is passed to ``run``: meta-parameters, ``num_warps``.
+        options: Other arguments of ``run``: meta-parameters, ``num_warps``.
         choices: Names of the parameters that an autotuner chooses.
         grids: The grid for each choice of those.
     """
@@ -77,7 +77,7 @@ class Launch:
         return self.grids[choice]
 
     def signature(self) -> Any:
-        """What two launches that are the same have in common."""
+        """A value that is equal for equal launches."""
         arguments = [(name, kind, constant_key(value)) for name, kind, value in self.arguments]
         options = [(name, constant_key(value)) for name, value in sorted(self.options.items())]
         return repr((id(self.kernel), arguments, options, self.choices, dict(self.grids)))

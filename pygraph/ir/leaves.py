@@ -1,4 +1,4 @@
-"""The leaves of a call's arguments: which are static, which numbers are live, which tensors share memory."""
+"""Leaves of a call's arguments: static ones, live numbers, tensors that share memory."""
 
 # The tracer works on torch's private parts (frames, storages' identities) and on values of any type.
 # pyright: reportPrivateUsage=false

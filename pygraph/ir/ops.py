@@ -5,7 +5,7 @@
 ``pygraph::store``        writes a tensor to the memory that one entry of a table points to
 ``pygraph::scalar``       a 0-d device tensor of a host number, refreshed at every call or replay
 ``pygraph::reinterpret``  a view of a tensor, laid out relative to its first element
-``pygraph::cotangent``    stands for the gradient of a result, where a forward and its backward are traced as one
+``pygraph::cotangent``    the gradient of a result, in the joint trace of a forward and its backward
 ========================  ==============================================================================
 
 They work on every device, under ``FakeTensorMode``, ``make_fx`` and ``torch.func.functionalize``. A device other
@@ -192,7 +192,7 @@ def _store_fake(table: torch.Tensor, slot: int, value: torch.Tensor) -> None:
 def scalar(value: Number, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A 0-d tensor that holds ``value``, converted as ``Tensor.to`` converts: too large becomes inf, or wraps.
 
-    In a Program it is the only place where a host number enters the device's part; a replay refreshes it.
+    In a Program, only this operation takes a host number to the device; a replay refreshes it.
 
     Args:
         value: The number; symbolic while tracing, where nothing is learnt of its value.
@@ -247,7 +247,7 @@ def _reinterpret(tensor: torch.Tensor, size: list[int], stride: list[int], offse
 
 
 def cotangent(result: torch.Tensor, index: int) -> torch.Tensor:
-    """A tensor like ``result`` that stands for its gradient; no Program that runs has one.
+    """A placeholder for the gradient of ``result`` while a joint graph is traced; no Program that runs has one.
 
     Args:
         result: A result of a function.

@@ -1,4 +1,4 @@
-"""Where leaves are found in arguments and results, for containers of every class that pytree knows."""
+"""Paths of leaves in arguments and results, for containers of every class that pytree knows."""
 
 # Containers hold values of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -23,23 +23,19 @@ from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.descriptors import (
     Alias,
     Argument,
-    Baked,
     Base,
     Captured,
-    Fallback,
     Input,
     Mutation,
     Output,
     PointerTable,
-    Region,
     Result,
     ScalarArgument,
     Slot,
     Spec,
-    Stage,
-    Static,
     TensorSpec,
 )
+from pygraph.ir.fields import ProgramFields
 
 NAMESPACE: dict[str, Any] = {
     "torch": torch,
@@ -53,40 +49,7 @@ NAMESPACE: dict[str, Any] = {
 }
 
 
-class _Program(Protocol):
-    """What is printed of a `pygraph.Program`, whose module imports this one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def stage(self) -> Stage: ...
-    @property
-    def history(self) -> tuple[str, ...]: ...
-    @property
-    def module(self) -> fx.GraphModule: ...
-    @property
-    def inputs(self) -> tuple[Input, ...]: ...
-    @property
-    def outputs(self) -> tuple[Output, ...]: ...
-    @property
-    def aliases(self) -> tuple[Alias, ...]: ...
-    @property
-    def statics(self) -> tuple[Static, ...]: ...
-    @property
-    def baked(self) -> tuple[Baked, ...]: ...
-    @property
-    def regions(self) -> tuple[Region, ...]: ...
-    @property
-    def fallbacks(self) -> tuple[Fallback, ...]: ...
-    @property
-    def placeholders(self) -> list[fx.Node]: ...
-    @property
-    def results(self) -> tuple[Any, ...]: ...
-    @property
-    def table(self) -> PointerTable | None: ...
-
-
-def program_text(program: _Program) -> str:
+def program_text(program: ProgramFields) -> str:
     """The Program as Python source: a header with its history, then one function.
 
     Example:
@@ -184,7 +147,7 @@ class _Namer:
         return repr(value)
 
 
-def _body(graph: fx.Graph, namer: _Namer, indent: str, program: _Program | None) -> list[str]:
+def _body(graph: fx.Graph, namer: _Namer, indent: str, program: ProgramFields | None) -> list[str]:
     lines: list[str] = []
     region: int | None = None
     for node in graph.nodes:
@@ -207,7 +170,7 @@ def _body(graph: fx.Graph, namer: _Namer, indent: str, program: _Program | None)
 
 
 def _stem(target: Any, text: str) -> str:
-    """What a node is named after: the operation without its overload."""
+    """The stem of a node's name: its operation without the overload."""
     return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else text.rpartition(".")[2]
 
 
@@ -258,7 +221,7 @@ def _slot_text(slot: Slot) -> str:
     return f"{slot.role} {slot.of.path}"
 
 
-def _output_text(descriptor: Output, program: _Program) -> str:
+def _output_text(descriptor: Output, program: ProgramFields) -> str:
     match descriptor:
         case Result():
             return descriptor.path
@@ -268,7 +231,7 @@ def _output_text(descriptor: Output, program: _Program) -> str:
             return f"stored in slot {descriptor.slot}"
 
 
-def _alias_text(alias: Alias, program: _Program) -> str:
+def _alias_text(alias: Alias, program: ProgramFields) -> str:
     if alias.of in ("argument", "result"):
         return f"is leaf {alias.index} of the {alias.of}s"
     if alias.of == "input":
@@ -290,7 +253,7 @@ def _because(reason: str | None, source: str | None) -> str:
     return (f", because {reason}" if reason else "") + (f" ({source})" if source else "")
 
 
-def _referred_text(index: int, program: _Program) -> str:
+def _referred_text(index: int, program: ProgramFields) -> str:
     """An input by number, or past the inputs a slot of the pointer table."""
     if index < len(program.inputs):
         return _input_text(program.inputs[index])

@@ -29,6 +29,7 @@ from pygraph.ir.descriptors import (
     Static,
     tensor_specs,
 )
+from pygraph.ir.evaluate import evaluate
 from pygraph.ir.printing import program_text
 
 
@@ -78,7 +79,7 @@ class Program:
 
     @property
     def results(self) -> tuple[Any, ...]:
-        """What the output node returns, one element per entry of ``outputs``."""
+        """The arguments of the output node, one per entry of ``outputs``."""
         return tuple(output_values(self.module.graph))
 
     @property
@@ -105,7 +106,7 @@ class Program:
         return tuple(dict.fromkeys(spec.device for spec in specs if spec.device.type not in ("cpu", "meta")))
 
     def copy_graph(self) -> fx.GraphModule:
-        """A copy of the graph, for a pass to edit: node metadata is kept, submodules are shared."""
+        """A copy of the graph, for a pass to edit, with the metadata of nodes; submodules are shared."""
         graph = fx.Graph()
         mapping: dict[fx.Node, fx.Node] = {}
         output = graph.graph_copy(self.module.graph, mapping)
@@ -118,6 +119,20 @@ class Program:
     def replace(self, **changes: Any) -> Program:
         """A Program with some fields changed; the original stays as it is."""
         return dataclasses.replace(self, **changes)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the Program node by node on a call's arguments, see `pygraph.evaluate`.
+
+        Raises:
+            ArgumentError: The arguments do not fit what was traced; nothing has been changed.
+
+        Example:
+            >>> import torch, pygraph
+            >>> program = pygraph.trace(lambda x: x + 1)(torch.ones(2))
+            >>> program(torch.zeros(2))
+            tensor([1., 1.])
+        """
+        return evaluate(self, *args, **kwargs)
 
     def __str__(self) -> str:
         return program_text(self)

@@ -1,4 +1,4 @@
-"""Which tensors share memory: those whose storages' ranges of addresses overlap.
+"""Shared memory of tensors: their storages' ranges of addresses overlap.
 
 Storages that an allocator made never do. Those made over memory that is there already, by DLPack or
 ``__cuda_array_interface__``, may: two storages are one memory then, also where they begin at different addresses.
@@ -19,7 +19,7 @@ Range: TypeAlias = tuple[int, int]
 
 
 def memory_range(tensor: torch.Tensor) -> Range:
-    """Where the storage of a tensor lies; ``(0, 0)`` for one that has no memory to share."""
+    """The addresses of a tensor's storage; ``(0, 0)`` for one that has no memory to share."""
     if tensor.layout != torch.strided or not tensor.numel() or tensor._is_zerotensor():  # pyright: ignore
         return 0, 0  # as torch's zero tangents
     storage = tensor.untyped_storage()
@@ -79,7 +79,7 @@ class Ranges:
     """The memory of several tensors.
 
     Attributes:
-        pairs: It as sorted ranges that do not overlap.
+        pairs: Sorted ranges that do not overlap.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
@@ -87,7 +87,7 @@ class Ranges:
         self.add(tensors)
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The memory of more tensors."""
+        """Add the memory of more tensors."""
         merged: list[Range] = []
         for start, end in sorted([*self.pairs, *map(memory_range, tensors)]):
             if start == end:

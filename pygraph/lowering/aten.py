@@ -1,4 +1,4 @@
-"""Lowering to one kernel per ATen operation: updates become writes, in place where nobody needs the old contents."""
+"""Lowering to one kernel per ATen operation: updates become writes, in place where no node needs the old contents."""
 
 # torch has no public names for operator overloads and their schemas. Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false
@@ -61,20 +61,20 @@ def lower(program: Program) -> Program:
         for position, descriptor in enumerate(program.outputs)
         if isinstance(descriptor, Mutation)
     ]
-    kept = [position for position, descriptor in enumerate(program.outputs) if not isinstance(descriptor, Mutation)]
-    output.args = (tuple(values[position] for position in kept),)
+    results = [position for position, descriptor in enumerate(program.outputs) if not isinstance(descriptor, Mutation)]
+    output.args = (tuple(values[position] for position in results),)
     write_updates(graph, updates)
     _own_results(graph)
     graph.eliminate_dead_code(is_impure_node=has_effect)
     module.recompile()
-    moved = {old: new for new, old in enumerate(kept)}
+    moved = {old: new for new, old in enumerate(results)}
     aliases = tuple(
         dataclasses.replace(alias, index=moved[alias.index]) if alias.of == "output" else alias
         for alias in program.aliases
     )
     return program.replace(
         module=module,
-        outputs=tuple(program.outputs[position] for position in kept),
+        outputs=tuple(program.outputs[position] for position in results),
         aliases=aliases,
         stage="kernels",
         history=(*program.history, "lower"),
@@ -82,7 +82,7 @@ def lower(program: Program) -> Program:
 
 
 def _drop_copies(graph: fx.Graph, program: Program) -> None:
-    """Replace ``copy(old, new)`` by ``new`` where nobody can tell: not in results, which own their memory."""
+    """Replace ``copy(old, new)`` by ``new`` where that changes nothing: not in results, which own their memory."""
     last_write = {root(a): order for order, node in enumerate(graph.nodes) for a in written_arguments(node)}
     results = {
         root(value)

@@ -1,4 +1,4 @@
-"""Operations that write to their arguments, restored in place of their functional variants.
+"""Operations that write to their arguments, restored from their functional variants.
 
 An operation writes straight to the memory that it writes to in eager, so nothing is copied. Only constants of the
 trace are copied first: eager makes them anew in every call.
@@ -85,7 +85,7 @@ def _selections(node: fx.Node, index: int) -> list[fx.Node]:
 
 
 def _absorb_copy(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
-    """Drop the copy of the new contents to what was written: they are written there, or to a copy of their own."""
+    """Drop the copy of new contents to the written tensor: the operation writes them there, or to a copy of its own."""
     for user in list(new.users):
         if user.target is aten.copy.default and user.args == (old, new) and user.meta["spec"] == new.meta["spec"]:
             user.replace_all_uses_with(new)
@@ -96,8 +96,8 @@ def _absorb_copy(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
 def _may_overwrite(old: fx.Node, program: Program) -> bool:
     """Whether the operation may write to the memory of ``old`` itself, as it does in eager.
 
-    What the eager function overwrites nobody can read later: whoever keeps the old contents has copied them before,
-    and that copy is a node. So it may, unless the memory is a constant of the trace, which eager makes anew.
+    Contents that the eager function overwrites cannot be read later: code that needs them has copied them before, and
+    that copy is a node. So it may, unless the memory is a constant of the trace, which eager makes anew.
     """
     spec = old.meta["spec"]
     if not isinstance(spec, TensorSpec) or spec.overlaps_itself:
@@ -127,7 +127,7 @@ def _copy_before(graph: fx.Graph, node: fx.Node, old: fx.Node) -> fx.Node:
 def _with_memory(
     node: fx.Node, op: torch._ops.OpOverload, memory: dict[fx.Node, fx.Node]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of ``node``, with what it writes to replaced."""
+    """The arguments of ``node``, with the memory that it writes to instead of its old contents."""
 
     def swap(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -146,7 +146,7 @@ def _with_memory(
 
 
 def _erase(graph: fx.Graph, node: fx.Node) -> None:
-    """Remove a node with the selections of its results, which nobody uses any more."""
+    """Remove a node with the selections of its results, which are unused."""
     for user in list(node.users):
         if user.target is operator.getitem and not user.users:
             _erase(graph, user)

@@ -1,4 +1,4 @@
-"""Fused kernels: what Inductor makes of a graph, for ordinary launches and as nodes of a Program."""
+"""Fused kernels: graphs compiled by Inductor, for ordinary launches and as nodes of a Program."""
 
 # Inductor's entry points and what it returns are private. Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -43,13 +43,13 @@ class FusedGraph:
 
     Attributes:
         code: Inductor's ``CompiledFxGraph``: takes a list of inputs, which it empties, and launches ordinarily.
-        outputs: What it returns, as far as that is known: tensors by their specs, in the strides that Inductor chose.
+        outputs: Its results as far as they are known: tensors by their specs, in the strides that Inductor chose.
         written: Positions of the inputs that it updates.
         aligned: Positions of the inputs that its kernels take to lie at multiples of 16 bytes; ordinary launches copy
             those that do not.
         crossing: The states of generators among its inputs and results, which are on the device.
         device: The device.
-        name: What it is called in reports.
+        name: Its name in reports.
         lines: The user's lines, by the names that the wrapper's comments have for what it computes.
     """
 
@@ -67,7 +67,7 @@ class FusedGraph:
         return self.crossing.after(self.code(self.crossing.before(inputs)), self.device)
 
     def kernels(self, inputs: Sequence[TensorSpec | Number]) -> tuple[KernelGraph, Fallback | None]:
-        """Its kernels for inputs like these; or all of it as one node, and why."""
+        """The kernels for inputs like these; or one node for all of them, and the reason."""
         try:
             return kernel_graph(wrapper_of(self.code), inputs, self.lines), None
         except UntraceableError as error:
@@ -104,7 +104,7 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
     Args:
         module: The graph, as AOTAutograd makes it: updates of inputs are ``copy_`` at its end.
         inputs: Fake tensors, and sizes.
-        name: What it is called in reports.
+        name: Its name in reports.
         **options: As ``torch._inductor.compile_fx.compile_fx_inner`` takes them.
     """
     from torch._inductor.compile_fx import compile_fx_inner
@@ -151,7 +151,7 @@ def _spec(value: Any, stride: Sequence[str] | None) -> TensorSpec | None:
 
 
 def wrapper_of(code: Any) -> Callable[[list[Any]], Sequence[Any]]:
-    """The Python function that Inductor has written, without what looks after addresses around it."""
+    """The Python function that Inductor has written, without the checks of addresses around it."""
     function: Any = code.current_callable
     while getattr(getattr(function, "__code__", None), "co_name", "call") != "call":
         names = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -163,7 +163,7 @@ def wrapper_of(code: Any) -> Callable[[list[Any]], Sequence[Any]]:
 
 @contextlib.contextmanager
 def settings(**more: Any) -> Generator[None, None, None]:
-    """Inductor as pygraph uses it."""
+    """A block with Inductor's settings as pygraph needs them."""
     from torch._inductor import config
 
     with config.patch({**SETTINGS, **more}):

@@ -38,7 +38,7 @@ class KernelGraph:
     """The nodes of a wrapper.
 
     Attributes:
-        module: The graph: one placeholder per tensor that is passed, then one per entry of ``constants``. Nodes have a
+        module: The graph: one placeholder per tensor argument, then one per entry of ``constants``. Nodes have a
             ``spec``. It returns a tuple of nodes and constants.
         constants: Tensors that Inductor has made.
     """

@@ -1,9 +1,9 @@
-"""The states of random generators that attention hands from its forward to its backward.
+"""The states of random generators that attention saves in its forward for its backward.
 
-Where they are depends on whether a graph is being captured: on the device then, else on the host (torch's "Note [Seed
+Their device depends on whether a graph is being captured: the tensors' then, else the host (torch's "Note [Seed
 and Offset Device]"), where the memory-efficient backward wants them; cuDNN's takes them on the device alone. A forward
-and a backward that are graphs of their own need them in one place, which is the device. Without dropout they are memory
-as it was found, which stands in nobody's way as zeros.
+and a backward that are graphs of their own need them on one device, which is that of the tensors. Without dropout they
+are uninitialised memory, which zeros may replace.
 """
 
 # torch has no public names for operator overloads. Checked with torch 2.11 and 2.13.
@@ -32,22 +32,22 @@ _READERS = frozenset({"aten::_scaled_dot_product_efficient_attention_backward", 
 
 
 def read(state: torch.Tensor) -> torch.Tensor:
-    """The state where an operation reads it that is launched now.
+    """The state on the host for an ordinary launch, on the device in a capture.
 
     Args:
-        state: It, on the device.
+        state: The state on the device.
     """
     capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     return state if capturing else state.cpu()
 
 
 def keep(state: torch.Tensor, device: torch.device, drawn: bool) -> torch.Tensor:
-    """The state on the device.
+    """A copy of the state on the device.
 
     Args:
-        state: It, wherever an operation has put it.
+        state: The state where an operation has returned it.
         device: The device.
-        drawn: Whether the operation has drawn random numbers.
+        drawn: Whether the operation has drawn random numbers; else its state is uninitialised memory.
     """
     return state.to(device, copy=True) if drawn else torch.zeros_like(state, device=device)
 
@@ -57,21 +57,21 @@ ops.define("state_to_keep(Tensor state, Device device, bool drawn) -> Tensor", k
 
 
 def reads(target: Any) -> list[str]:
-    """The names of an operation's arguments, if it reads states where the host launches it; else none."""
+    """The names of an operation's arguments, if an ordinary launch of it reads states on the host; else none."""
     if not isinstance(target, torch._ops.OpOverload) or target._schema.name not in _READERS:
         return []
     return [argument.name for argument in target._schema.arguments]
 
 
 def read_by(node: fx.Node) -> list[fx.Node]:
-    """The states that an operation reads where the host launches it."""
+    """The states that an ordinary launch of an operation reads on the host."""
     names = reads(node.target)
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs} if names else {}
     return [value for name, value in given.items() if name in STATES and isinstance(value, fx.Node)]
 
 
 def is_state(source: fx.Node, index: int) -> bool:
-    """Whether one of the results of an operation is a state, or memory in the place of one."""
+    """Whether one of the results of an operation is a state, or unused memory instead of one."""
     target: Any = source.target
     returns: Any = target._schema.returns if is_operation(source) else ()
     name: str = returns[index].name if index < len(returns) else ""
@@ -92,7 +92,7 @@ class Crossing:
 
     @classmethod
     def of(cls, graph: fx.Graph) -> Crossing:
-        """Those of a graph of ATen operations."""
+        """Find the states among the inputs and results of a graph of ATen operations."""
         position = {node: index for index, node in enumerate(graph.find_nodes(op="placeholder"))}
         inputs = {position[value] for node in graph.nodes for value in read_by(node) if value in position}
         results: dict[int, bool] = {}
@@ -104,7 +104,7 @@ class Crossing:
         return cls(frozenset(inputs), results)
 
     def before(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs as operations want them that are launched now."""
+        """The inputs with states on the device from which operations read them now."""
         return [read(value) if index in self.inputs else value for index, value in enumerate(inputs)]
 
     def after(self, results: Sequence[Any], device: torch.device) -> list[Any]:
@@ -116,7 +116,7 @@ class Crossing:
 
 
 def settle(graph: fx.Graph, device: torch.device) -> None:
-    """Write into a graph of ATen operations where drawn states are, for operations that are launched by anyone."""
+    """Insert moves of drawn states into a graph of ATen operations, so that it runs captured or not."""
     for node in list(graph.nodes):
         for state in read_by(node):
             with graph.inserting_before(node):

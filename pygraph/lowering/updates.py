@@ -72,29 +72,29 @@ def _copy(
             node_like(graph, aten.copy_.default, (target, value), target, of=value)
 
 
-# ---- steps in place --------------------------------------------------------------------------------------------
+# ---- updates in place ------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
-    """One step of an update.
+class _InPlace:
+    """One operation of an update, which can write to the memory that it reads.
 
     Attributes:
-        operation: What makes the value.
+        operation: The functional operation.
         overload: Its overload that writes to its first argument.
-        place: Which of its results the value is; None if it has one.
+        index: The position of the value among its results; None if it has one result.
         value: The contents after it.
     """
 
     operation: fx.Node
     overload: torch._ops.OpOverload
-    place: int | None
+    index: int | None
     value: fx.Node
 
 
 @dataclasses.dataclass(frozen=True)
 class _Chain:
-    """How the contents of an input come about, each step from what the last has left.
+    """The operations that make the new contents of an input, each from the result of the one before.
 
     Attributes:
         target: The input.
@@ -102,7 +102,7 @@ class _Chain:
     """
 
     target: fx.Node
-    steps: tuple[_Step, ...]
+    steps: tuple[_InPlace, ...]
 
 
 def _chains(graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -> list[_Chain]:
@@ -117,46 +117,46 @@ def _chains(graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -> list
         covered: dict[fx.Node, list[int | None]] = {}
         for chain in found:
             for step in chain.steps:
-                covered.setdefault(step.operation, []).append(step.place)
-        whole = {operation for operation, places in covered.items() if _is_whole(operation, places)}
-        kept = [chain for chain in found if all(step.operation in whole for step in chain.steps)]
-        if len(kept) == len(found):
-            return kept
-        found = kept
+                covered.setdefault(step.operation, []).append(step.index)
+        whole = {operation for operation, indices in covered.items() if _is_whole(operation, indices)}
+        remaining = [chain for chain in found if all(step.operation in whole for step in chain.steps)]
+        if len(remaining) == len(found):
+            return remaining
+        found = remaining
 
 
-def _is_whole(operation: fx.Node, places: Sequence[int | None]) -> bool:
-    """Whether these are all results of an operation, each once, and nobody selects one a second time."""
+def _is_whole(operation: fx.Node, indices: Sequence[int | None]) -> bool:
+    """Whether these are all results of an operation, each once, and none is selected a second time."""
     first: Any = operation.args[0]
     if not isinstance(first, (list, tuple)):
-        return list(places) == [None]
+        return list(indices) == [None]
     every: list[int] = list(range(len(first)))  # pyright: ignore
-    return sorted(place for place in places if place is not None) == every and len(operation.users) == len(every)
+    return sorted(index for index in indices if index is not None) == every and len(operation.users) == len(every)
 
 
 def _chain(target: fx.Node, value: fx.Node) -> _Chain | None:
     """The steps from an input to its new contents; None if one of them is not of a kind that runs in place."""
     spec = target.meta["spec"]
     if not isinstance(spec, TensorSpec) or spec.has_gaps or spec.overlaps_itself:
-        return None  # such memory keeps to the plain copy
-    steps: list[_Step] = []
+        return None  # such memory is written by the plain copy
+    steps: list[_InPlace] = []
     while value is not target:
         if not isinstance(value, fx.Node):  # pyright: ignore[reportUnnecessaryIsInstance]  # an operand may be a number
             return None
         operation: Any = value
-        place: Any = None
+        index: Any = None
         if value.target is operator.getitem:
-            operation, place = value.args
+            operation, index = value.args
         overload = _in_place_overload(operation.target) if is_operation(operation) and operation.args else None
         if overload is None or value.meta["spec"] != spec:
             return None
         source: Any = operation.args[0]
-        if (place is not None) != isinstance(source, (list, tuple)):
+        if (index is not None) != isinstance(source, (list, tuple)):
             return None
-        if place is not None and spec.device.type == "cpu":
+        if index is not None and spec.device.type == "cpu":
             return None  # an operation without results does not show that it is work of the host alone
-        steps.append(_Step(operation, overload, place, value))
-        value = source if place is None else source[place]
+        steps.append(_InPlace(operation, overload, index, value))
+        value = source if index is None else source[index]
     return _Chain(target, tuple(reversed(steps)))
 
 
@@ -176,7 +176,7 @@ def _in_place_overload(functional: torch._ops.OpOverload) -> torch._ops.OpOverlo
 
 
 class _Readers:
-    """Who reads which memory when, in a functional graph.
+    """The readers of memory in a functional graph, and when they run.
 
     Args:
         graph: The graph.
@@ -184,34 +184,34 @@ class _Readers:
     """
 
     def __init__(self, graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -> None:
-        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        self._order = {node: order for order, node in enumerate(graph.nodes)}
         self._reads: dict[fx.Node, list[fx.Node]] = {}
         output = graph.output_node()
         for node in graph.nodes:
             if node is not output:
                 for argument in argument_nodes(node):
                     self._reads.setdefault(root(argument), []).append(node)
-        #: How often memory is read at the end: by results, and as what inputs become.
+        #: How often memory is read at the end: by results, and as new contents of inputs.
         self._late = collections.Counter(root(value) for value in output_values(graph) if isinstance(value, fx.Node))
         self._late.update(root(value) for _, value in updates)
 
     def allow(self, chain: _Chain) -> bool:
-        """Whether nobody reads what a step overwrites, after it or beside it."""
+        """Whether nothing reads memory that a step overwrites, after that step or in it."""
         contents = chain.target
         for step in chain.steps:
-            place = self._order[step.operation]
+            order = self._order[step.operation]
             reads = self._reads.get(contents, [])
             if self._late[contents] or reads.count(step.operation) != 1:
                 return False
-            if any(self._order[reader] >= place for reader in reads if reader is not step.operation):
+            if any(self._order[reader] >= order for reader in reads if reader is not step.operation):
                 return False
             contents = step.value
-        # A result has memory of its own, and what another input becomes is written there too.
+        # A result has memory of its own, and so have the new contents of another input.
         return self._late[contents] == 1
 
 
 def _run_in_place(graph: fx.Graph, chains: Iterable[_Chain]) -> None:
-    """Replace the steps' operations by those that write, and what reads their values by reading the inputs' memory."""
+    """Replace the steps' operations by their overloads that write, and uses of their values by the inputs."""
     memory: dict[fx.Node, fx.Node] = {}
     overloads: dict[fx.Node, torch._ops.OpOverload] = {}
     for chain in chains:

@@ -1,1 +1,1 @@
-"""What belongs to the whole process: the extension, the cache on disk, garbage collection, turns of threads."""
+"""State of the whole process: the extension, the cache on disk, garbage collection, calls inside of calls."""

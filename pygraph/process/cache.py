@@ -1,4 +1,4 @@
-"""The directory for what is worth keeping from one process to the next: measurements and compiled code."""
+"""The directory of data that outlives a process: measurements and compiled code."""
 
 from __future__ import annotations
 

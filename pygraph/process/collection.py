@@ -1,6 +1,6 @@
-"""No garbage collection for a while: finalizers must not run operations in the middle of a trace or a recording.
+"""Blocks without garbage collection: finalizers must not run operations in the middle of a trace or a recording.
 
-What they do would be written down with the rest and repeated at every replay; and tensors that are freed while a CUDA
+Their operations would be recorded with the rest and repeated at every replay; and tensors that are freed while a CUDA
 graph is captured call into the driver at the wrong time.
 """
 
@@ -31,7 +31,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def no_collection() -> Generator[None, None, None]:
-    """Keep the garbage collector from starting by itself; nests, also across threads.
+    """A block in which the garbage collector does not start by itself; nests, also across threads.
 
     Example:
         >>> import gc
@@ -71,8 +71,8 @@ def collect(generation: int = 2) -> bool:
 
 # Another thread may be filling a tuple of unknown length, which fails if anybody else refers to it when it grows. So a
 # list of all objects must be gone before another thread can run. C++ looks through one without letting go of the
-# interpreter. Where there is no extension, it lives within one call in C, in which nobody's code runs, unless there are
-# audit hooks: these are told of each `id`, and of calls of `gc`.
+# interpreter. Where there is no extension, it lives within one call in C, in which no other code runs, unless there are
+# audit hooks: these are called for each `id`, and for calls of `gc`.
 
 
 def ids_of_objects(generation: int | None = None) -> list[int]:
@@ -109,7 +109,7 @@ def referrers_of(values: list[Any]) -> list[Any]:
 
 
 def _all_objects(generation: int | None) -> Iterator[Any]:
-    """The same, which are asked for when the first one is."""
+    """All objects that the collector knows, or those in a generation, listed when the first one is taken."""
     return itertools.chain.from_iterable(map(gc.get_objects, (generation,)))
 
 

@@ -1,7 +1,7 @@
 """Building the extension on first use, and loading it.
 
 It is compiled by one call of the compiler into a folder of its own below the user's cache, named by all that it depends
-on, and put in place in one step: processes that build at the same time do not disturb each other.
+on, and moved there in one step: processes that build at the same time do not disturb each other.
 """
 
 # The flag of the C++ library that torch was built with is known to torch._C only. Checked with torch 2.11 and 2.13.
@@ -50,7 +50,7 @@ def loaded() -> Any:
 
 
 def reason() -> str | None:
-    """Why calls take the path in Python; None if they do not, or as long as the extension is being built."""
+    """The reason why calls take the path in Python; None if they do not, or while the extension is being built."""
     return _reason if enabled() else "PYGRAPH_NATIVE=0"
 
 
@@ -80,7 +80,7 @@ def start(wait: bool = False) -> Any:
 def _build_and_load(path: Path) -> None:
     global _reason
     try:
-        with _turn(path):
+        with _lock_builds(path):
             if not path.exists():
                 _compile(path)
     except (OSError, subprocess.SubprocessError) as error:
@@ -104,7 +104,7 @@ def _load(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _turn(path: Path) -> Generator[None, None, None]:
+def _lock_builds(path: Path) -> Generator[None, None, None]:
     """One process at a time builds; the lock goes with its process, so that it is never stale."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(path.parent / "lock", "w") as file:
@@ -139,7 +139,7 @@ def _flags() -> list[str]:
 
 
 def _target() -> Path:
-    """Where the extension is or will be: its folder's name stands for everything that its bytes depend on."""
+    """The path of the extension, built or not: its folder's name is a digest of everything that its bytes depend on."""
     digest = hashlib.sha256()
     for name in _SOURCES:
         digest.update((_FOLDER / name).read_bytes())

@@ -1,1 +1,1 @@
-"""What runs a Program on a device."""
+"""Running Programs on a device: recorded regions, their pointers, executables, and the two devices' drivers."""

@@ -1,7 +1,7 @@
 """Donated memory: results of the last graph take over the memory of arguments that the call consumes.
 
 A result may do so if it has the layout of the argument, and every kernel that reads the argument comes before the first
-one that writes the result; or that is the same kernel and it works element by element. Recorded parameters tell which
+one that writes the result; or that is the same kernel and it works element by element. Recorded parameters show which
 kernels those are, and a replay that overwrites copies of the arguments is compared with ordinary launches.
 """
 
@@ -18,17 +18,17 @@ from pygraph.guards.donated import is_sole_owner
 from pygraph.ir.descriptors import Argument, TensorSpec
 from pygraph.ir.effects import argument_nodes, is_operation, root
 from pygraph.ir.ranges import Ranges
-from pygraph.runtime.body import ALIGNMENT, stand_in
+from pygraph.runtime.alignment import ALIGNMENT, aligned_copy
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.comparison import agree
 from pygraph.runtime.proof import Example, Undisturbed
 
 Notes = collections.Counter[tuple[str, str | None]]
-"""How often an argument's memory became a result's (None), or for which reason it did not."""
+"""Counts of how often an argument's memory became a result's (None), or for which reason it did not."""
 
 
 class Adoption:
-    """Which pieces of a graph's fresh memory are donated arguments'.
+    """Pieces of a graph's fresh memory that are donated arguments'.
 
     Args:
         graph: The graph of the last region.
@@ -68,7 +68,7 @@ class Adoption:
         self.pairs = []
 
     def memory(self, env: Mapping[fx.Node, Any]) -> dict[int, torch.Tensor]:
-        """For one call: the tensors whose memory becomes which piece of fresh memory."""
+        """The tensors of one call whose memory becomes fresh memory, by its entry."""
         for note in self._reasons:
             self._notes[note] += 1
         found: dict[int, torch.Tensor] = {}
@@ -108,14 +108,14 @@ class Adoption:
         spec = graph.memory[index].spec
         uses = [argument for argument in argument_nodes(producer) if root(argument) is node]
         plain = all(argument is node and argument.meta["spec"] == spec for argument in uses)
-        # A kernel that reads more than its arguments say, through a view that no schema tells of, has more pointers.
-        seen = len(graph.offsets_of(slot, kernel)) <= len(uses) and set(graph.offsets_of(slot, kernel)) == {0}
+        # A kernel that reads more than its arguments say, through a view that no schema declares, has more pointers.
+        whole = len(graph.offsets_of(slot, kernel)) <= len(uses) and set(graph.offsets_of(slot, kernel)) == {0}
         return (
             torch.Tag.pointwise in target.tags
             and producer.meta["spec"] == spec
             and not spec.overlaps_itself
             and plain
-            and seen
+            and whole
         )
 
     # -- proof ----------------------------------------------------------------------------------------------------
@@ -128,9 +128,9 @@ class Adoption:
         def replay() -> list[torch.Tensor]:
             with Undisturbed(graph.driver, body):
                 trial = _copies(inputs)
-                places = {node: trial[position] for position, node in enumerate(body.inputs)}
+                copies = {node: trial[position] for position, node in enumerate(body.inputs)}
                 memory = {
-                    index: places[node] if node in places else stand_in(env[node]) for node, index, _ in self.pairs
+                    index: copies[node] if node in copies else aligned_copy(env[node]) for node, index, _ in self.pairs
                 }
                 got = [*graph(trial, numbers, memory), *(trial[i] for i in body.written)]
                 return got + [body.static_values[i].detach().clone() for i in body.written_statics]
@@ -140,12 +140,12 @@ class Adoption:
 
 
 def _copies(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [stand_in(tensor) if tensor.numel() else tensor for tensor in inputs]
+    return [aligned_copy(tensor) if tensor.numel() else tensor for tensor in inputs]
 
 
 def _unfit(tensor: torch.Tensor, captured: Ranges) -> str | None:
-    """Why the memory of this argument cannot be a result's; None if it can."""
-    if captured.meet(tensor):  # no key of a call says so: a tensor may be passed that is closed over as well
+    """The reason why the memory of this argument cannot be a result's; None if it can."""
+    if captured.meet(tensor):  # no key of a call says so: an argument may be closed over as well
         return "it shares memory with a tensor that the function closes over"
     if not is_sole_owner(tensor):
         return "something else can reach its memory: a view, what it is a view of, autograd, a storage"

@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pygraph.ir.autocasting import without_autocast
-from pygraph.ir.descriptors import Captured, TensorSpec
+from pygraph.ir.descriptors import Captured
 from pygraph.ir.effects import is_host_number, is_load, is_selection, is_store, is_view, root, written_arguments
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.program import Program
@@ -22,7 +22,7 @@ from pygraph.runtime.straight_line import Straight, straight_line
 
 
 class RegionBody:
-    """One region of a Program.
+    """One region of a Program: its nodes, and the values that cross its border.
 
     Attributes:
         nodes: The nodes that are run, in order, loads and stores left out.
@@ -33,9 +33,9 @@ class RegionBody:
         written: Positions in ``inputs`` of tensors that the region writes to.
         written_statics: Positions in ``statics`` of tensors that the region writes to.
         static_values: The captured tensors of ``statics``.
-        told_statics: Captured tensors whose version counters a replay has to increment.
+        versioned_statics: Captured tensors whose version counters a replay has to increment.
         producers: The nodes that allocate the memory of ``outputs``.
-        last_use: Per node, the nodes whose values nobody needs after it.
+        last_use: Per node, the nodes whose values are not needed after it.
     """
 
     def __init__(self, program: Program, region: int) -> None:
@@ -60,7 +60,7 @@ class RegionBody:
         self.written = [i for i, node in enumerate(self.inputs) if node in writes]
         self.written_statics = [i for i, node in enumerate(self.statics) if node in writes]
         updated = [captured[self.statics[i]] for i in self.written_statics]
-        self.told_statics = [descriptor.value for descriptor in updated if not descriptor.quiet]
+        self.versioned_statics = [descriptor.value for descriptor in updated if not descriptor.quiet]
         self.producers = {_producer(node) for node in self.outputs}
         self._module = program.module
         self.last_use = self._last_uses()
@@ -146,7 +146,7 @@ class RegionBody:
         return [env[node] for node in self.outputs]
 
     def constant(self, node: fx.Node) -> Any:
-        """The value of a node that stands for an attribute of the Program's module."""
+        """The value of a ``get_attr`` node: an attribute of the Program's module."""
         return getattr(self._module, str(node.target))
 
     def producer(self, output: int) -> int:
@@ -197,7 +197,7 @@ def own_memory(result: Any, args: Any) -> Any:
 
     def own(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
-            return value.resolve_conj().resolve_neg()  # some operations (real FFTs) leave that to whoever reads it
+            return value.resolve_conj().resolve_neg()  # some operations (real FFTs) leave that to their readers
         if isinstance(value, torch.Tensor) and taken.meet(value):
             return clone_strided(value)
         return value
@@ -206,7 +206,7 @@ def own_memory(result: Any, args: Any) -> Any:
 
 
 def _is_apart(result: torch.Tensor, args: Any) -> bool:
-    """Whether certainly a result has no memory of an argument; cheap, as it is asked at every launch."""
+    """Whether a result certainly has no memory of an argument; cheap, as every launch asks for it."""
     if result.layout != torch.strided:
         return False
     storage = result.untyped_storage()
@@ -229,44 +229,3 @@ def _is_apart(result: torch.Tensor, args: Any) -> bool:
 
 
 _NO_TENSORS = (int, float, str, bool, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
-
-
-def copy_span(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy the whole memory span of one tensor to that of another with the same strides."""
-    span = TensorSpec.of(source).span
-    flat = source.as_strided((span,), (1,), source.storage_offset())
-    target.as_strided((span,), (1,), target.storage_offset()).copy_(flat)
-
-
-def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of ``tensor`` elsewhere, with the same strides and, on a device, placed in the same way."""
-    spec = TensorSpec.of(tensor)
-    # Host memory starts where its storage does: torch's set_rng_state (2.13) reads a state from there, wherever it is.
-    host = tensor.device.type == "cpu"
-    shift = 0 if host else placement(tensor.data_ptr()) % ALIGNMENT // tensor.element_size()
-    flat = torch.empty(spec.span + shift, dtype=spec.dtype, device=spec.device)
-    copy = flat.as_strided(spec.shape, spec.stride, shift)
-    copy_span(tensor.detach(), copy)
-    return copy
-
-
-ALIGNMENT = 256
-"""Kernels are chosen for alignments up to this many bytes; more makes no difference."""
-
-
-WIDEST_LOAD = 16
-"""Of a GPU thread, in bytes."""
-
-
-def placement(address: int) -> int:
-    """How an address lies, as far as kernels are chosen for it or for what lies behind it, as a view does.
-
-    The largest power of two up to `ALIGNMENT` that divides it; what it is more than a multiple of `WIDEST_LOAD`, if it
-    is none: behind one that is 4 more lies a multiple at another distance than behind one that is 12 more.
-    """
-    return address % WIDEST_LOAD or (min(address & -address, ALIGNMENT) if address else ALIGNMENT)
-
-
-def is_placed(address: int, needed: int) -> bool:
-    """Whether an address will do where one of this `placement` was."""
-    return address % needed == 0 if needed >= WIDEST_LOAD else address % WIDEST_LOAD == needed

@@ -15,13 +15,14 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.guards.donated import DonatedTensor
 from pygraph.ir.descriptors import Fallback, Mechanism, TensorSpec, Way
-from pygraph.runtime.body import RegionBody, is_placed, placement
+from pygraph.runtime.alignment import alignment_of, is_aligned
+from pygraph.runtime.body import RegionBody
 from pygraph.runtime.discovery import Discovery, RefusedError
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.mechanisms import Question, choose
 from pygraph.runtime.patchable import CrowdedError, find_blank_outputs, patchable_slots
 from pygraph.runtime.proof import Example, LaunchSpread
-from pygraph.runtime.recorded import RecordedRegion, UnprovenError
+from pygraph.runtime.recorded_region import RecordedRegion, UnprovenError
 from pygraph.runtime.replay_proof import ReplayProof
 from pygraph.runtime.reuse import ReusedMemory
 
@@ -44,9 +45,11 @@ class RegionGraph:
     Attributes:
         graph: The recorded graph.
         slots: Positions of the inputs that have memory; the patcher's first slots, before one per entry of ``memory``.
-        memory: What a replay allocates for outputs.
+        memory: The memory that a replay allocates for outputs.
         choice: By which mechanism each pointer changes.
         patcher: Sends what changes to the graph.
+        views: Per output, which entry of ``memory`` it is in, and where.
+        outputs_are_memory: Whether the entries of ``memory`` are the outputs as they are.
         lazy: Outputs that are conjugated or negated when they are read: whether the one and whether the other.
         fallbacks: Why what is copied is copied.
         spread: How far ordinary launches of the region are apart.
@@ -68,7 +71,7 @@ class RegionGraph:
         self.spread = LaunchSpread(body, driver)
         self._reused = reused
         self._input_specs = [TensorSpec.of(tensor) for tensor in example.inputs]
-        self._placements = [placement(tensor.data_ptr()) for tensor in example.inputs]
+        self._alignments = [alignment_of(tensor.data_ptr()) for tensor in example.inputs]
         self._take(self._record(example, "copy" if way == "copy" else mechanism))
 
     # -- recording ------------------------------------------------------------------------------------------------
@@ -142,11 +145,10 @@ class RegionGraph:
         self.graph, self.slots, self.memory = region.graph, region.slots, region.memory
         self.choice, self.patcher = region.choice, region.patcher
         self.lazy, self.fallbacks = region.lazy, region.fallbacks
-        self._views = region.views
-        #: Whether the entries of ``memory`` are the outputs as they are.
-        self._whole = not self.lazy and [(number, memory.spec) for number, memory in enumerate(self.memory)] == list(
-            self._views
-        )
+        self.views = region.views
+        self.outputs_are_memory = not self.lazy and [
+            (number, memory.spec) for number, memory in enumerate(self.memory)
+        ] == list(self.views)
         #: The outputs' memory, if it is the same at every replay.
         self._reused_memory: list[torch.Tensor] | None = None
         for position in self.patched:
@@ -165,7 +167,7 @@ class RegionGraph:
         """Whether input number ``position`` may be ``tensor``: laid out and aligned as it was recorded."""
         spec = self._input_specs[position]
         same = tensor.shape == spec.shape and tensor.stride() == spec.stride and tensor.dtype == spec.dtype
-        return same and is_placed(tensor.data_ptr(), self._placements[position])
+        return same and is_aligned(tensor.data_ptr(), self._alignments[position])
 
     # -- replay ---------------------------------------------------------------------------------------------------
 
@@ -187,13 +189,13 @@ class RegionGraph:
         else:
             fresh = [memory.spec.empty() for memory in self.memory]
         self._region.replay(inputs, numbers, fresh)
-        if reused is not None or self.body.written or self.body.told_statics:
+        if reused is not None or self.body.written or self.body.versioned_statics:
             self._increment_versions(inputs)
-        return fresh if self._whole and reused is None else self._region.outputs(fresh)
+        return fresh if self.outputs_are_memory and reused is None else self._region.outputs(fresh)
 
     def _increment_versions(self, inputs: Sequence[torch.Tensor]) -> None:
         """Let autograd notice what a replay has changed: earlier results in reused memory, and updated tensors."""
-        changed = [*(self._reused_memory or ()), *(inputs[i] for i in self.body.written), *self.body.told_statics]
+        changed = [*(self._reused_memory or ()), *(inputs[i] for i in self.body.written), *self.body.versioned_statics]
         torch.autograd.graph.increment_version(changed)
 
     # -- reporting ------------------------------------------------------------------------------------------------

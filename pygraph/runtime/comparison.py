@@ -14,7 +14,7 @@ _FEW = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """How far runs of a region are apart whose results do not repeat.
+    """Distances between runs of a region whose results do not repeat.
 
     Kernels with atomics add in any order, and what follows may amplify that: a first step of Adam is the learning rate
     with the sign of the gradient, whatever its size. Then replays do not repeat either, as ordinary launches do not.
@@ -31,7 +31,7 @@ class Spread:
 
     @classmethod
     def of(cls, first: Sequence[torch.Tensor], others: Iterable[Sequence[torch.Tensor]]) -> Spread:
-        """How far the results of other runs are from those of the first."""
+        """The distances of the results of other runs from those of the first."""
         apart = [0.0] * len(first)
         largest: float | None = None
         for results in others:
@@ -45,8 +45,8 @@ class Spread:
                     largest = max(largest or 0.0, relative)
         return cls(tuple(apart), largest)
 
-    def and_of(self, other: Spread) -> Spread:
-        """What both allow: runs of one kind may be further apart, which then says nothing of the other."""
+    def minimum(self, other: Spread) -> Spread:
+        """The smaller of both spreads: that one kind of runs is further apart says nothing of the other kind."""
         largest = None if self.largest is None or other.largest is None else min(self.largest, other.largest)
         return Spread(tuple(map(min, self.apart, other.apart)), largest)
 
@@ -60,7 +60,7 @@ class Spread:
 
 
 def _is_close(got: torch.Tensor, expected: torch.Tensor, apart: float, largest: float) -> bool:
-    """Whether a result is close to the one expected, of which runs are ``apart``; but for a few elements of many."""
+    """Whether a result is as close to the one expected as runs are, ``apart``; but for a few elements of many."""
     if agree(got, expected):
         return True
     error = _error(got, expected)
@@ -75,7 +75,7 @@ def _is_close(got: torch.Tensor, expected: torch.Tensor, apart: float, largest: 
 
 
 def _error(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
-    """Per element how far they are apart, or whether they differ; None if they cannot be compared."""
+    """The distance of each element, or whether it differs; None if the tensors cannot be compared."""
     if got.device != expected.device or got.dtype != expected.dtype:
         return None
     if not (got.dtype.is_floating_point or got.dtype.is_complex) or got.dtype.itemsize < 2:
@@ -105,7 +105,7 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 
 def agree(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Equal, or for floating point close: kernels with atomics do not repeat to the last bit."""
+    """Whether tensors are equal, or close in floating point: kernels with atomics do not repeat to the last bit."""
     if got.device != expected.device or got.dtype != expected.dtype:
         return False  # some operations return their random state on the host, and in a capture on the device
     if got.numel() == 0:

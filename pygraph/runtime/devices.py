@@ -1,4 +1,4 @@
-"""Which devices there are, and the driver of each."""
+"""The devices of this process, and the driver of each."""
 
 from __future__ import annotations
 

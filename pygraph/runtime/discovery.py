@@ -1,4 +1,4 @@
-"""What two recordings of a region tell: where its graph holds pointers and numbers, and what it allocates.
+"""Discovery of the pointers, numbers and allocations of a region's graph, from two recordings.
 
 The recordings have their inputs and outputs at different addresses and different numbers; words that moved along are
 pointers, and bytes that changed with a number are that number.
@@ -19,10 +19,12 @@ from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.effects import is_operation, is_view, root
 from pygraph.ir.evaluate import physical
 from pygraph.ir.printing import target_text
-from pygraph.runtime.body import RegionBody, stand_in
-from pygraph.runtime.driver import Driver, Pool, RecordedGraph, patiently
+from pygraph.runtime.alignment import aligned_copy
+from pygraph.runtime.body import RegionBody
+from pygraph.runtime.driver import Driver, Pool, patiently
 from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, pointer_words, same_structure, value_words
 from pygraph.runtime.proof import Trial, Undisturbed
+from pygraph.runtime.recorded_graph import RecordedGraph
 
 _PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
 
@@ -66,7 +68,7 @@ class FreshMemory:
 
 
 class Discovery:
-    """A region, recorded twice; the first recording is kept.
+    """A region, recorded twice; the second recording only serves the comparison.
 
     Args:
         body: The region.
@@ -86,7 +88,7 @@ class Discovery:
         input_buffers: The inputs that it was recorded with; None for those without memory.
         output_buffers: The outputs that it writes.
         slots: Positions of inputs that have memory.
-        memory: What the outputs are in.
+        memory: The memory that the outputs are in.
         views: Per output, which memory it is in, and where.
         lazy: Outputs that are conjugated or negated when they are read: whether the one and whether the other.
         words: The pointer words of ``slots``, then of ``memory``.
@@ -94,7 +96,7 @@ class Discovery:
         unfound: Slots that some kernel reads through a pointer that was not found.
         blank: Memory that no operation writes to.
         unpointed: Other memory that no pointer was found to, and what to report about it.
-        notes: What was not found, for the report.
+        notes: Pointers that were not found, for the report.
     """
 
     graph: RecordedGraph
@@ -113,7 +115,7 @@ class Discovery:
         self.driver = driver
         self.pool = pool
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
-        self.input_buffers: list[torch.Tensor | None] = [stand_in(t) if t.numel() else None for t in inputs]
+        self.input_buffers: list[torch.Tensor | None] = [aligned_copy(t) if t.numel() else None for t in inputs]
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, numbers
@@ -127,7 +129,7 @@ class Discovery:
             sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
         first, outputs, marks = self._record_once(self.input_buffers, sentinels[0])
         self.graph = first
-        others = [stand_in(tensor) if tensor.numel() else None for tensor in inputs]
+        others = [aligned_copy(tensor) if tensor.numel() else None for tensor in inputs]
         try:
             second, outputs_again, _ = self._record_once(others, sentinels[1])
         except BaseException:
@@ -150,27 +152,27 @@ class Discovery:
 
         def record(mark: Callable[[int], None]) -> list[torch.Tensor]:
             walls: list[torch.Tensor] = []
-            made = kept = 0  # bytes that are none of the operations'
+            made = held = 0  # bytes of `walls`, which are none of the operations'
 
-            def note() -> None:
+            def note_allocations() -> None:
                 total, live = self._allocated()
-                marks.append((total - made, live - kept))
+                marks.append((total - made, live - held))
 
-            def step(index: int) -> None:
-                nonlocal position, made, kept
+            def before_operation(index: int) -> None:
+                nonlocal position, made, held
                 position = index
-                note()
+                note_allocations()
                 if walls or index in self._room:
                     walls.clear()
                     before = self._allocated()
                     walls.extend(_make_room(self._room.get(index, ()), self.driver.device))
                     after = self._allocated()
-                    made, kept = made + after[0] - before[0], after[1] - before[1]
+                    made, held = made + after[0] - before[0], after[1] - before[1]
                 mark(index)
 
             marks.clear()
-            outputs = self.body.run(actual, numbers, step)  # pyright: ignore[reportArgumentType]
-            note()
+            outputs = self.body.run(actual, numbers, before_operation)  # pyright: ignore[reportArgumentType]
+            note_allocations()
             return outputs
 
         try:
@@ -200,44 +202,40 @@ class Discovery:
         sentinels: list[list[Any]],
     ) -> None:
         """Find the words of every input, output memory and number."""
-        body = self.body
         self.output_buffers = [physical(output) for output in outputs]
         self.lazy = {i: (t.is_conj(), t.is_neg()) for i, t in enumerate(outputs) if t.is_conj() or t.is_neg()}
-        self.memory: list[FreshMemory] = []
-        memory_again: list[Extent] = []
-        self.views: list[tuple[int, TensorSpec]] = []
-        known: dict[int, int] = {}
-        for index, (tensor, again) in enumerate(zip(outputs, outputs_again, strict=True)):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known or not tensor.numel():
-                known[storage.data_ptr()] = len(self.memory)
-                op = body.producer(index)
-                (total, live), (total_after, live_after) = marks[op], marks[op + 1]
-                # What it keeps beside the result, as a library's workspace, was never where the result is.
-                kept = max(live_after - live, storage.nbytes())
-                scratch = max(total_after - total - kept, 0)
-                flat = TensorSpec((storage.nbytes() // tensor.element_size(),), (1,), tensor.dtype, tensor.device)
-                spec = TensorSpec.of(tensor)
-                whole = spec.offset == 0 and spec.nbytes == storage.nbytes()
-                extent = Extent(storage.data_ptr(), storage.nbytes(), op)
-                self.memory.append(FreshMemory(spec if whole else flat, flat, extent, scratch))
-                memory_again.append(Extent(again.untyped_storage().data_ptr(), storage.nbytes(), op))
-            self.views.append((known[storage.data_ptr()], TensorSpec.of(tensor)))
-
+        memory_again = self._find_memory(outputs, outputs_again, marks)
         nodes, nodes_again = self.graph.nodes, second.nodes
         comparable = same_structure(nodes, nodes_again)
         if not comparable:
             self.notes.append(Fallback("every pointer", "two recordings of the region differ in their kernels"))
         extents = [extent_of(self.input_buffers[i]) for i in self.slots] + [m.extent for m in self.memory]
         extents_again = [extent_of(others[i]) for i in self.slots] + memory_again
-        words = pointer_words(nodes, nodes_again, extents, extents_again) if comparable else []
-        self.words = words
-        self.values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or body.numbers else []
-        self.unfound = self._unproven_inputs(words) if comparable else set(range(len(self.slots)))
+        self.words = pointer_words(nodes, nodes_again, extents, extents_again) if comparable else []
+        self.values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or self.body.numbers else []
+        self.unfound = self._unproven_inputs(self.words) if comparable else set(range(len(self.slots)))
         self.blank: frozenset[int] = frozenset()
         self.unpointed: dict[int, Fallback] = {}
         if comparable:
             self._find_unpointed()
+
+    def _find_memory(
+        self, outputs: list[torch.Tensor], outputs_again: list[torch.Tensor], marks: list[tuple[int, int]]
+    ) -> list[Extent]:
+        """Find the memory of the outputs; return where it was in the second recording."""
+        self.memory: list[FreshMemory] = []
+        self.views: list[tuple[int, TensorSpec]] = []
+        again_extents: list[Extent] = []
+        known: dict[int, int] = {}
+        for index, (tensor, again) in enumerate(zip(outputs, outputs_again, strict=True)):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known or not tensor.numel():
+                known[storage.data_ptr()] = len(self.memory)
+                op = self.body.producer(index)
+                self.memory.append(_fresh_memory(tensor, op, marks[op], marks[op + 1]))
+                again_extents.append(Extent(again.untyped_storage().data_ptr(), storage.nbytes(), op))
+            self.views.append((known[storage.data_ptr()], TensorSpec.of(tensor)))
+        return again_extents
 
     def _find_numbers(self, nodes: Any, nodes_again: Any, sentinels: list[list[Any]]) -> list[ValueWord]:
         found: list[ValueWord] = []
@@ -277,7 +275,7 @@ class Discovery:
         return missing
 
     def _find_unpointed(self) -> None:
-        """Tell memory of outputs that nothing is written to, as that of ``empty``, from other without a pointer."""
+        """Distinguish memory that nothing is written to, as that of ``empty``, from other memory without a pointer."""
         recorded = {node.op for node in self.graph.nodes}
         pointed = {word.slot - len(self.slots) for word in self.words}
         taken = {root(a) for node in self.body.nodes if not is_view(node) for a in node.all_input_nodes}
@@ -302,6 +300,26 @@ class Discovery:
         return f"{target_text(self.body.nodes[op].target)} ({', '.join(names)})"
 
 
+def _fresh_memory(tensor: torch.Tensor, op: int, before: tuple[int, int], after: tuple[int, int]) -> FreshMemory:
+    """The memory of an output.
+
+    Args:
+        tensor: The output.
+        op: The operation that allocates it.
+        before: Bytes allocated since the start, and those in use, before that operation.
+        after: The same numbers after it.
+    """
+    storage = tensor.untyped_storage()
+    (total, live), (total_after, live_after) = before, after
+    # Memory that stays allocated beside the result, as of a library's workspace, never was where it is.
+    lasting = max(live_after - live, storage.nbytes())
+    scratch = max(total_after - total - lasting, 0)
+    flat = TensorSpec((storage.nbytes() // tensor.element_size(),), (1,), tensor.dtype, tensor.device)
+    spec = TensorSpec.of(tensor)
+    whole = spec.offset == 0 and spec.nbytes == storage.nbytes()
+    return FreshMemory(spec if whole else flat, flat, Extent(storage.data_ptr(), storage.nbytes(), op), scratch)
+
+
 def _unread_arguments(node: fx.Node) -> tuple[int, ...]:
     """Positions of the arguments whose elements an operation does not read."""
     name = target_text(node.target).rpartition(".")[0]
@@ -310,19 +328,19 @@ def _unread_arguments(node: fx.Node) -> tuple[int, ...]:
     return _SHAPE_ONLY_ARGUMENTS.get(name, ())
 
 
-_PLACES = 8
-"""How many free pieces of a result's size there are: its operation may use some for scratch memory first."""
+_PIECES = 8
+"""The number of free pieces of a result's size: its operation may use some for scratch memory first."""
 
 _WALL = 2**20 + 1
 """A size above which torch's allocator has memory of another kind, with segments of its own."""
 
 
 def _make_room(sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
-    """Leave free memory of these sizes, in pieces that cannot become one as long as what is returned is held."""
+    """Leave free memory of these sizes, in pieces that cannot become one as long as the returned tensors live."""
     pieces: list[torch.Tensor] = []
     walls: list[torch.Tensor] = []
     for size in sizes:
-        for _ in range(_PLACES):
+        for _ in range(_PIECES):
             pieces.append(torch.empty(size, dtype=torch.uint8, device=device))
             walls.append(torch.empty(_WALL if size >= _WALL else 1, dtype=torch.uint8, device=device))
     return walls

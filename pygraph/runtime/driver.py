@@ -1,4 +1,4 @@
-"""What the runtime needs of a device: recording a graph, its nodes' parameter bytes, patching, replay, memory.
+"""The interface of devices to the runtime: recording a graph, memory, waiting, times.
 
 Everything above this interface (discovery, proof, memory, execution) is the same code on every device.
 """
@@ -11,36 +11,14 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.ir.descriptors import Mechanism
+from pygraph.runtime.recorded_graph import RecordedGraph
 
 T = TypeVar("T")
-
-NodeMechanism = Literal["host", "device", "table"]
-"""How the pointers of one node can change: the host changes its parameters; a node at the graph's start does; the
-kernel loads them from a table that such a node fills."""
-
-
-@dataclasses.dataclass(frozen=True)
-class NativeCommit:
-    """How native code sends a node: ``function(executable, node, params)``, and ``context`` if it is not zero."""
-
-    function: int
-    executable: int
-    node: int
-    params: int
-    context: int
-
-
-class LaunchInPython(NamedTuple):
-    """How a graph is replayed that Python must prepare: whether that can be done now, and then whether it was."""
-
-    is_ready: Callable[[], bool]
-    launch: Callable[[], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,62 +51,24 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordedNode:
-    """One node of a recorded graph, as it was recorded.
-
-    Attributes:
-        kind: ``kernel``, ``memcpy``, ``memset``, or the driver's name of another kind.
-        name: The kernel's name, or the kind.
-        op: The number given to the last ``mark`` before the node was recorded; -1 if that is not known.
-        params: Every parameter byte that can be patched; each argument starts at a multiple of eight.
-    """
-
-    kind: str
-    name: str
-    op: int
-    params: bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class Wiring:
-    """Work of our own to add to a graph: nodes at its start that patch and copy, and at its end that copy.
-
-    Their parameters hold ``values`` addresses, which the host changes instead of those of the graph's own nodes.
-
-    Attributes:
-        values: How many addresses.
-        updates: ``(value, node, offset)``: before anything else, value is written over that node's parameter bytes.
-        loads: ``(value, node, offset)``: the node loads its pointer from a table, in which value is.
-        copies_in: ``(value, target, nbytes)``: before anything else, bytes at value are copied to a fixed address.
-        copies_out: ``(value, source, nbytes)``: after everything, bytes at a fixed address are copied to value.
-    """
-
-    values: int
-    updates: tuple[tuple[int, int, int], ...] = ()
-    loads: tuple[tuple[int, int, int], ...] = ()
-    copies_in: tuple[tuple[int, int, int], ...] = ()
-    copies_out: tuple[tuple[int, int, int], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of what is measured. Each starts from the same state, however often it is called.
+    """A function to measure that starts from the same state however often it is called.
 
     Attributes:
-        timed: What is measured.
-        restore: Puts back what it changes, on the current stream; None if it changes nothing.
+        timed: The function that is measured.
+        restore: Undoes the changes of ``timed``, on the current stream; None if it changes nothing.
     """
 
     timed: Callable[[], object]
     restore: Callable[[], object] | None = None
 
     def prepare(self) -> None:
-        """Put back what earlier runs have changed; before `timed`, and no part of what it takes."""
+        """Undo the changes of earlier runs; called before `timed`, and not measured."""
         if self.restore is not None:
             self.restore()
 
     def __call__(self) -> object:
-        """Both, for timers that know of no parts."""
+        """Prepare and run, for timers that call one function."""
         self.prepare()
         return self.timed()
 
@@ -138,81 +78,13 @@ class InterruptedCaptureError(CaptureError):
 
 
 def patiently(attempt: Callable[[], T], pauses: Sequence[float]) -> T:
-    """What ``attempt`` returns; it is made again, after these seconds, as often as something interrupts its capture."""
+    """The result of ``attempt()``, called again, after these seconds, as often as something interrupts its capture."""
     for seconds in pauses:
         try:
             return attempt()
         except InterruptedCaptureError:
             time.sleep(seconds)
     return attempt()
-
-
-class RecordedGraph(abc.ABC):
-    """A recorded graph that can be patched and replayed."""
-
-    nodes: tuple[RecordedNode, ...]
-    draws: bool = False
-    """Whether it draws random numbers from the device's generator."""
-    failed: bool = False
-    """Whether a kernel of the last replay raised an error in it, as no kernel of a real device can."""
-
-    def mechanisms(self, node: int, request: Mechanism = "auto") -> frozenset[NodeMechanism]:
-        """How that node's pointers can be changed: by the ``host``, by the ``device``, through a ``table``.
-
-        Args:
-            node: The node.
-            request: What the user asks for; what takes long to prepare is offered only then.
-        """
-        return frozenset({"host"})
-
-    def why_not_loaded(self, node: int) -> str | None:
-        """Why that node cannot load its pointers from a table, if it is of a kind that can."""
-        return None
-
-    def wire(self, wiring: Wiring) -> list[list[tuple[int, int]]]:
-        """Add nodes of our own, once; the writable copies must hold what was recorded.
-
-        Returns:
-            Per value, the ``(node, offset)`` parameter bytes of added nodes that hold it: `commit` sends those.
-
-        Raises:
-            CaptureError: A node does not allow it. The graph cannot be used any more, only released.
-        """
-        raise CaptureError("graphs of this device take no nodes of our own")
-
-    def native_commit(self, node: int) -> NativeCommit | None:
-        """How native code sends that node; None if it cannot."""
-        return None
-
-    def native_launch(self) -> tuple[int, int] | LaunchInPython | None:
-        """How native code replays: ``function(executable, stream)`` of ``(function, executable)``, or by functions in
-        Python; None if it does not.
-        """
-        return None
-
-    @abc.abstractmethod
-    def params_address(self, node: int) -> int:
-        """Address of a writable copy of that node's ``params`` bytes, same length; ``commit`` sends it."""
-
-    @abc.abstractmethod
-    def commit(self, node: int) -> None:
-        """Make the writable copy of that node's parameters those of the next replay."""
-
-    @abc.abstractmethod
-    def restore(self) -> None:
-        """Make the writable copies and the next replay those of the recording, whatever was sent or refused."""
-
-    @abc.abstractmethod
-    def replay(self) -> None:
-        """Launch the graph on the current stream."""
-
-    @abc.abstractmethod
-    def release(self, *keep: object) -> None:
-        """Give back the graph and its hold on the pool; calling it again does nothing.
-
-        That may wait for replays that still run, or be put off while something is captured; ``keep``, which replays
-        use, is held until it is done.
-        """
 
 
 class Pool(abc.ABC):
@@ -233,7 +105,7 @@ class Pool(abc.ABC):
 
 @dataclasses.dataclass
 class Counters:
-    """What a driver has done since it was made. A graph replay counts as one launch."""
+    """Counts of what a driver has done since it was made. A graph replay counts as one launch."""
 
     launches: int = 0
     copies: int = 0
@@ -259,7 +131,7 @@ def count_native_replays() -> None:
 
 
 class Driver(abc.ABC):
-    """A device as the runtime sees it."""
+    """A device: recording, memory, waiting, timing."""
 
     device: torch.device
     counters: Counters
@@ -277,14 +149,14 @@ class Driver(abc.ABC):
         """
 
     def native_stream(self) -> tuple[Callable[[int], int], int] | None:
-        """For native replays: the raw current stream by device index, and ``is_capturing(stream, int *status)``.
+        """Functions for native replays: the current raw stream of a device, ``is_capturing(stream, int *status)``.
 
         None if they are not possible.
         """
         return None
 
     def refusal(self) -> str | None:
-        """Why nothing can be recorded on the device as it is set up now; None if nothing speaks against it."""
+        """The reason why nothing can be recorded on the device as it is set up now; None if there is none."""
         return None
 
     def unwatched(self) -> AbstractContextManager[object]:
@@ -299,7 +171,7 @@ class Driver(abc.ABC):
     def tensor_at(
         self, address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
     ) -> torch.Tensor:
-        """A tensor over memory that somebody else owns and keeps alive."""
+        """A tensor over memory that other code owns and keeps alive."""
 
     @abc.abstractmethod
     def synchronize(self) -> None:
@@ -323,7 +195,7 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     def costs(self) -> Costs:
-        """What the mechanisms cost here."""
+        """The times of the mechanisms on this device."""
 
     @abc.abstractmethod
     def replay_time(self, graph: RecordedGraph, restore: Callable[[], object] | None = None) -> float:

@@ -17,27 +17,22 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import CaptureError
 from pygraph.ir.descriptors import (
     Argument,
-    Base,
     Captured,
     Fallback,
-    Input,
     Mechanism,
-    PointerTable,
     Region,
-    Result,
-    ScalarArgument,
-    Stored,
-    TensorSpec,
     Way,
 )
-from pygraph.ir.effects import count_kernels, is_host_number, is_load, is_store, root, writes_memory
-from pygraph.ir.evaluate import alias_view, clone_strided, input_value
-from pygraph.ir.leaves import overlap_groups, to_number
+from pygraph.ir.effects import count_kernels, root, writes_memory
+from pygraph.ir.evaluate import clone_strided
+from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program
-from pygraph.ir.ranges import Ranges, span_of
+from pygraph.ir.ranges import Ranges
 from pygraph.runtime.adoption import Adoption, Notes
-from pygraph.runtime.body import ALIGNMENT, RegionBody, stand_in
+from pygraph.runtime.body import RegionBody
+from pygraph.runtime.call_plan import CallPlan, Values
 from pygraph.runtime.capture import RegionGraph
+from pygraph.runtime.copies import copied_leaves
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool, Run
 from pygraph.runtime.proof import Example, Trial
@@ -77,7 +72,7 @@ class Timing:
 
 
 @dataclasses.dataclass
-class _Step:
+class _BoundRegion:
     """One region as it runs: its nodes, and its graph if it is one."""
 
     region: Region
@@ -93,6 +88,8 @@ class Executable:
 
     Attributes:
         program: The Program at stage ``regions``.
+        plan: How a call becomes values, and these its result.
+        captured: The tensors that are read where they are.
         times: The times that were taken of ways of running its graph regions, by region.
         static_addresses: Where captured tensors were when the graphs were recorded.
         recorded: How many regions were recorded, of which some may run in another way.
@@ -125,7 +122,7 @@ class Executable:
         self._timing = timing
         self.driver = driver
         self.pool = pool
-        self.program, self._steps = program, list[_Step]()
+        self.program, self._regions = program, list[_BoundRegion]()
         self.times: dict[int, dict[Way, float]] = {}
         try:
             self._build(leaves)
@@ -140,16 +137,16 @@ class Executable:
         writes = writes_memory(self.program.nodes)
         #: Whether a call updates arguments or returns views of them.
         self._shows_arguments = writes or any(alias.of in ("input", "argument") for alias in self.program.aliases)
-        self._captured = [d.value for d in self.program.inputs if isinstance(d, Captured)]
+        self.captured = [d.value for d in self.program.inputs if isinstance(d, Captured)]
         self._single = self.program.out_tree == pytree.tree_structure(0)
-        self.static_addresses = [tensor.data_ptr() for tensor in self._captured]
+        self.static_addresses = [tensor.data_ptr() for tensor in self.captured]
         self._find_unkeyed()
 
     def _find_unkeyed(self) -> None:
-        makers = {node: step for step in self._steps for node in step.body.outputs}
-        for step in self._steps:
-            origins = [makers.get(root(node)) for node in step.body.inputs]
-            step.unkeyed = [i for i, maker in enumerate(origins) if maker is not None and maker.graph is None]
+        makers = {node: bound for bound in self._regions for node in bound.body.outputs}
+        for bound in self._regions:
+            origins = [makers.get(root(node)) for node in bound.body.inputs]
+            bound.unkeyed = [i for i, maker in enumerate(origins) if maker is not None and maker.graph is None]
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -159,23 +156,25 @@ class Executable:
 
     def _build(self, leaves: Sequence[Any]) -> None:
         """Run the Program region by region on copies of the arguments, recording each as its inputs are known."""
-        self._steps = [_Step(region, RegionBody(self.program, region.index), None) for region in self.program.regions]
-        self._plan_call()
+        self._regions = [
+            _BoundRegion(region, RegionBody(self.program, region.index), None) for region in self.program.regions
+        ]
+        self.plan = self._plan()
         with self._trial(leaves) as env:
-            for step in self._steps:
-                self._refusing = step.body
-                if step.region.way != "launch":
-                    self.times[step.region.index] = self._record(step, *_border(step.body, env))
-                if step is not self._steps[-1]:
-                    _launch(step, env)
+            for bound in self._regions:
+                self._refusing = bound.body
+                if bound.region.way != "launch":
+                    self.times[bound.region.index] = self._record(bound, *_border(bound.body, env))
+                if bound is not self._regions[-1]:
+                    _launch(bound, env)
         self.recorded = len(self.times)
 
-    def _record(self, step: _Step, inputs: list[torch.Tensor], numbers: list[Any]) -> dict[Way, float]:
+    def _record(self, bound: _BoundRegion, inputs: list[torch.Tensor], numbers: list[Any]) -> dict[Way, float]:
         """Record a region, and time the ways of running it if that is wanted.
 
         In the order in which it needs least memory: ordinary launches come before there is a graph.
         """
-        body, way, times = step.body, step.region.way, dict[Way, float]()
+        body, way, times = bound.body, bound.region.way, dict[Way, float]()
         timing = self._timing
         if timing is not None:
             nodes = tuple(node.name for node in body.nodes)
@@ -187,7 +186,7 @@ class Executable:
         def record(way: Way) -> RegionGraph:
             return RegionGraph(body, self.driver, self.pool, example, way, self._mechanism, self._reused)
 
-        step.graph = graph = record(way)
+        bound.graph = graph = record(way)
         if timing is None:
             return times
         times[way] = self._timed(body, inputs, numbers, graph)
@@ -199,7 +198,7 @@ class Executable:
                 return times
             times["copy"] = self._timed(body, inputs, numbers, copying)
             if timing.fastest(times, way) == "copy":
-                step.graph, copying = copying, graph
+                bound.graph, copying = copying, graph
             copying.release()
         return times
 
@@ -221,15 +220,15 @@ class Executable:
             return self._timing.timer(Run(lambda: run(trial.inputs, numbers), restore if trial.has_state else None))
 
     @contextlib.contextmanager
-    def _trial(self, leaves: Sequence[Any]) -> Generator[dict[fx.Node, Any], None, None]:
+    def _trial(self, leaves: Sequence[Any]) -> Generator[Values, None, None]:
         """An environment on copies of the arguments; captured tensors and random generators are put back after."""
-        written = [step.body.static_values[i].detach() for step in self._steps for i in step.body.written_statics]
+        written = [bound.body.static_values[i].detach() for bound in self._regions for i in bound.body.written_statics]
         saved = [(tensor, clone_strided(tensor)) for tensor in written]
         random = self.driver.random_state()
         host_random = torch.get_rng_state()
         try:
             with torch.no_grad():
-                yield self._environment(_copies(leaves))
+                yield self.plan.values(copied_leaves(leaves))
         finally:
             self.driver.set_random_state(random)
             torch.set_rng_state(host_random)
@@ -237,51 +236,11 @@ class Executable:
                 for tensor, contents in saved:
                     tensor.copy_(contents)
 
+    def _plan(self) -> CallPlan:
+        bodies = [bound.body for bound in self._regions]
+        return CallPlan.of(self.program, (node for body in bodies for node in (*body.inputs, *body.numbers)))
+
     # -- calling --------------------------------------------------------------------------------------------------
-
-    def _plan_call(self) -> None:
-        """Work out once where every value of a call comes from and where it goes."""
-        program = self.program
-        bodies = [step.body for step in self._steps]
-        used = {node for body in bodies for node in (*body.inputs, *body.numbers)}
-        self._tensors: list[tuple[fx.Node, int]] = []
-        self._numbers: list[tuple[fx.Node, int]] = []
-        self._others: list[tuple[fx.Node, Input]] = []
-        sources: dict[fx.Node, Input] = dict(zip(program.placeholders, program.inputs, strict=True))
-        slots = program.table.slots if program.table is not None else ()
-        for node in program.nodes:
-            if is_load(node):
-                sources[node] = slots[node.args[1]].of  # pyright: ignore
-        results = _returned(program)
-        used |= {node for _, node, _ in results}
-        for node, descriptor in sources.items():
-            if node not in used:
-                continue
-            if isinstance(descriptor, Argument):
-                self._tensors.append((node, descriptor.leaf))
-            elif isinstance(descriptor, ScalarArgument):
-                self._numbers.append((node, descriptor.leaf))
-            elif not isinstance(descriptor, PointerTable):
-                self._others.append((node, descriptor))
-        self._results = [(leaf, node, foreign) for leaf, node, foreign in results if leaf >= 0]
-        hidden = {index: node for index, node in enumerate(_output_nodes(program)) if node is not None}
-        referred: list[Input | None] = [*program.inputs, *(slot.of for slot in slots)]  # pyright: ignore
-        self._aliases = [
-            (alias, referred[alias.index] if alias.of == "input" else hidden[alias.index])
-            for alias in program.aliases
-            if alias.of in ("input", "output")
-        ]
-        self._arguments = [(alias.leaf, alias.index) for alias in program.aliases if alias.of == "argument"]
-        self._repeats = [(alias.leaf, alias.index) for alias in program.aliases if alias.of == "result"]
-        self._statics = [(static.leaf, static.value) for static in program.statics]
-
-    def _environment(self, leaves: Sequence[Any]) -> dict[fx.Node, Any]:
-        env: dict[fx.Node, Any] = {node: leaves[leaf] for node, leaf in self._tensors}
-        for node, leaf in self._numbers:
-            env[node] = to_number(leaves[leaf])
-        for node, descriptor in self._others:
-            env[node] = input_value(descriptor, leaves)
-        return env
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run on the leaves of ``(args, kwargs)``; they must fit the Program (see ``check_call``)."""
@@ -289,39 +248,23 @@ class Executable:
         torch._C._set_grad_enabled(False)  # checked with torch 2.11 and 2.13; no_grad() costs a microsecond more
         try:
             apart = leaves if self._reused is None else self._reused.apart(leaves, self._shows_arguments)
-            env = self._environment(leaves if apart is None else apart)
+            env = self.plan.values(leaves if apart is None else apart)
             run = _run if apart is not None else _launch
-            for step in self._steps:
-                run(step, env)
-            out: list[Any] = [None] * self.program.out_tree.num_leaves
-            for leaf, node, foreign in self._results:
-                out[leaf] = clone_strided(env[node]) if foreign else env[node]
-            for alias, source in self._aliases:
-                base = env[source] if isinstance(source, fx.Node) else input_value(source, leaves)  # pyright: ignore
-                out[alias.leaf] = alias_view(alias, base)
-            for leaf, value in self._statics:
-                out[leaf] = value
-            for leaf, argument in self._arguments:
-                out[leaf] = leaves[argument]
-            for leaf, earlier in self._repeats:
-                out[leaf] = out[earlier]
+            for bound in self._regions:
+                run(bound, env)
+            out = self.plan.result_leaves(env, leaves)
         finally:
             torch._C._set_grad_enabled(grad)
         return out[0] if self._single else pytree.tree_unflatten(out, self.program.out_tree)
 
     def is_current(self) -> bool:
         """Whether captured tensors are still where the graphs read them."""
-        return [tensor.data_ptr() for tensor in self._captured] == self.static_addresses
+        return [tensor.data_ptr() for tensor in self.captured] == self.static_addresses
 
     @property
     def unread(self) -> frozenset[int]:
         """Leaf positions that no call looks at."""
-        viewed = [source for _, source in self._aliases if not isinstance(source, fx.Node)]
-        descriptors = [*(descriptor for _, descriptor in self._others), *viewed]
-        looked_at = {leaf for _, leaf in (*self._tensors, *self._numbers, *self._arguments)}
-        looked_at |= {descriptor.leaf for descriptor in descriptors if isinstance(descriptor, Argument)}
-        looked_at |= {leaf for descriptor in descriptors if isinstance(descriptor, Base) for leaf in descriptor.leaves}
-        return frozenset(range(self.program.in_tree.num_leaves)) - looked_at
+        return frozenset(range(self.program.in_tree.num_leaves)) - self.plan.read_leaves()
 
     def adopt(self, donated: frozenset[int], leaves: Sequence[Any], notes: Notes) -> None:
         """Let results take over the memory of donated arguments wherever that is safe; the caller then consumes them.
@@ -331,21 +274,21 @@ class Executable:
             leaves: The leaves of a call; they are not changed.
             notes: Where every call says what became of the memory of each.
         """
-        last = self._steps[-1]
+        last = self._regions[-1]
         if last.graph is None:
             return
         arguments = self._donated_arguments(donated)
-        node_of = {leaf: node for node, leaf in self._tensors}
+        node_of = {leaf: node for node, leaf in self.plan.tensors}
         refused = {argument.leaf: self._why_not(argument, node_of.get(argument.leaf), leaves) for argument in arguments}
         usable = {node_of[argument.leaf]: argument for argument in arguments if refused[argument.leaf] is None}
-        adoption = last.adoption = Adoption(last.graph, usable, notes, Ranges(self._captured))
+        adoption = last.adoption = Adoption(last.graph, usable, notes, Ranges(self.captured))
         for argument in arguments:
             if (reason := refused[argument.leaf]) is not None:
                 adoption.refuse(argument, reason)
         if adoption.pairs:
             with self._trial(leaves) as env:
-                for step in self._steps[:-1]:
-                    _launch(step, env)
+                for bound in self._regions[:-1]:
+                    _launch(bound, env)
                 if not adoption.works(env, *_border(last.body, env)):
                     adoption.drop("a replay into its memory did not give the results of ordinary launches")
 
@@ -357,16 +300,16 @@ class Executable:
     def _why_not(self, argument: Argument, node: fx.Node | None, leaves: Sequence[Any]) -> str | None:
         """Why no result can have this argument's memory, as far as that does not depend on the call."""
         shown = {alias.index for alias in self.program.aliases if alias.of == "argument"}
-        viewed = {base.leaf for _, base in self._aliases if isinstance(base, Argument)}
-        if argument.leaf in shown | viewed or any(root(result) is node for _, result, _ in self._results):
+        viewed = {base.leaf for _, base in self.plan.aliases if isinstance(base, Argument)}
+        if argument.leaf in shown | viewed or any(root(result) is node for _, result, _ in self.plan.results):
             return "it is returned"
         if node is None:
             return "the function does not read it"
         if any(argument.leaf in group for group in overlap_groups(leaves)):
             return "it shares memory with another argument"
-        if any(node is step.body.inputs[i] for step in self._steps for i in step.body.written):
+        if any(node is bound.body.inputs[i] for bound in self._regions for i in bound.body.written):
             return "the function updates it"
-        if any(result for *_, result in self._results):
+        if any(result for *_, result in self.plan.results):
             return "a copy of an argument is returned, which is made after the graphs have run"
         return None
 
@@ -375,18 +318,18 @@ class Executable:
     def run_as(self, program: Program) -> None:
         """Run every region in the way that this Program, cut in the same way, says from now on."""
         self.program = program
-        for step in self._steps:
-            step.region = program.regions[step.region.index]
-            if step.region.way == "launch" and step.graph is not None:
-                step.graph.release()
-                step.graph = None
+        for bound in self._regions:
+            bound.region = program.regions[bound.region.index]
+            if bound.region.way == "launch" and bound.graph is not None:
+                bound.graph.release()
+                bound.graph = None
 
     # -- reporting ------------------------------------------------------------------------------------------------
 
     @property
     def graphs(self) -> list[RegionGraph]:
         """The recorded graphs, in the order in which they run."""
-        return [step.graph for step in self._steps if step.graph is not None]
+        return [bound.graph for bound in self._regions if bound.graph is not None]
 
     @property
     def fallbacks(self) -> list[Fallback]:
@@ -395,9 +338,10 @@ class Executable:
 
     def counts(self) -> dict[str, int]:
         """Kernels, kernels in graphs, graph nodes, patched nodes, and bytes copied per replay."""
+        recorded = [bound for bound in self._regions if bound.graph is not None]
         return {
-            "kernels": sum(count_kernels(step.body.nodes) for step in self._steps),
-            "kernels_in_graphs": sum(count_kernels(step.body.nodes) for step in self._steps if step.graph is not None),
+            "kernels": sum(count_kernels(bound.body.nodes) for bound in self._regions),
+            "kernels_in_graphs": sum(count_kernels(bound.body.nodes) for bound in recorded),
             "nodes": sum(len(graph.graph.nodes) for graph in self.graphs),
             "patched_nodes": sum(graph.patched_nodes for graph in self.graphs),
             "bytes_copied_per_replay": sum(graph.bytes_copied for graph in self.graphs),
@@ -423,89 +367,31 @@ class Executable:
 
     def release(self) -> None:
         """Give all graphs back; the Executable cannot be called afterwards."""
-        for step in self._steps:
-            if step.graph is not None:
-                step.graph.release()
-        self._steps = []
+        for bound in self._regions:
+            if bound.graph is not None:
+                bound.graph.release()
+        self._regions = []
 
 
-def _copies(leaves: Sequence[Any]) -> list[Any]:
-    """The leaves with every tensor replaced by a copy of the same alignment; shared memory stays shared."""
-    result = [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    for group in overlap_groups(leaves):
-        members = [leaves[index].detach() for index in group]
-        start, end = span_of(members)
-        size = -(-(end - start) // 16) * 16
-        shift = start % ALIGNMENT  # with which every member is aligned as it was, wherever in the group it lies
-        copy = torch.zeros(size + shift, dtype=torch.uint8, device=members[0].device)[shift:]
-        for member in members:  # each out of its own storage: another's may end before it, or begin after
-            place = member.data_ptr() - start
-            memory = _bytes_of(member)
-            copy[place : place + memory.numel()].copy_(memory)
-        for index, member in zip(group, members, strict=True):
-            typed = copy.view(member.dtype)
-            first = typed.storage_offset() + (member.data_ptr() - start) // member.element_size()
-            result[index] = typed.as_strided(member.shape, member.stride(), first)
-    return result
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    storage = tensor.untyped_storage()
-    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    offset = tensor.data_ptr() - storage.data_ptr()
-    return memory.set_(storage, offset, (TensorSpec.of(tensor).nbytes,), (1,))  # pyright: ignore
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    # A view without elements must not keep the memory that it is a view of.
-    return stand_in(tensor) if tensor.numel() else dataclasses.replace(TensorSpec.of(tensor), offset=0).empty()
-
-
-def _output_nodes(program: Program) -> list[fx.Node | None]:
-    """Per output, the node whose value it is, also where it is stored through a pointer slot."""
-    stored: dict[int, fx.Node] = {
-        node.args[1]: node.args[2]  # pyright: ignore
-        for node in program.nodes
-        if is_store(node)
-    }
-    return [
-        stored[descriptor.slot] if isinstance(descriptor, Stored) else value if isinstance(value, fx.Node) else None
-        for value, descriptor in zip(program.results, program.outputs, strict=True)
-    ]
-
-
-def _returned(program: Program) -> list[tuple[int, fx.Node, bool]]:
-    """Results as (leaf, node, whether the node is memory of an input and must be cloned); hidden ones as leaf -1."""
-    found: list[tuple[int, fx.Node, bool]] = []
-    for node, descriptor in zip(_output_nodes(program), program.outputs, strict=True):
-        result = program.table.slots[descriptor.slot].of if isinstance(descriptor, Stored) else descriptor  # pyright: ignore
-        if node is not None and isinstance(result, Result):
-            origin = root(node)
-            found.append(
-                (result.leaf, node, is_load(origin) or (origin.op == "placeholder" and not is_host_number(origin)))
-            )
-    return found
-
-
-def _border(body: RegionBody, env: dict[fx.Node, Any]) -> tuple[list[torch.Tensor], list[Any]]:
+def _border(body: RegionBody, env: Values) -> tuple[list[torch.Tensor], list[Any]]:
     return [env[node] for node in body.inputs], [env[node] for node in body.numbers]
 
 
-def _launch(step: _Step, env: dict[fx.Node, Any]) -> None:
-    inputs, numbers = _border(step.body, env)
-    env.update(zip(step.body.outputs, step.body.run(inputs, numbers), strict=True))
+def _launch(bound: _BoundRegion, env: Values) -> None:
+    inputs, numbers = _border(bound.body, env)
+    env.update(zip(bound.body.outputs, bound.body.run(inputs, numbers), strict=True))
 
 
-def _run(step: _Step, env: dict[fx.Node, Any]) -> None:
-    if step.graph is None:
-        _launch(step, env)
+def _run(bound: _BoundRegion, env: Values) -> None:
+    if bound.graph is None:
+        _launch(bound, env)
         return
-    inputs, numbers = _border(step.body, env)
-    if step.unkeyed and not all(step.graph.fits(position, inputs[position]) for position in step.unkeyed):
-        note = Fallback(f"region {step.region.index}", "a value from outside of graphs is laid out in another way now")
-        if note not in step.graph.fallbacks:
-            step.graph.fallbacks.append(note)
-        _launch(step, env)
+    inputs, numbers = _border(bound.body, env)
+    if bound.unkeyed and not all(bound.graph.fits(position, inputs[position]) for position in bound.unkeyed):
+        note = Fallback(f"region {bound.region.index}", "a value from outside of graphs is laid out in another way now")
+        if note not in bound.graph.fallbacks:
+            bound.graph.fallbacks.append(note)
+        _launch(bound, env)
         return
-    taken = None if step.adoption is None else step.adoption.memory(env)
-    env.update(zip(step.body.outputs, step.graph(inputs, numbers, taken), strict=True))
+    taken = None if bound.adoption is None else bound.adoption.memory(env)
+    env.update(zip(bound.body.outputs, bound.graph(inputs, numbers, taken), strict=True))

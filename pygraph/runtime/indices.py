@@ -1,7 +1,7 @@
-"""Which values of a graph end up as indices, and what may stand in for them.
+"""Values of a graph that end up as indices, and the values that may replace them.
 
 An index that is out of range ends the process's use of a CUDA device. So do a few other operands, of which kernels
-assert that they are in a range: probabilities, say. What is made up, or poisoned, must never become one of them.
+assert that they are in a range: probabilities, say. Made-up or poisoned values must never become one of them.
 """
 
 # torch has no public names for operator overloads and their schemas. Checked with torch 2.13.
@@ -48,11 +48,11 @@ _RANGED = {
     "bernoulli": ("self", "p"), "bernoulli_": ("p",), "poisson": ("self",), "binomial": ("count", "prob"),
 }  # fmt: skip
 
-# The same where zero is not part of it.
+# Operations by the names of the operands that must be in a range of which zero is no part.
 _ASSERTED = {"_assert_async": ("self",), "_functional_assert_async": ("self",), "multinomial": ("self",)}
 
 # Operations whose results have no values but their operands', by the names of those. Sizes and dimensions do not count.
-_KEPT = {
+_UNCHANGED = {
     "clone": ("self",), "_to_copy": ("self",), "copy_": ("src",), "copy": ("src",), "cat": ("tensors",),
     "stack": ("tensors",), "where": ("self", "other"), "index_select": ("self",), "gather": ("self",),
     "index": ("self",), "take": ("self",), "embedding": ("weight",), "repeat": ("self",), "flip": ("self",),
@@ -77,7 +77,7 @@ _OURS = frozenset({"load", "store", "scalar", "reinterpret", "cotangent", "state
 
 
 def index_reach(nodes: Iterable[fx.Node]) -> dict[fx.Node, Reach]:
-    """How the values of nodes reach the indices that these nodes use; those that do not are left out.
+    """How the values of nodes reach the indices that these nodes use; nodes that reach none are left out.
 
     Args:
         nodes: Nodes of a graph, in order. What they take from outside is part of the answer.
@@ -101,8 +101,8 @@ def index_reach(nodes: Iterable[fx.Node]) -> dict[fx.Node, Reach]:
         for node in reversed(nodes):
             reach = max([found.get(one, Reach.NOT) for one in (node, *map(root, written_arguments(node)))])
             if reach:
-                for argument, kept in _sources(node):
-                    note(argument, reach if kept else Reach.COMPUTED)
+                for argument, unchanged in _sources(node):
+                    note(argument, reach if unchanged else Reach.COMPUTED)
     return found
 
 
@@ -124,7 +124,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _ranged_operands(node: fx.Node) -> list[tuple[fx.Node, Reach]]:
-    """What a node takes that must be in a range, and whether zero always is."""
+    """The operands of a node that must be in a range, and how they reach it."""
     operands = _operands(node)
     if is_view(node):  # a slice by a number
         return [(one, Reach.COMPUTED) for _, one in operands[1:]]
@@ -172,7 +172,7 @@ def _may_index(kernel: Any, operand: fx.Node) -> bool:
 
 
 def _sources(node: fx.Node) -> list[tuple[fx.Node, bool]]:
-    """What a node's value is made of, and whether its values are kept."""
+    """The operands that a node's value is made of, and whether its elements are theirs, unchanged."""
     operands = _operands(node)
     if is_selection(node):
         source = operands[0][1]
@@ -182,8 +182,8 @@ def _sources(node: fx.Node) -> list[tuple[fx.Node, bool]]:
     name = _name(node)
     if name in _POSITIONS:
         return []
-    kept = ("self",) if name == "clamp" and _clamps_around_zero(node) else _KEPT.get(name, ())
-    return [(one, given in kept) for given, one in operands]
+    unchanged = ("self",) if name == "clamp" and _clamps_around_zero(node) else _UNCHANGED.get(name, ())
+    return [(one, given in unchanged) for given, one in operands]
 
 
 def _clamps_around_zero(node: fx.Node) -> bool:

@@ -26,13 +26,13 @@ def register(kernel: Any) -> None:
 
 
 def kernel_of(function: int) -> Any:
-    """The ``CompiledKernel`` behind a ``CUfunction`` handle, if its launch was seen and it is still loaded, or None."""
+    """The ``CompiledKernel`` behind a ``CUfunction`` handle, if it was registered and is still loaded, or None."""
     kernel = _KERNELS.get(function)
     return kernel if kernel is not None and kernel.function == function else None
 
 
 def holder_of(function: int) -> Any:
-    """The object that keeps the code behind a ``CUfunction`` handle loaded, if its launch was seen, or None."""
+    """The object that keeps the code behind a ``CUfunction`` handle loaded, if it was registered, or None."""
     tuner = _tuner_of(function)
     return kernel_of(function) if tuner is None else tuner
 
@@ -40,7 +40,7 @@ def holder_of(function: int) -> Any:
 def rebuilt_kernel_of(function: int) -> Any:
     """The ``CompiledKernel`` behind a handle; of Inductor's kernels, one that Triton compiles again and does not load.
 
-    None if the launch was not seen, or if Triton makes another kernel of the source than Inductor has.
+    None if it was not registered, or if Triton makes another kernel of the source than Inductor has.
     """
     known, tuner = kernel_of(function), _tuner_of(function)
     if known is not None or tuner is None:
@@ -52,7 +52,7 @@ def rebuilt_kernel_of(function: int) -> Any:
 
 
 def why_not_loaded(function: int, name: str) -> str | None:
-    """Why a Triton kernel has no trampoline; None if it has, or is none of Triton's.
+    """The reason why a Triton kernel has no trampoline; None if it has one, or is none of Triton's.
 
     Args:
         function: Its ``CUfunction`` handle.
@@ -67,7 +67,7 @@ def why_not_loaded(function: int, name: str) -> str | None:
 
 
 def _tuner_of(function: int) -> Any:
-    """Inductor's kernel behind a handle, if its launch was seen and it still launches that, or None."""
+    """Inductor's kernel behind a handle, if it was registered and still launches that, or None."""
     tuner = _TUNERS.get(function)
     return tuner if tuner is not None and _function_of(tuner) == function else None
 

@@ -13,8 +13,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from pygraph.ir.descriptors import Mechanism
-from pygraph.runtime.driver import Costs, NodeMechanism, Wiring
+from pygraph.runtime.driver import Costs
 from pygraph.runtime.pointers import Word
+from pygraph.runtime.recorded_graph import NodeMechanism, Wiring
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ def choose(question: Question, costs: Costs, request: Mechanism) -> Choice:
 
     Args:
         question: The graph's pointers.
-        costs: What the mechanisms cost on this device.
+        costs: The times of the mechanisms on this device.
         request: ``auto`` for the cheapest, or one mechanism wherever a node allows it; the host does the rest.
 
     Example:

@@ -14,11 +14,11 @@ from pygraph.errors import CaptureError
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.effects import argument_nodes, is_view, root
 from pygraph.ir.printing import target_text
-from pygraph.runtime.body import copy_span
+from pygraph.runtime.alignment import copy_span
 from pygraph.runtime.discovery import Discovery, RefusedError
 from pygraph.runtime.indices import Reach
 from pygraph.runtime.proof import Trial
-from pygraph.runtime.recorded import RecordedRegion
+from pygraph.runtime.recorded_region import RecordedRegion
 from pygraph.runtime.replay_proof import ReplayProof
 
 
@@ -39,7 +39,7 @@ def find_blank_outputs(proof: ReplayProof, found: Discovery, note: bool) -> None
 
     Args:
         proof: Where the region is, whose ``blank`` memory is found.
-        found: What its recording told; only memory that no pointer was found to is looked at.
+        found: The discovery of its pointers; only memory that no pointer was found to is looked at.
         note: Whether to report the rest of that memory, which is copied.
     """
     if not found.unpointed:
@@ -72,7 +72,7 @@ def patchable_slots(
 
     Args:
         proof: Replays of the region, which has a `Fallback` for every other candidate afterwards.
-        found: What its recording told.
+        found: The discovery of its pointers.
         candidates: Slots.
         look_for_room: Whether another recording, with room for results, is worth a try.
 
@@ -181,7 +181,7 @@ def _look_for_room(region: RecordedRegion, wrong: Iterable[int]) -> None:
 
 
 def _why_copied(region: RecordedRegion, found: Discovery, slot: int, refusal: str | None) -> Fallback:
-    """Why the data of a slot is copied, for the report."""
+    """The reason why the data of a slot is copied, for the report."""
     reason = "the proof by poisoned buffers failed: a kernel holds its pointer where it cannot be patched"
     if refusal is not None:
         reason = f"the driver does not take another pointer to it ({refusal})"

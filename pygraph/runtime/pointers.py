@@ -1,4 +1,4 @@
-"""Where a graph's nodes hold pointers and numbers, found by comparing two recordings; and changing them.
+"""Pointers and numbers in the parameters of a graph's nodes: found by comparing two recordings, and changed.
 
 Nothing here knows a device: recordings are bytes. A word is a pointer of a slot if, in two recordings with the slot's
 memory at two addresses, it stood at the same distance from the start of that memory both times. Uninitialised padding
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pygraph.runtime.driver import RecordedGraph, RecordedNode
+from pygraph.runtime.recorded_graph import RecordedGraph, RecordedNode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def pointer_words(
         first: Nodes of one recording.
         second: Nodes of the other; ``same_structure(first, second)`` must hold.
         extents_first: Per slot, its memory in the first recording. Extents of one recording do not overlap.
-        extents_second: The same for the second.
+        extents_second: Per slot, its memory in the second recording.
 
     Example:
         >>> node = lambda address: RecordedNode("kernel", "k", 0, address.to_bytes(8, "little"))
@@ -110,7 +110,7 @@ def value_words(
     encoded_second: bytes,
     dtype: str,
 ) -> list[ValueWord]:
-    """Where operation ``op`` holds a number: ``encoded_first`` in one recording, ``encoded_second`` in the other."""
+    """The words of operation ``op`` that hold a number: ``encoded_first`` in one recording, then ``encoded_second``."""
     width = len(encoded_first)
     found: list[ValueWord] = []
     for index, (a, b) in enumerate(zip(first, second, strict=True)):
@@ -196,7 +196,7 @@ class Patcher:
 
     @property
     def patched_nodes(self) -> int:
-        """How many nodes the host changes."""
+        """The number of nodes that the host changes."""
         return len({node for nodes in (*self.slot_nodes, *self.number_nodes) for node in nodes})
 
     def __call__(self, addresses: Sequence[int], numbers: Sequence[float]) -> None:

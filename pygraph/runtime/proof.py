@@ -11,7 +11,8 @@ import torch
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.effects import is_random
 from pygraph.ir.evaluate import clone_strided
-from pygraph.runtime.body import RegionBody, stand_in
+from pygraph.runtime.alignment import aligned_copy
+from pygraph.runtime.body import RegionBody
 from pygraph.runtime.comparison import Spread
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.indices import Reach
@@ -41,8 +42,8 @@ class Undisturbed:
 class Trial(Undisturbed):
     """Run a region as often as wanted, each time from the state that the call finds; at the end all is put back.
 
-    What runs on from where an earlier run has ended may go where no call goes: a position that every run advances
-    leaves its buffer, which on CUDA ends the process's use of the device.
+    A run that goes on from where an earlier one has ended may go where no call goes: a position that every run
+    advances leaves its buffer, which on CUDA ends the process's use of the device.
 
     Args:
         driver: The device.
@@ -50,7 +51,7 @@ class Trial(Undisturbed):
         inputs: Its inputs, which are not changed.
 
     Attributes:
-        inputs: The same, with copies in place of those that the region writes to.
+        inputs: Its inputs, with copies instead of those that the region writes to.
         has_state: Whether a run leaves another state behind than it has found.
     """
 
@@ -73,9 +74,10 @@ class Trial(Undisturbed):
 
 
 def trial_inputs(body: RegionBody, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs of a region, with copies in place of those that it writes to."""
+    """The inputs of a region, with copies instead of those that it writes to."""
     return [
-        stand_in(tensor) if i in body.written and tensor.numel() else tensor.detach() for i, tensor in enumerate(inputs)
+        aligned_copy(tensor) if i in body.written and tensor.numel() else tensor.detach()
+        for i, tensor in enumerate(inputs)
     ]
 
 
@@ -96,7 +98,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Example:
-    """A call of a region, with what ordinary launches give for it.
+    """A call of a region, with the results of ordinary launches.
 
     Attributes:
         inputs: Its inputs, which are not changed.
@@ -110,14 +112,14 @@ class Example:
 
     @classmethod
     def of(cls, body: RegionBody, driver: Driver, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Example:
-        """Run the region with ordinary launches.
+        """Run the region with ordinary launches, for an example of their results.
 
         They are the device's warm-up as well, after which the region can be recorded.
         """
         return cls(inputs, numbers, _launched(body, driver, inputs, numbers))
 
     def again(self, body: RegionBody, driver: Driver) -> Example:
-        """The same call, with what ordinary launches give now."""
+        """An example of the same call, with the results of ordinary launches now."""
         return Example.of(body, driver, self.inputs, self.numbers)
 
 
@@ -140,7 +142,7 @@ _RUNS = 3
 
 
 class LaunchSpread:
-    """How far ordinary launches of a region are apart, which is found out when it is first asked for.
+    """Distances between ordinary launches of a region, measured when they are first needed.
 
     Args:
         body: The region.
@@ -179,7 +181,7 @@ class LaunchSpread:
             if found is None:
                 return False
             replays.append(found)
-        return self._spread.and_of(Spread.of(results, replays)).covers(results, example.expected)
+        return self._spread.minimum(Spread.of(results, replays)).covers(results, example.expected)
 
 
 class RedZones:
@@ -201,12 +203,12 @@ class RedZones:
 
 
 def poison(tensor: torch.Tensor | None, reach: Reach = Reach.NOT, safe: torch.Tensor | None = None) -> None:
-    """Fill a buffer with what must not be seen again: NaN, or zeros where any other integer could be unsafe.
+    """Fill a buffer with values that must not reach a result: NaN, or zeros where another integer could be unsafe.
 
     Args:
         tensor: The buffer; None for one that is not there.
         reach: How its values reach an index. If they are computed with first, no value is known to be safe but those
-            that the call has, and nothing can be seen of whoever reads them here.
+            that the call has, and a kernel that reads them here is not noticed.
         safe: These values.
     """
     if tensor is None or not tensor.numel():

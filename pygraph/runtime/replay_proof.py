@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Sequence
 
 import torch
 
-from pygraph.runtime.body import copy_span
+from pygraph.runtime.alignment import copy_span
 from pygraph.runtime.comparison import agree
 from pygraph.runtime.indices import Reach
 from pygraph.runtime.proof import Example, LaunchSpread, RedZones, Trial, poison
-from pygraph.runtime.recorded import RecordedRegion
+from pygraph.runtime.recorded_region import RecordedRegion
 
 _Replayed = tuple["list[torch.Tensor] | None", "Callable[[], None] | None"]
 """Results of a replay, None if it wrote behind them; and what puts back what it changed, None if it changes nothing."""

@@ -1,4 +1,4 @@
-"""Results in the same memory at every call (``reuse_outputs``), and what keeps a call from overwriting its arguments.
+"""Results in the same memory at every call (``reuse_outputs``), and copies of arguments that lie in it.
 
 A graph that reuses its outputs writes them where it was recorded, so nothing is allocated and no output's pointer
 changes. The next call of the function overwrites them; if one of its arguments is such a result, the graph would read
@@ -15,7 +15,7 @@ import torch
 
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.ranges import Ranges
-from pygraph.runtime.body import stand_in
+from pygraph.runtime.alignment import aligned_copy
 
 _COPIED = Fallback("an argument is copied", "it is a result of this function, in memory that the call overwrites")
 _LAUNCHED = Fallback(
@@ -24,7 +24,7 @@ _LAUNCHED = Fallback(
 
 
 class ReusedMemory:
-    """The memory that all graphs of one function write their results to.
+    """The memory of the results of all graphs of one function.
 
     Attributes:
         notes: How often an argument lay in it.
@@ -35,7 +35,7 @@ class ReusedMemory:
         self._memory = Ranges()
 
     def add(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Results of one more graph. A released graph's stay known: the caller may hold them still."""
+        """Add the results of one more graph. A released graph's stay: the caller may hold them still."""
         self._memory.add(outputs)
 
     def apart(self, leaves: Sequence[Any], shown: bool) -> Sequence[Any] | None:
@@ -43,7 +43,7 @@ class ReusedMemory:
 
         Args:
             leaves: The leaves of ``(args, kwargs)``.
-            shown: Whether the call writes to arguments or returns them, which a copy cannot stand for.
+            shown: Whether the call writes to arguments or returns them, for which a copy is no substitute.
 
         Returns:
             The leaves; None if the graphs cannot be used for them.
@@ -55,4 +55,4 @@ class ReusedMemory:
         self.notes[_LAUNCHED if shown else _COPIED] += 1
         if shown:
             return None
-        return [stand_in(leaf) if index in inside else leaf for index, leaf in enumerate(leaves)]
+        return [aligned_copy(leaf) if index in inside else leaf for index, leaf in enumerate(leaves)]

@@ -12,7 +12,7 @@ from torch import fx
 
 
 class Region(Protocol):
-    """What there has to be of a region, see `pygraph.runtime.body.RegionBody`."""
+    """The attributes of a region that its code depends on, see `pygraph.runtime.body.RegionBody`."""
 
     nodes: list[fx.Node]
     inputs: list[fx.Node]
@@ -36,7 +36,7 @@ Straight: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], 
 
 
 def straight_line(body: Region, own_memory: Callable[[Any, Any], Any]) -> Straight:
-    """The nodes of a region as one function, in which each value is let go after its last use.
+    """The nodes of a region as one function, in which each value is deleted after its last use.
 
     Args:
         body: The region.
@@ -100,7 +100,7 @@ def straight_line(body: Region, own_memory: Callable[[Any, Any], Any]) -> Straig
 
 
 def _function(target: Any) -> Any:
-    """What runs a node; an operation without the wrapper around it, which only passes on what it is given."""
+    """The function that runs a node: an operation without the wrapper around it, which only forwards its arguments."""
     return target._op if type(target) is torch._ops.OpOverload else target  # pyright: ignore  # torch 2.11 and 2.13
 
 

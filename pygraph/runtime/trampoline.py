@@ -1,7 +1,7 @@
 """Triton kernels that load some of their pointers from a table.
 
 A captured kernel node holds addresses. For a replay on other memory they can be patched, at a cost per node; or the
-kernel itself looks them up. A *trampoline* is that kernel: the same code with the same parameters in the same places,
+kernel itself looks them up. A *trampoline* is that kernel: the same code with the same parameters at the same offsets,
 but a pointer parameter that is *indirect* is the address of a table entry, which holds the real pointer. Filling the
 table then serves every kernel at once.
 
@@ -168,7 +168,7 @@ def runtime_parameters(kernel: Any) -> list[str]:
 
 
 def why_no_trampoline(kernel: Any) -> str | None:
-    """Why a kernel can have no trampoline; None if it may."""
+    """The reason why a kernel can have no trampoline; None if it may have one."""
     compiler = importlib.import_module("triton.compiler")
     jit = importlib.import_module("triton.runtime.jit")
     source, metadata = kernel.src, kernel.metadata
@@ -211,7 +211,7 @@ def trampoline_text(source: Any, chosen: Sequence[str], aligned: set[str]) -> st
     Args:
         source: The ``ASTSource`` of the original.
         chosen: Names of the parameters that are addresses of table entries.
-        aligned: Those whose pointers are multiples of 16, for which the original was specialised.
+        aligned: Names of parameters whose pointers are multiples of 16, for which the original was specialised.
     """
     lines = [f"def {source.fn.__name__}_trampoline({', '.join(source.signature)}):"]
     passed = list(source.signature)
@@ -248,7 +248,7 @@ def _difference(kernel: Any, built: Any) -> Refused | None:
 
 
 def parameter_sizes(kernel: Any) -> list[str] | None:
-    """The types of a compiled kernel's parameters in PTX, hidden ones included; None if the PTX was not kept."""
+    """The types of a compiled kernel's parameters in PTX, hidden ones included; None if there is no PTX."""
     text = kernel.asm.get("ptx")
     if text is None:
         return None

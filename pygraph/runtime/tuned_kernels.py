@@ -33,7 +33,7 @@ def autotuner() -> type | None:
 
 
 def loaded(tuner: Any) -> Any:
-    """What a tuner launches, which has a ``function`` and a ``hash``; None before it has chosen a configuration."""
+    """The kernel that a tuner launches, with ``function`` and ``hash``; None before it has chosen a configuration."""
     if len(tuner.launchers) != 1:
         return None
     scope = tuner.launchers[0].__globals__

@@ -1,4 +1,4 @@
-"""What a trace has taken for granted of numbers that only a run knows, written into its graph as assertions.
+"""Assumptions of a trace on numbers that only a run knows, written into its graph as assertions.
 
 Where code checks a number that was read from a tensor (``torch._check(k < 3)``, ``x.narrow(0, k, 1)``), torch notes the
 check and goes on. Eager raises an error if it does not hold, and so must a run. What an operation has checked it checks
@@ -27,10 +27,10 @@ aten = torch.ops.aten
 
 
 class Assumptions:
-    """Those of one trace.
+    """The assumptions of one trace.
 
     Args:
-        shapes: What knows them.
+        shapes: The environment of the symbols, which notes each assumption.
     """
 
     def __init__(self, shapes: ShapeEnv) -> None:
@@ -41,14 +41,15 @@ class Assumptions:
         return [noted for found in self._shapes.deferred_runtime_asserts.values() for noted in found]
 
     def before_operation(self) -> None:
-        """Take what was assumed since the last one for checks of the function's own code."""
+        """Attribute assumptions since the last operation to the function's own code."""
         for one in self._noted():
             self._made.setdefault(id(one), "between operations")
 
     def after_operation(self, graph: fx.Graph, func: Any) -> None:
-        """Take what was assumed since then for what this one checks itself when it is run.
+        """Attribute assumptions since then to this operation.
 
-        One that is recorded as its parts does not, nor does a view, of which only the result is known then.
+        When it is run, it checks them itself. A composite operation, which is recorded as its parts, does not, nor does
+        a view, of which a Program has only the result.
         """
         last = next(iter(reversed(graph.nodes)), None)
         is_run = last is not None and last.target is func and not is_view(last)
@@ -59,7 +60,7 @@ class Assumptions:
         """Add assertions after the numbers that they are about, of which some were read from tensors.
 
         Args:
-            graph: The recording, of which nodes know the symbols that their values were.
+            graph: The graph of the recording, with symbols as values of nodes.
         """
         asserted = list(self._asserted())
         if not asserted:
@@ -81,12 +82,12 @@ class Assumptions:
                 _assert(graph, expression, {symbol: numbers[symbol] for symbol in symbols}, last.meta.get("source"))
 
     def _asserted(self) -> Iterator[Any]:
-        """What has to hold; operations take -1 for a size that they work out."""
+        """The conditions to assert; operations take -1 for a size that they infer."""
         for one in self._noted():
             made = self._made.get(id(one), "between operations")
             if made == "by one that checks":
                 continue
-            # What operations in C++ check between those that are seen has the name of a file of theirs.
+            # Checks in C++ of operations that are not traced name a file of torch's C++ code.
             if made == "between operations" and str(one.msg).startswith(torch.__file__):
                 yield one.expr  # `torch._check` of the function's own
             elif isinstance(one.expr, sympy.Eq):
@@ -97,7 +98,7 @@ class Assumptions:
 
 
 def _is_of_size(expression: Any) -> bool:
-    """Whether it says that a number is not negative."""
+    """Whether a condition says that a number is not negative."""
     if len(expression.free_symbols) != 1:
         return False
     (symbol,) = expression.free_symbols
@@ -105,7 +106,7 @@ def _is_of_size(expression: Any) -> bool:
 
 
 def _symbol_of(node: fx.Node) -> Any:
-    """The symbol that a node's value is; None if it is anything else."""
+    """The symbol of a node whose value is a symbol; None for any other node."""
     value = node.meta.get("val")
     if not isinstance(value, (torch.SymInt, torch.SymFloat)):
         return None

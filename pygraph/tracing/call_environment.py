@@ -1,4 +1,4 @@
-"""State that a call depends on besides its arguments: the `Environment` of a function, without what it is passed."""
+"""State that a call depends on besides its arguments: the `Environment` of a function, without its inputs."""
 
 # Functions take and return values of any type.
 # pyright: reportPrivateUsage=false
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from pygraph.guards.environment import Environment
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.paths import flatten_with_path
-from pygraph.tracing.function_kinds import Passing, Rebinding
+from pygraph.tracing.function_kinds import Rebinding, WithStateInputs
 
 
 def reached_besides(
@@ -29,20 +29,20 @@ def reached_besides(
         kwargs: Its keyword arguments.
         read: Closed-over tensors whose gradients it reads.
     """
-    passing = passing_function(fn)
-    with contextlib.nullcontext() if passing is None else passing.emptied():
+    outer = with_state_inputs(fn)
+    with contextlib.nullcontext() if outer is None else outer.locations_emptied():
         environment = Environment(fn, objects_among(args, kwargs), read)
-    if passing is not None:
-        environment.release_rates(passing.groups)
-        environment.release_locations(passing.locations)
+    if outer is not None:
+        environment.release_rates(outer.groups)
+        environment.release_locations(outer.locations)
     environment.forget_copies()
     return environment
 
 
-def passing_function(fn: Any) -> Passing | None:
-    """The function that puts what it is passed in its locations, behind one that is made from it."""
-    behind = fn.__wrapped__ if isinstance(fn, Rebinding) else fn
-    return behind if isinstance(behind, Passing) else None
+def with_state_inputs(fn: Any) -> WithStateInputs | None:
+    """The function that takes state as inputs: the function itself, or the one that a `Rebinding` calls."""
+    inner = fn.__wrapped__ if isinstance(fn, Rebinding) else fn
+    return inner if isinstance(inner, WithStateInputs) else None
 
 
 def objects_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Operations whose fake results are not what they give on a device, or that have none."""
+"""Operations whose fake implementations are missing, or differ from the device's."""
 
 # Kernels are registered with torch by name. Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false
@@ -47,7 +47,7 @@ for _name, _description in (
 
 
 def without_undescribed(target: Any, args: Any, out: Any) -> Any:
-    """What an operation returns, without results that it has only as a fake."""
+    """The result of an operation, without parts that only its fake implementation returns."""
     if target is aten._native_multi_head_attention.default and len(args) > 10 and not args[10]:
         return out[0], None  # attention weights that nobody wants: an empty tensor (torch 2.11 to 2.13)
     if target is aten.native_batch_norm.default and not args[5] and out[0].device.type != "cuda":
@@ -58,7 +58,7 @@ def without_undescribed(target: Any, args: Any, out: Any) -> Any:
 
 
 def check_described(target: Any, args: Any) -> None:
-    """Refuse an operation whose fake results are not what it gives on a device.
+    """Refuse an operation whose fake results differ from the device's.
 
     Raises:
         TraceError: It is such an operation.

@@ -1,4 +1,4 @@
-"""What Dynamo remembers of torch's functions, which must be the real ones."""
+"""Dynamo's tables of torch's functions, which must have the real ones."""
 
 # Dynamo's tables have no public names. Checked with torch 2.11 and 2.13.
 # pyright: reportUnknownMemberType=false
@@ -9,9 +9,9 @@ import functools
 
 @functools.cache
 def fill_tables() -> None:
-    """Let Dynamo note what functions there are, before some are replaced for a while.
+    """Have Dynamo fill its tables before functions are replaced for a while.
 
-    It keeps them by identity for as long as the process lives, and what replaces them does not last.
+    It identifies functions by their ids as long as the process lives, and the replacements do not last.
     """
     from torch._dynamo import trace_rules  # a trace imports it in any case
 

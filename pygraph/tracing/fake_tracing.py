@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # checked with torch 2
 
 from pygraph.tracing import fx_notes
 from pygraph.tracing.patches import patched
-from pygraph.tracing.triton_launches import launches_written_down
+from pygraph.tracing.triton_launches import launches_recorded
 
 
 @contextlib.contextmanager
@@ -20,7 +20,7 @@ def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
-        with mode, launches_written_down(), patched(), fx_notes.apart():
+        with mode, launches_recorded(), patched(), fx_notes.apart():
             yield
     finally:
         torch.set_autocast_cache_enabled(autocast_cache)

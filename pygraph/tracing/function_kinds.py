@@ -1,4 +1,4 @@
-"""Kinds of functions that take part in their own tracing: they trace themselves, or set state while they are traced."""
+"""Kinds of functions that take part in their own tracing: they trace themselves, or set state meanwhile."""
 
 # Functions take and return values of any type.
 # pyright: reportPrivateUsage=false
@@ -33,15 +33,17 @@ class Traced:
 
 
 class SelfTracing:
-    """A function that is traced as part of something else."""
+    """A function that has its own way of being traced."""
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
-        """Its Program for these arguments."""
+        """Trace the function for these arguments."""
         raise NotImplementedError
 
 
 class Rebinding:
-    """A function that puts other tensors in the place of some that it closes over, which are no part of its trace.
+    """A function that calls another one with some of its closed-over tensors replaced by its own arguments.
+
+    The replaced tensors are no part of its trace.
 
     Attributes:
         __wrapped__: The function that closes over them.
@@ -50,43 +52,44 @@ class Rebinding:
     __wrapped__: Any
 
     def rebound(self) -> Iterable[torch.Tensor]:
-        """What is in those locations now."""
+        """The tensors that are replaced, as the other function finds them now."""
         raise NotImplementedError
 
     def check(self, program: Program) -> None:
-        """Look at the trace.
+        """Check the trace.
 
         Raises:
-            TraceError: It reads what is in those locations all the same.
+            TraceError: It reads a tensor that is replaced all the same.
         """
 
 
 @dataclasses.dataclass(frozen=True)
-class Passed:
-    """What calls are passed besides their arguments, as they change it.
+class StateInputs:
+    """State that calls take as inputs besides their arguments, since it changes from call to call.
 
     Attributes:
-        gradients: Whether the gradients of all that is closed over are passed.
-        rates: Whether learning rates are.
-        locations: Attributes and variables.
+        gradients: Whether the gradients of all closed-over tensors are inputs.
+        learning_rates: Whether the learning rates of optimizers are inputs.
+        locations: The attributes and variables whose values are inputs.
     """
 
     gradients: bool = False
-    rates: bool = False
+    learning_rates: bool = False
     locations: tuple[Location, ...] = ()
 
-    def __or__(self, other: Passed) -> Passed:
+    def __or__(self, other: StateInputs) -> StateInputs:
         new = [location for location in other.locations if not any(location.is_same(known) for known in self.locations)]
-        return Passed(self.gradients or other.gradients, self.rates or other.rates, (*self.locations, *new))
+        learning_rates = self.learning_rates or other.learning_rates
+        return StateInputs(self.gradients or other.gradients, learning_rates, (*self.locations, *new))
 
 
-class Passing:
-    """A function that is passed what another one finds for itself, and puts it there while that one is traced.
+class WithStateInputs:
+    """A function that takes state as inputs, and stores it where another function reads it while that one is traced.
 
     Attributes:
-        differentiated: The tensors whose gradients are passed.
-        groups: The parameter groups whose learning rates are passed.
-        locations: Attributes and variables that are passed.
+        differentiated: The tensors whose gradients are inputs.
+        groups: The parameter groups whose learning rates are inputs.
+        locations: The attributes and variables whose values are inputs.
     """
 
     differentiated: Sequence[torch.Tensor]
@@ -94,8 +97,8 @@ class Passing:
     locations: Sequence[Location]
 
     @contextlib.contextmanager
-    def emptied(self) -> Generator[None, None, None]:
-        """Have nothing found in these locations; one that is not there stays so."""
+    def locations_emptied(self) -> Generator[None, None, None]:
+        """Set the locations to None for the time of the context; one that does not exist stays so."""
         before = [location.get() for location in self.locations]
         try:
             for location, value in zip(self.locations, before, strict=True):
@@ -107,5 +110,5 @@ class Passing:
                 location.put(value)
 
     def path(self, path: str) -> str:
-        """What reports call an argument or a result, in terms of the other function."""
+        """The name of an argument or a result in reports, in terms of the other function."""
         raise NotImplementedError

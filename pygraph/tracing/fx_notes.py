@@ -1,8 +1,8 @@
-"""What FX notes of the node that it is at, kept apart for traces of ours.
+"""FX's notes on the current node (``torch.fx.traceback``), separate for traces of ours.
 
-FX has variables for it in a module, for the whole process: a tracer of torch's says that it keeps what nodes are known
-to be, notes node after node, and checks what it finds there. Traces of ours have a copy of that module, to which its
-functions go on in threads that are in such a trace.
+FX has them in variables of a module, for the whole process: tracers of torch switch preservation of metadata on, note
+node after node, and read the notes. Traces of ours have a copy of that module: in threads that are in such a trace,
+functions of the module forward to the copy.
 """
 
 # FX's notes are private. Checked with torch 2.13; tests/unit/tracing/test_fx_notes.py says what another has not.
@@ -21,8 +21,8 @@ import torch.fx.traceback as shared
 from pygraph.tracing.patches import of_class, replaced
 from pygraph.tracing.proxy_trace import tracing_here
 
-# What reads or writes the notes; some are new in torch 2.13. Besides these there is `annotate`, which Dynamo knows by
-# identity: where another thread exports, functions that are kept from Dynamo note their names by it.
+# Functions that read or write the notes; some are new in torch 2.13. Another one, `annotate`, Dynamo knows by identity:
+# where another thread exports, functions that Dynamo does not trace note their names by it.
 NAMES = (
     "preserve_node_meta", "has_preserved_node_meta", "_preserve_node_seq_nr", "_is_preserving_node_seq_nr",
     "set_current_meta", "get_current_meta", "set_current_replay_node", "get_current_replay_node",
@@ -34,10 +34,10 @@ FUNCTIONS = tuple(name for name in NAMES if hasattr(shared, name))
 
 @contextlib.contextmanager
 def apart() -> Generator[None, None, None]:
-    """Have threads that are in a trace of ours find notes of their own."""
+    """Give threads that are in a trace of ours notes of their own."""
     with contextlib.ExitStack() as stack:
         for name in FUNCTIONS:
-            stack.enter_context(replaced(shared, name, functools.partial(_going_on, name)))
+            stack.enter_context(replaced(shared, name, functools.partial(_forwarding, name)))
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         if hasattr(dynamo, "fx_traceback"):
             stack.enter_context(replaced(dynamo, "fx_traceback", _Unannotated))
@@ -47,7 +47,7 @@ def apart() -> Generator[None, None, None]:
 
 @functools.cache
 def own() -> types.ModuleType:
-    """The copy."""
+    """The copy of the module."""
     spec = importlib.util.spec_from_file_location("torch.fx._traceback_of_pygraph", shared.__file__)
     assert spec is not None
     assert spec.loader is not None
@@ -59,7 +59,7 @@ def own() -> types.ModuleType:
     return module
 
 
-def _going_on(name: str, asked: Callable[..., Any]) -> Callable[..., Any]:
+def _forwarding(name: str, asked: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(asked)
     def function(*args: Any, **kwargs: Any) -> Any:
         return (getattr(own(), name) if tracing_here() else asked)(*args, **kwargs)
@@ -68,7 +68,7 @@ def _going_on(name: str, asked: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Unannotated:
-    """The module, of which `annotate` does nothing in a trace of ours."""
+    """The module, with an `annotate` that does nothing in a trace of ours."""
 
     pygraph_ended = False
 
@@ -82,7 +82,7 @@ class _Unannotated:
 
 
 class _Module(types.ModuleType):
-    """The module of the notes, of which some use the variable itself."""
+    """The module's class, with a property for the variable that torch uses directly."""
 
     @property
     def current_meta(self) -> Any:

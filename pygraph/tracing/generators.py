@@ -1,4 +1,4 @@
-"""Random generators that a function could seed or draw from behind the trace's back: noticed, and put back."""
+"""Random generators of the host that a function seeds or draws from while it is traced: noticed, and put back."""
 
 # The seeding functions of torch go through one generator object, which is private to its module.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -41,7 +41,7 @@ class Generators:
         return next((name for name in _NAMES if name in self._seeded | differ), None)
 
     def drawing(self) -> str | None:
-        """What `moved` says before a draw on fake tensors, which moves no generator."""
+        """Return `moved`, and count a draw on fake tensors, which moves no generator."""
         moved = self.moved()
         self._draws += 1
         return moved
@@ -51,15 +51,15 @@ class Generators:
         return state
 
     def _put_back(self, generator: str, state: torch.Tensor) -> None:
-        """Notice a state that is not the one of now: since it was taken, draws on fakes have left the generator as is.
+        """Note the generator as seeded if it gets a state that was taken before other draws, or elsewhere.
 
-        ``torch.utils.checkpoint`` goes back like that to draw the same numbers once more.
+        Draws on fakes do not move a generator. ``torch.utils.checkpoint`` sets a state to draw the same numbers again.
         """
         if self._taken.get(id(state), (None, -1))[1] != self._draws:
             self._note(generator)
 
     def restore(self) -> str | None:
-        """Put back what has moved; what `moved` says before that."""
+        """Put generators back that have moved; returns `moved` from before."""
         moved = self.moved()
         for put_back, now, then in zip(_PUT_BACK, _states(), self._before, strict=False):
             if not _same_state(now, then):
@@ -68,7 +68,7 @@ class Generators:
 
     @contextlib.contextmanager
     def watched(self) -> Generator[None, None, None]:
-        """Notice seeds that lead to where a generator is already, so that its state does not tell."""
+        """Note seeds as well that a generator has already, so that its state does not change."""
         fill_tables()
 
         def seeding(generator: str) -> Callable[[Any], Any]:
@@ -118,7 +118,7 @@ class Generators:
 
 
 class _Noticed:
-    """A generator whose seeds are noticed, and whose states as they are taken and put back."""
+    """A generator that reports seeds, and states that are taken and put back."""
 
     def __init__(
         self,

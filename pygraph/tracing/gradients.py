@@ -1,6 +1,4 @@
-"""Autograd while a function is traced: to which ``.grad`` a backward adds, which graphs it uses up, and to which leaves
-the graphs of results lead.
-"""
+"""Autograd while a function is traced: accumulated gradients, spent graphs, and the leaves of graphs."""
 
 # Nodes of autograd's graph are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -15,10 +13,10 @@ from torch.autograd.graph import get_gradient_edge
 
 
 class Accumulations:
-    """Note to which tensors' gradients a backward adds: autograd reads them itself, where no mode sees it.
+    """Notes to which tensors' gradients a backward adds: autograd reads them itself, where no mode sees it.
 
     Attributes:
-        tensors: These tensors.
+        tensors: The tensors whose gradients a backward has added to.
     """
 
     def __init__(self) -> None:
@@ -30,7 +28,7 @@ class Accumulations:
         if torch.is_inference_mode_enabled():
             yield  # where autograd is off
             return
-        # The nodes are kept, as a leaf does not: another one would know nothing of the hook.
+        # The nodes are kept alive, as leaves do not do it: another node for the leaf would not have the hook.
         with torch.enable_grad():  # by a view it is found
             nodes = [(get_gradient_edge(leaf).node, leaf) for leaf in leaves]
         hooks = [node.register_prehook(self._note(leaf)) for node, leaf in nodes]
@@ -49,8 +47,8 @@ class Accumulations:
 
 
 def is_spent(tensor: torch.Tensor) -> bool:
-    """Whether a backward of ``tensor`` raises an error, as another one has let go of what it needs."""
-    return any(map(_has_let_go, _history([tensor])))
+    """Whether a backward of ``tensor`` would raise an error, as another backward has freed the saved tensors."""
+    return any(map(_is_freed, _history([tensor])))
 
 
 def leaves_behind(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -77,8 +75,8 @@ def _history(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
         queue += [following for following, _ in node.next_functions]
 
 
-def _has_let_go(node: Any) -> bool:
-    """Whether what a node had saved is gone, which shows when it is asked for."""
+def _is_freed(node: Any) -> bool:
+    """Whether a node's saved tensors are freed, which shows when one is read."""
     names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
     for name in names:
         try:

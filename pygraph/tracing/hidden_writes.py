@@ -1,4 +1,4 @@
-"""Operations that update running statistics without saying so in their schemas; functionalization misses them."""
+"""Operations that update running statistics though their schemas do not declare it; functionalization misses them."""
 
 # The tracer works on torch's private parts (frames, storages' identities) and on values of any type.
 # pyright: reportPrivateUsage=false
@@ -47,10 +47,10 @@ def updates_in_hiding(args: Any) -> bool:
     return args[3] is not None and args[4] is not None and bool(args[5])
 
 
-# What batch norm is recorded as where torch takes it apart says so; what was called does not (torch 2.11 and 2.13).
+# The operation that torch decomposes batch norm into declares the update; batch norm does not (torch 2.11 and 2.13).
 _HIDING = {*HIDDEN_WRITES, aten._native_batch_norm_legit.default}
 
 
 def updated_in_hiding(node: fx.Node) -> list[fx.Node]:
-    """The arguments that a node of a recording updates and eager does not tell autograd of."""
+    """The arguments that a node of a recording updates without increasing their versions in eager."""
     return list(node.args[3:5]) if node.target in _HIDING and updates_in_hiding(node.args) else []  # pyright: ignore

@@ -1,4 +1,4 @@
-"""Indexing by integers of which only a run knows the value: by selecting, as torch does itself with those it knows."""
+"""Indexing by integers whose value only a run knows: expressed by ``select``, as torch does for known integers."""
 
 # What tensors are indexed by is of any type, and whether a number is known is in torch's private parts.
 # pyright: reportPrivateUsage=false
@@ -45,7 +45,7 @@ def _is_unknown(item: Any) -> bool:
 
 
 def _dimensions(item: Any) -> int | None:
-    """How many dimensions a part of an index is for; None if that is not known."""
+    """The number of dimensions that a part of an index takes; None if that is not known."""
     if item is None or item is ... or isinstance(item, bool):
         return 0
     if isinstance(item, torch.Tensor):

@@ -1,7 +1,7 @@
 """Signals that arrive while a function is traced or its graphs are recorded: their handlers run when that is done.
 
 Python runs a handler between any two instructions of the main thread. In the middle of a trace it would see fake
-tensors, have what it does written down, and lose what it changes when the trace puts everything back; an exception of
+tensors, have its operations recorded, and lose what it changes when the trace puts everything back; an exception of
 it would go through torch's code where that can do nothing but end the process. So handlers wait. What would make them
 wait long is undone, they run, and it is begun anew: a trace leaves nothing behind. Ctrl-C does not wait at all where
 the user's code is running.
@@ -25,10 +25,10 @@ from pygraph.tracing.user_frames import is_user_frame
 T = TypeVar("T")
 
 PATIENCE = 0.5
-"""For so many seconds handlers wait for a trace to end; four times as long whenever it has to begin anew."""
+"""Seconds that handlers wait for a trace to end; four times as many whenever it has to begin anew."""
 
 RECORDING = 5.0
-"""For so many seconds they wait for a recording, which is not begun anew."""
+"""Seconds that handlers wait for a recording of graphs, which is not begun anew."""
 
 _signals: Any = _signal
 _SIGNALS = tuple(map(int, signal.valid_signals()))
@@ -37,14 +37,14 @@ _current: _Waiting | None = None  # of the main thread, which alone runs handler
 
 
 class Interrupted(BaseException):
-    """Takes a trace back to its beginning, for handlers that have waited long enough."""
+    """Unwinds a trace to its beginning, for handlers that have waited long enough."""
 
 
 def uninterrupted(work: Callable[[], T], *, recording: bool = False) -> T:
-    """Run something that handlers of signals must not see half done.
+    """Run ``work`` with handlers of signals put off until it is done.
 
     Args:
-        work: What leaves nothing behind when it is interrupted; it may then run again.
+        work: A function that leaves nothing behind when it is interrupted; it may then run again.
         recording: Handlers run in the middle of it rather than have it run again, if it takes very long.
 
     Raises:
@@ -90,11 +90,11 @@ class _Waiting:
     """The handlers that wait for one piece of work.
 
     Args:
-        patience: For how many seconds they do.
-        recording: What happens then; see `uninterrupted`.
+        patience: The number of seconds that they wait.
+        recording: Whether handlers run in the middle of the work after that; see `uninterrupted`.
 
     Attributes:
-        pending: Those whose signals have arrived.
+        pending: Handlers whose signals have arrived.
         unwound: Whether the work has been interrupted, also if it went on all the same.
     """
 
@@ -109,7 +109,7 @@ class _Waiting:
         self.unwound = False
 
     def begin(self) -> None:
-        """Put the handlers of all signals off."""
+        """Put off the handlers of all signals."""
         global _current
         _current = self
         for number in _SIGNALS:
@@ -181,14 +181,14 @@ class _Handler:
     """A handler that waits.
 
     Attributes:
-        handler: The user's.
+        handler: The user's handler.
     """
 
     def __init__(self, handler: Callable[..., Any]) -> None:
         self.handler = handler
 
     def __call__(self, number: int, frame: Any) -> None:
-        if _current is None:  # somebody has kept this one and set it again
+        if _current is None:  # somebody has set this one again later
             self.handler(number, frame)
         else:
             _current.arrived(number, self, frame)
@@ -199,11 +199,11 @@ def _raise(error: BaseException) -> None:
 
 
 def _is_users(frame: Any) -> bool:
-    """Whether the user's code is running, and nothing of torch's or ours that it has called."""
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BY_TORCH:
+    """Whether user code is running, and not code of torch or pygraph that it has called."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _USED_BY_TORCH:
         frame = frame.f_back
     return is_user_frame(frame)
 
 
-# What torch calls for symbols.
-_BY_TORCH = frozenset({"sympy", "mpmath"})
+# Packages that torch uses for symbols.
+_USED_BY_TORCH = frozenset({"sympy", "mpmath"})

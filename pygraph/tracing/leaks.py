@@ -118,8 +118,8 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
 def _unprofiled() -> Generator[None, None, None]:
     """Keep what is inside from this thread's profiler, whose events may refer to tensors as long as it runs.
 
-    Of one with ``record_shapes=True``, a reference in C++ keeps what a tensor of functionalization stands for. Nor are
-    operations on fakes what a profile is made for. Private; checked with torch 2.11 and 2.13.
+    With ``record_shapes=True``, its references in C++ keep the values of functional tensors alive. Nor are operations
+    on fakes of interest in a profile. Private; checked with torch 2.11 and 2.13.
     """
     autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
     if not autograd._profiler_enabled():

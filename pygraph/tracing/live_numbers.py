@@ -1,9 +1,9 @@
-"""Symbols for numbers that pass for what they stand for when the function asks what type they are.
+"""Live numbers: symbols for numbers, which user code takes for numbers of the type that the caller passed.
 
-While it is traced, a live number is a ``torch.SymFloat`` or ``torch.SymInt``, so ``isinstance(k, float)`` would be
-false where eager says true. Python looks at ``k.__class__`` before it says so; to code that is not torch's, that is the
-type of what the caller passed. A number whose text is asked for, or an attribute that a symbol has not (``k.dtype``,
-``k.hex()``), is baked in. ``type(k)`` cannot be noticed.
+While a function is traced, a live number is a ``torch.SymFloat`` or ``torch.SymInt``, so ``isinstance(k, float)`` would
+be false where it is true in eager. But Python also looks at ``k.__class__``, which to user code is the type of the
+caller's number. A number whose text is asked for, or an attribute that a symbol has not (``k.dtype``, ``k.hex()``), is
+baked in. ``type(k)`` cannot be noticed.
 """
 
 from __future__ import annotations
@@ -23,55 +23,55 @@ from pygraph.tracing.user_frames import called_by_user, type_questions
 
 
 class _Live:
-    """What both have.
+    """The common part of `LiveFloat` and `LiveInt`.
 
     Args:
         node: The symbol.
-        kind: The type of what the caller passed.
-        passed: What the caller passed, and its position among the arguments' leaves; None if it was computed.
-        asked: Gets that position when user code asks for more than a symbol knows.
+        kind: The type of the caller's number.
+        argument: The caller's number and its leaf among the arguments; None if the number was computed.
+        asked: Gets that leaf when user code asks for more than a symbol knows.
     """
 
-    def __init__(self, node: Any, kind: type, passed: tuple[Any, int] | None, asked: set[int]) -> None:
+    def __init__(self, node: Any, kind: type, argument: tuple[Any, int] | None, asked: set[int]) -> None:
         super().__init__(node)  # pyright: ignore  # of torch's class, which comes next
         self._kind = kind
-        self._passed = passed
+        self._argument = argument
         self._asked = asked
 
     @property
     def kind(self) -> type:
-        """The type of what the caller passed, whoever asks."""
+        """The type of the caller's number, whoever asks."""
         return self._kind
 
     @property
     def __class__(self) -> type:  # pyright: ignore
-        """What user code is told, which is as in eager."""
+        """The type of the caller's number to user code, as in eager; the symbol's to other code."""
         return self._kind if called_by_user(2, type_questions) else type(self)
 
     def known_value(self) -> Any:
-        """What the caller passed, on which the trace depends from now on; a computed number if it is known."""
-        if self._passed is None:
+        """The caller's number, on which the trace depends from now on; a computed number's value, if it is known."""
+        if self._argument is None:
             return int(self) if isinstance(self, torch.SymInt) else float(self)  # pyright: ignore
-        value, leaf = self._passed
+        value, leaf = self._argument
         self._asked.add(leaf)
         return value
 
     def _note(self) -> None:
         if called_by_user(3, None):
-            if self._passed is None:
+            if self._argument is None:
                 raise TraceError(_NO_TEXT)
             self.known_value()
 
     def __getattr__(self, name: str) -> Any:
-        passed = self.__dict__.get("_passed")
-        if passed is None or not hasattr(passed[0], name) or not called_by_user(2, None):
+        argument = self.__dict__.get("_argument")
+        if argument is None or not hasattr(argument[0], name) or not called_by_user(2, None):
             raise AttributeError(f"{self._kind.__name__!r} object has no attribute {name!r}")
         return getattr(self.known_value(), name)
 
     def __dir__(self) -> list[str]:
-        if self._passed is None or not called_by_user(2, None):
+        if self._argument is None or not called_by_user(2, None):
             return list(super().__dir__())
-        return dir(self._passed[0])
+        return dir(self._argument[0])
 
     def __copy__(self) -> Any:
         return self  # numbers are never copied
@@ -113,7 +113,7 @@ class LiveInt(_Live, torch.SymInt):
 
 
 def known_value(number: Any) -> Any:
-    """What a symbol stands for; the trace depends on it from now on."""
+    """The value of a symbol; the trace depends on it from now on."""
     if isinstance(number, _Live):
         return number.known_value()
     if isinstance(number, torch.SymBool):
@@ -122,7 +122,7 @@ def known_value(number: Any) -> Any:
 
 
 def computed_number(number: torch.SymFloat | torch.SymInt) -> torch.SymFloat | torch.SymInt:
-    """A number that was read from a tensor, which has the type that it has in eager."""
+    """A live number for a symbol that was read from a tensor, of the type that it has in eager."""
     node: Any = number.node  # pyright: ignore
     return LiveInt(node, int, None, set()) if isinstance(number, torch.SymInt) else LiveFloat(node, float, None, set())
 

@@ -1,7 +1,7 @@
-"""NumPy's functions given live numbers: each gets the number itself, so that what it returns is what it is in eager.
+"""NumPy's functions on live numbers: each gets the number itself, so that its result is that of eager.
 
-Without this, NumPy takes a symbol for an object, of which it makes arrays of objects, or computes in Python's types
-where its own count. The number is baked in.
+Otherwise NumPy would make arrays of objects from symbols, or compute in Python's types instead of its own. The number
+is baked in.
 """
 
 # Arguments are of any type. Symbols have none of these protocols themselves; checked with torch 2.13.
@@ -45,7 +45,7 @@ _PROTOCOLS = {"__array_ufunc__": _array_ufunc, "__array_function__": _array_func
 
 @contextlib.contextmanager
 def numpy_served() -> Generator[None, None, None]:
-    """Have symbols serve NumPy; the tracer's lock is held."""
+    """Give symbols NumPy's protocols; the tracer's lock is held."""
     before = [(kind, name, vars(kind).get(name)) for kind in _SYMBOLS for name in _PROTOCOLS]
     try:
         for kind, name, _ in before:

@@ -1,8 +1,8 @@
 """Code that runs in the middle of a trace but is no part of it: finalizers of garbage, functions of ``sys.settrace``.
 
-For the time that it runs, this thread looks as it did before the trace: no modes of a trace, no transform of
-``torch.func``, the caller's grad mode. So it sees real tensors, what it does with them is done and not written down,
-and a transformed function that it calls runs as it is.
+While it runs, this thread is in the state from before the trace: no modes of a trace, no transform of ``torch.func``,
+the caller's grad mode. So it sees real tensors, its operations are executed and not recorded, and a transformed
+function that it calls runs without a graph.
 """
 
 # Modes and the dispatcher's state have private names only. Checked with torch 2.13.
@@ -22,13 +22,13 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pygraph.process.turns import here
+from pygraph.process.reentrancy import here
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import outside_session, tracing_here
 
 
-class Outside:
-    """The state of this thread now, before a trace begins."""
+class CallerState:
+    """The state of this thread when the object is made, before a trace begins."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -38,8 +38,8 @@ class Outside:
         self._autocast_cache = torch.is_autocast_cache_enabled()
 
     @contextlib.contextmanager
-    def again(self) -> Generator[None, None, None]:
-        """Be in that state for a while, and then in the present one again."""
+    def restored(self) -> Generator[None, None, None]:
+        """Restore that state for the time of the context."""
         inside, autocast_cache = here.inside, torch.is_autocast_cache_enabled()
         with (
             _disable_current_modes(), outside_session(), temporarily_clear_interpreter_stack(),
@@ -55,7 +55,7 @@ class Outside:
                 here.inside = inside
 
     @contextlib.contextmanager
-    def others_kept_out(self) -> Generator[None, None, None]:
+    def restored_for_callbacks(self) -> Generator[None, None, None]:
         """Have garbage collections and functions of ``sys.settrace`` and ``sys.setprofile`` run outside the trace."""
         with (
             self._collections(),
@@ -66,13 +66,13 @@ class Outside:
 
     @contextlib.contextmanager
     def _collections(self) -> Generator[None, None, None]:
-        """Collections do not start by themselves, but the function may start one."""
+        """Restore the state for collections: they do not start by themselves, but the function may start one."""
         stack = contextlib.ExitStack()
 
         def first(phase: str, info: dict[str, Any]) -> None:
             del info
             if phase == "start" and threading.get_ident() == self._thread:
-                stack.enter_context(self.again())
+                stack.enter_context(self.restored())
 
         def last(phase: str, info: dict[str, Any]) -> None:
             del info
@@ -89,7 +89,7 @@ class Outside:
 
     @contextlib.contextmanager
     def _watcher(self, get: Callable[[], Any], put: Callable[[Any], None]) -> Generator[None, None, None]:
-        """Have a Python function that looks on run outside; one in C, as coverage's, runs none of torch's."""
+        """Have a tracing or profiling function in Python run outside; one in C, as coverage's, calls no torch."""
         function = get()
         if not _is_python(function):
             yield
@@ -99,7 +99,7 @@ class Outside:
             put(watch)
             yield
         finally:
-            watch.ended = True  # frames that outlast the trace keep it
+            watch.ended = True  # frames that outlive the trace refer to it
             if get() is watch:
                 put(function)
 
@@ -107,22 +107,22 @@ class Outside:
 class _Watch:
     """A function of ``sys.settrace`` or ``sys.setprofile``, or one of a frame."""
 
-    def __init__(self, outside: Outside, function: Callable[..., Any], parent: _Watch | None = None) -> None:
-        self._outside, self._function, self._parent = outside, function, parent
+    def __init__(self, state: CallerState, function: Callable[..., Any], parent: _Watch | None = None) -> None:
+        self._state, self._function, self._parent = state, function, parent
         self.ended = False
 
     def __call__(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         if (self._parent or self).ended:
             return self._function(frame, event, argument)
-        with self._outside.again():
+        with self._state.restored():
             local = self._function(frame, event, argument)
         if local is self._function:
             return self
-        return _Watch(self._outside, local, self._parent or self) if callable(local) else local
+        return _Watch(self._state, local, self._parent or self) if callable(local) else local
 
 
 def _is_python(function: Any) -> bool:
-    """Whether calls run code in Python."""
+    """Whether a callable is written in Python."""
     kinds = (types.FunctionType, types.MethodType)
     defined = next((vars(kind)["__call__"] for kind in type(function).__mro__ if "__call__" in vars(kind)), None)
     return isinstance(function, kinds) or isinstance(defined, types.FunctionType)
@@ -130,7 +130,7 @@ def _is_python(function: Any) -> bool:
 
 @contextlib.contextmanager
 def _function_modes(modes: list[Any]) -> Generator[None, None, None]:
-    """Have these modes be the only ones that see calls of torch's functions."""
+    """Have only these modes see calls of torch's functions."""
     before = [_pop_mode() for _ in _get_current_function_mode_stack()]
     for mode in modes:
         _push_mode(mode)
@@ -146,10 +146,10 @@ def _function_modes(modes: list[Any]) -> Generator[None, None, None]:
 class IgnoredErrors:
     """Errors that Python prints and ignores: of finalizers, and of callbacks of weak references.
 
-    A replay would not run what raises them, so there is none, and the call that runs as it is prints them.
+    A replay would not run the code that raises them, so the function is not replayed, and the eager call prints them.
 
     Attributes:
-        problem: What to say if there was one in this trace; else None.
+        problem: The reason to refuse the trace, if there was such an error; else None.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class IgnoredErrors:
 
     @contextlib.contextmanager
     def watched(self) -> Generator[None, None, None]:
-        """Notice them."""
+        """Note such errors for the time of the context."""
 
         def instead(hook: Callable[[Any], None]) -> Callable[[Any], None]:
             def noticed(unraisable: Any) -> None:

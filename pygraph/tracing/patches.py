@@ -1,7 +1,7 @@
-"""What a trace changes for the whole process: only values and functions that ask which thread they are used in.
+"""Patches of torch for the time of a trace: values and functions that differ only in threads that trace.
 
-Other threads find what was there before. What is put here is taken away when the last trace ends, unless somebody else
-has put something of his own in its place meanwhile; so nothing of it may do harm if it stays.
+Other threads find the behaviour from before. A patch is undone when the last trace ends, unless other code has replaced
+it meanwhile; so it must do no harm if it stays.
 """
 
 # Checked with torch 2.13.
@@ -25,15 +25,15 @@ from pygraph.tracing.proxy_trace import session_here, tracing_here
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Generator[None, None, None]:
-    """Replace an attribute by what ``make`` makes of it.
+    """Replace an attribute for the time of the context.
 
-    Torch replaces some of them too, and puts back what it has found: another thread may put this one back when it has
-    ended. It does nothing then, and the next trace takes it away.
+    Torch replaces some attributes too, and restores what it has found: another thread may restore a patch of ours when
+    its trace has ended. The patch does nothing then, and the next trace removes it.
 
     Args:
         owner: A module or a class.
         name: Its attribute.
-        make: Makes something that differs only in threads that trace, and differs no more when the context has ended.
+        make: Makes the replacement of a value: it differs only in threads that trace, and until the context has ended.
     """
     before = without_ended(vars(owner)[name])
     instead = make(before)
@@ -49,7 +49,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Generator[Non
 
 @contextlib.contextmanager
 def of_class(module: Any, cls: type[types.ModuleType]) -> Generator[None, None, None]:
-    """Have a module be of a class whose properties answer in the place of its variables."""
+    """Set the class of a module for the time of the context; its properties replace variables of the module."""
     before = cast("Any", type(module))
     try:
         module.__class__ = cls
@@ -59,7 +59,7 @@ def of_class(module: Any, cls: type[types.ModuleType]) -> Generator[None, None, 
 
 
 def without_ended(value: Any) -> Any:
-    """What an attribute was before it was replaced, if its replacement is there though it has ended."""
+    """The original of a replacement that has ended; any other value itself."""
     while getattr(value, "pygraph_ended", False):
         value = value.pygraph_replaces
     return value
@@ -67,7 +67,7 @@ def without_ended(value: Any) -> Any:
 
 @contextlib.contextmanager
 def patched() -> Generator[None, None, None]:
-    """Have torch know in this thread, and only there, that it is inside a trace of ours; traces come one at a time."""
+    """Patch torch so that in this thread, and only here, it is inside a trace of ours; traces come one at a time."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     with contextlib.ExitStack() as stack:
         # Compiled functions do not run on fakes: they raise an error, by which the trace ends.
@@ -105,7 +105,7 @@ class _TracingHere:
 
 
 class _Limit(int):
-    """How many elements a tensor may have to count as a constant: none in a trace of ours."""
+    """The limit of elements for a tensor to count as a constant: in a trace of ours, no tensor does."""
 
     def __ge__(self, elements: Any) -> bool:
         # As ``elements <= limit``, in which a subclass is asked first.
@@ -151,7 +151,7 @@ def _has_torch_function(asked: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _has_users_mode() -> bool:
-    """Whether a mode of the user's looks on; traced tensors have no functions of their own."""
+    """Whether a mode of the user's is active; traced tensors have no ``__torch_function__`` of their own."""
     modes = torch.overrides._get_current_function_mode_stack()
     return any(not type(mode).__module__.startswith(("pygraph.", "torch.fx.")) for mode in modes)
 

@@ -1,10 +1,10 @@
-"""A trace of a function's operations that changes nothing for other threads.
+"""Tracing of a function's operations to an FX graph that changes nothing for other threads.
 
-``torch.fx.experimental.proxy_tensor.make_fx`` writes operations down by a dispatch mode, which is a thread's own. But
-it drives that mode by FX's symbolic tracer, which replaces ``nn.Module.__call__`` and ``__getattr__``, sets a flag that
-makes every compiled function raise an error, and keeps the tracer of control flow, all for the whole process. None of
-it is needed to write down operations: here the function is simply called. What torch asks of the whole process is
-answered per thread, by `tracing_here` and `session_here`.
+``torch.fx.experimental.proxy_tensor.make_fx`` records operations by a dispatch mode, which is thread-local. But it runs
+FX's symbolic tracer around it, which replaces ``nn.Module.__call__`` and ``__getattr__``, sets a flag that makes every
+compiled function raise an error, and sets the tracer of control flow, all for the whole process. None of it is needed
+to record operations: here the function is simply called. Where torch reads state of the whole process, it gets that of
+the thread, by `tracing_here` and `session_here`.
 """
 
 # torch has no public names for any of this. Checked with torch 2.13; tests/unit/tracing/test_proxy_trace.py says what
@@ -56,7 +56,7 @@ def proxy_trace(function: Callable[..., Any], values: list[Any]) -> fx.GraphModu
 
 
 def session_here() -> Session | None:
-    """The innermost trace of ours that this thread is in; for autograd's threads, that of who waits for them."""
+    """The innermost trace of ours that this thread is in; for a thread of autograd, that of the thread that waits."""
     if _here.session is not None:
         return _here.session
     found = (vars(mode).get(_SESSION) for mode in reversed(_get_current_dispatch_mode_stack()))
@@ -64,13 +64,13 @@ def session_here() -> Session | None:
 
 
 def tracing_here() -> bool:
-    """Whether this thread is inside a trace of ours, and not in what is kept from it."""
+    """Whether this thread is inside a trace of ours, and not in `outside_session`."""
     return session_here() is not None
 
 
 @contextlib.contextmanager
 def outside_session() -> Generator[None, None, None]:
-    """Have this thread be in no trace of ours; the modes of a trace are its own affair."""
+    """Leave the trace of ours for the time of the context; its modes stay active."""
     session, _here.session = _here.session, None
     try:
         yield
@@ -103,7 +103,7 @@ class Session(proxy_tensor._MakefxTracer):
             return sub._trace_inner(f, *args)
 
     def trace_subgraph_custom_decomp(self, f: Callable[..., Any], decomp_table: Any, *args: object) -> fx.GraphModule:
-        """The same with decompositions of its own."""
+        """Trace a branch with decompositions of its own."""
         sub = self._make_sub_tracer(decomp_table)
         with sub._init_modes_from_parent(self):
             return sub._trace_inner(f, *args)
@@ -127,7 +127,7 @@ class Session(proxy_tensor._MakefxTracer):
 
     @contextlib.contextmanager
     def _found(self) -> Generator[None, None, None]:
-        """Have `session_here` find this one."""
+        """Make this the session of `session_here` for the time of the context."""
         fakes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, FakeTensorMode)]
         before, of_fakes = _here.session, [vars(mode).get(_SESSION) for mode in fakes]
         try:
@@ -142,7 +142,7 @@ class Session(proxy_tensor._MakefxTracer):
 
     @staticmethod
     def _assert_later(module: fx.GraphModule, args: tuple[object, ...]) -> None:
-        """Have a branch check what was assumed of numbers that only a run knows, as torch does."""
+        """Add assertions for assumptions on numbers that only a run knows to a branch, as torch does."""
         from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
         mode = detect_fake_mode(args)
@@ -173,7 +173,7 @@ def _traced(function: Callable[..., Any], values: tuple[Any, ...], tracer: Any) 
 
 
 def _is_kept(node: fx.Node) -> bool:
-    """Whether a node stays though nothing uses it; only questions about sizes and arithmetic of numbers do not."""
+    """Whether a node stays without users; size queries and arithmetic of numbers do not."""
     if node.is_impure():
         return True
     numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)

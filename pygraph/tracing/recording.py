@@ -38,7 +38,7 @@ from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_numbers import texts_noticed
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
-from pygraph.tracing.outside import IgnoredErrors, Outside
+from pygraph.tracing.outside import CallerState, IgnoredErrors
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.results import Results, graph_values
@@ -100,7 +100,7 @@ def record(
         name: What errors call the function.
         environment: What the function can reach besides; put back afterwards.
         asked: Gets the leaves of numbers whose type the function asks for, also if it fails.
-        unclear: Where it is not known who changed a setting in a first run: what watched that.
+        unclear: The watch of the settings in a first run, if it is not known who changed a setting there.
 
     Raises:
         TraceError: The function fails, or does what a Program cannot express.
@@ -135,11 +135,11 @@ def record(
     )  # fmt: skip
 
 
-# ---- what watches the function -------------------------------------------------------------------------------------
+# ---- watches -------------------------------------------------------------------------------------------------------
 
 
 class _Watches:
-    """All that looks on while a function runs: each part notes or refuses one kind of thing that it may do.
+    """The watches of one run: each notes or refuses one kind of effect of the function.
 
     Args:
         arguments: The function's arguments.
@@ -153,7 +153,7 @@ class _Watches:
     ) -> None:
         fakes = arguments.fakes
         self.iterators = iterators
-        self.outside, self.ignored = Outside(), IgnoredErrors()
+        self.caller, self.ignored = CallerState(), IgnoredErrors()
         self.generators, self.meta, self.assumptions = Generators(), MetaDeviceUses(), Assumptions(arguments.shapes)
         self.operations = OperationsMode(self.generators.drawing, fakes.values(), self.meta, self.assumptions)
         self.refusals = Refusals(fakes.values())
@@ -164,7 +164,7 @@ class _Watches:
 
     @contextlib.contextmanager
     def around_trace(self) -> Generator[None, None, None]:
-        """Watch what is process-wide, for the time of the trace."""
+        """Start the watches of the whole trace, and the trace's state of torch."""
         grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         arguments = self._arguments
         with (
@@ -177,15 +177,15 @@ class _Watches:
 
     @contextlib.contextmanager
     def around_function(self) -> Generator[None, None, None]:
-        """Watch the function's own calls, while nothing but the function runs."""
+        """Start the watches of the function's own calls, while nothing but the function runs."""
         with (
-            self.outside.others_kept_out(), self.ignored.watched(), self.operations, self.meta, LiveNumbersMode(),
+            self.caller.restored_for_callbacks(), self.ignored.watched(), self.operations, self.meta, LiveNumbersMode(),
             self._gradient_reads, self.refusals, self.settings.watch(),
         ):  # fmt: skip
             yield
 
     def problem(self) -> str | None:
-        """What was refused first, also if the function has caught the error; None if nothing was."""
+        """The first refusal, also if the function has caught the error; None if there was none."""
         return self.operations.problem or self.refusals.problem or self.ignored.problem
 
     def gradients(self) -> list[torch.Tensor]:
@@ -199,15 +199,15 @@ class _Watches:
 
 @dataclasses.dataclass
 class _Run:
-    """What came of a function's run, when all that it has changed is put back.
+    """The outcome of a function's run, when all that it has changed is put back.
 
     Attributes:
         module: The graph; None if the function has failed.
-        results: What it has returned; None likewise.
+        results: The values that it has returned; None if it has failed.
         failure: The error that has ended the run.
-        changed: What it has changed that outlasts the call, in words.
-        locations: Where that is, if all of it is attributes and variables.
-        gradient: Whose ``.grad`` it has changed, in words.
+        changed: The first lasting change that it has made, in words; None if there is none.
+        locations: The locations of all such changes, if all are of attributes and variables.
+        gradient: The ``.grad`` that it has changed, in words.
         seeded: The random generator that it has moved.
     """
 
@@ -264,9 +264,12 @@ def _run(
 
 
 def _clear_unreached_gradients(used: Iterable[torch.Tensor]) -> str | None:
-    """Delete gradients that the function has given to tensors that were not found before it ran; says so in words.
+    """Delete gradients that the function has given to tensors that were not found before it ran.
 
-    These tensors had none: autograd adds to one in place.
+    These tensors had no gradients: autograd adds to one in place.
+
+    Returns:
+        Such a change, in words; None if there is none.
     """
     changed: str | None = None
     for tensor in used:

@@ -100,9 +100,9 @@ def _recorded_value(node: fx.Node) -> Any:
 
 @functools.cache
 def _is_decomposed_by_functorch(target: Any) -> bool:
-    """Whether ``torch.func.functionalize`` would put several operations, that round otherwise, in its place.
+    """Whether ``torch.func.functionalize`` would decompose an operation into others, which round differently.
 
-    functorch has such decompositions for its transforms. What is left of them in a recording is
+    functorch has such decompositions for its transforms. The only one in recordings is that of
     ``binary_cross_entropy_with_logits`` (torch 2.11 and 2.13); the others are composite, and recorded as their parts.
     """
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
@@ -133,5 +133,7 @@ def whole_memory(value: torch.Tensor, size: int, recording: Recording, position:
         value = with_strides(value, like)
     same = value.stride() == like.stride() and value.storage_offset() == like.storage_offset()
     if not same or value.untyped_storage().nbytes() != size * value.element_size():
-        raise TraceError(describe(f"trace({recording.name})(…)", "results share memory in a way that cannot be kept"))
+        raise TraceError(
+            describe(f"trace({recording.name})(…)", "results share memory in a way that a graph cannot reproduce")
+        )
     return value.as_strided((size,), (1,), 0)

@@ -1,7 +1,6 @@
-"""What a function asks or changes through torch's Python names that a trace cannot honour; refused while it is traced.
+"""Refusals: uses of tensors as Python objects that a trace cannot reproduce, as of their text, layout or requires_grad.
 
-It concerns the tensor as an object: its text, where it lies, whether it requires grad. Operations on its elements are
-seen by `OperationsMode`.
+Operations on their elements are checked by `OperationsMode`.
 """
 
 # The tracer works on torch's private parts (frames, storages' identities) and on values of any type.
@@ -34,24 +33,24 @@ _TEXT = (_Tensor.__repr__, _Tensor.__format__)
 _NUMBERS = (_Tensor.item, _Tensor.tolist)
 _CHANGE_GRAD = (_Tensor.requires_grad_, _Tensor.requires_grad.__set__, _Tensor.detach_, torch.detach_)
 _DIFFERENTIATE = (torch.autograd.grad, torch.autograd.backward, _Tensor.backward)
-_PLACE = {
+_LAYOUT = {
     _Tensor.storage_offset: "storage_offset()",
     _Tensor._base.__get__: "_base",
     _Tensor._is_view: "_is_view()",
 }
 
-# What lies between the code that asks for a tensor's text and the mode.
+# Files of the frames between the code that asks for a tensor's text and the mode.
 _BETWEEN = (os.path.abspath(torch.overrides.__file__), os.path.abspath(torch_tensor.__file__), __file__)
 
 
 class Refusals(TorchFunctionMode):
-    """Refuse what would be lost, or would be a fake's, without a word.
+    """Refuses calls of torch that would silently be lost, or give answers about a fake tensor.
 
     Args:
         arguments: The function's arguments, as the fakes that it is given.
 
     Attributes:
-        problem: What was refused first, also if the function catches the error; None if nothing was.
+        problem: The first refusal, also if the function catches the error; None if there was none.
     """
 
     def __init__(self, arguments: Iterable[torch.Tensor]) -> None:
@@ -72,8 +71,8 @@ class Refusals(TorchFunctionMode):
         elif func in _TEXT:
             if _asked_by_user():
                 self._refuse("it asks for the text of a tensor, whose values are on the device")
-        elif func in _PLACE:
-            self._check_place(func, args[0])
+        elif func in _LAYOUT:
+            self._check_layout(func, args[0])
         elif func in _DIFFERENTIATE and looks_at_gradients():
             self._refuse("anomaly detection is on, which looks at the values of all gradients")
         out = func(*args, **kwargs)
@@ -86,7 +85,7 @@ class Refusals(TorchFunctionMode):
         raise TraceError(problem)
 
     def _check_requires_grad(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Refuse what stays with the caller's tensor. One that the function made itself may require grad."""
+        """Refuse a change of the caller's tensor; tensors of the function itself may start to require grad."""
         tensor = args[0]
         inside = isinstance(tensor, FakeTensor) or _is_of_functorch(tensor)
         if id(tensor) not in self._arguments and inside:
@@ -96,16 +95,16 @@ class Refusals(TorchFunctionMode):
         if tensor.requires_grad != bool(wanted):
             self._refuse("it changes whether a tensor of the caller requires grad")
 
-    def _check_place(self, func: Any, tensor: torch.Tensor) -> None:
-        """Refuse questions about memory that is the caller's, where a fake lies elsewhere."""
+    def _check_layout(self, func: Any, tensor: torch.Tensor) -> None:
+        """Refuse questions about the caller's memory, in which a fake tensor is not."""
         if not isinstance(tensor, FakeTensor) or not _asked_by_user():
             return
         if torch.Tensor.untyped_storage(tensor)._cdata in self._storages:
-            self._refuse(f"it asks for {_PLACE[func]} of an argument, which is not the same at every call")
+            self._refuse(f"it asks for {_LAYOUT[func]} of an argument, which is not the same at every call")
 
 
 def _asked_by_user() -> bool:
-    """Whether the code that calls torch here is the user's."""
+    """Whether user code calls torch here."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""torch's global settings: what a function changes is noticed and put back, since a replay would not change it."""
+"""Global settings of torch: changes by a traced function are noticed and put back, as a replay would not make them."""
 
 # Some settings have private getters and setters only. Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -26,9 +26,9 @@ class SettingsWatch:
     """Compares torch's global settings before and after a function.
 
     Most of them are the process's: another thread may have changed one, as `torch.export` does for a while, which must
-    not be undone. So the function is run again if it is not known who has changed one, and a profiler sees what its
-    calls of torch's setters come to. If that is nothing, it may still have set what it finds set by now; the call
-    itself will do the same.
+    not be undone. So if it is not known who has changed one, the function is run again under a profiler that compares
+    the settings around its calls of torch's setters. If these change nothing, the function may still have set a setting
+    to the value that it has by now; the call itself will do the same.
 
     Args:
         device_types: The devices whose autocast settings count.
@@ -51,7 +51,7 @@ class SettingsWatch:
         mode_key("cpu")  # what it asks torch for once must not become part of the trace
 
     def watch(self) -> AbstractContextManager[None]:
-        """Run what is inside; also where it fails, its changes are put back."""
+        """Watch the function for the time of the context, and put its changes back, also if it fails."""
         return self._watch() if self._first is None else self._watch_again(self._first)
 
     @contextmanager
@@ -73,7 +73,7 @@ class SettingsWatch:
         self._before = self._values()
         calls = _SetterCalls(lambda: [*self._values(), mode_key("cpu")])
         try:
-            with calls.seen():
+            with calls.profiled():
                 yield
         finally:
             if calls.changed:
@@ -97,7 +97,7 @@ class SettingsWatch:
 
 
 def forget_cached_fakes() -> None:
-    """Take out of the cache of parametrized weights, on in `parametrize.cached`, what a trace has put there."""
+    """Remove fake tensors from the cache of parametrized weights, which is on in `parametrize.cached`."""
     cache: dict[Any, Any] = parametrize._cache
     for key, value in list(cache.items()):
         if is_fake(value):
@@ -110,7 +110,7 @@ def is_alone() -> bool:
 
 
 class _SetterCalls:
-    """What the calls that this thread makes of torch's setters come to."""
+    """The effect of this thread's calls of torch's setters."""
 
     def __init__(self, values: Callable[[], list[Any]]) -> None:
         self._values = values
@@ -119,12 +119,12 @@ class _SetterCalls:
 
     @property
     def changed(self) -> bool:
-        """Whether they changed a setting, and did not put it back."""
+        """Whether the calls have changed a setting, and not put it back."""
         return self._before != self._after
 
     @contextmanager
-    def seen(self) -> Generator[None, None, None]:
-        """See those of what is inside."""
+    def profiled(self) -> Generator[None, None, None]:
+        """Watch calls for the time of the context."""
         if sys.getprofile() is not None:
             yield  # the user's profiler could not be put back
             return
@@ -147,14 +147,14 @@ class _SetterCalls:
             self._before = self._values()
 
 
-# How the names of torch._C's functions begin that change a setting of the process. Checked with torch 2.11 and 2.13.
+# Prefixes of names of torch._C's functions that change a setting of the process. Checked with torch 2.11 and 2.13.
 _SETTERS = (
     "_set_default_dtype", "_set_deterministic", "_set_cudnn", "_set_sdp", "_set_math_sdp", "_set_cublas", "_set_fp32",
     "_set_float32", "_set_linalg", "_set_blas", "_set_mkldnn", "_set_nnpack", "_set_warnAlways",
     "set_anomaly_enabled", "_set_check_sparse",
 )  # fmt: skip
 
-# Those of settings that Python code alone keeps.
+# Setters of settings that are in Python only.
 _SETTERS_IN_PYTHON = frozenset(setter.__code__ for setting in NAMED for setter in setting.setters)
 
 _OF_THREAD = frozenset(

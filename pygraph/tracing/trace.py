@@ -1,6 +1,6 @@
 """From a Python callable to a Program.
 
-The function runs once on fake tensors while `make_fx` writes down the ATen operations below autograd, so that
+The function runs once on fake tensors while a tracer like `make_fx` records the ATen operations below autograd, so that
 ``torch.func`` transforms, ``torch.autograd.grad`` and random operations inside it become plain operations. That
 recording has in-place operations; a second run through ``torch.func.functionalize`` removes them and makes updates
 of inputs explicit outputs. Aliasing is read off the first run, where storages are shared as in eager.
@@ -25,9 +25,9 @@ from pygraph.ir.leaves import static_leaves
 from pygraph.ir.program import Program
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.process.collection import no_collection
-from pygraph.tracing.call_environment import passing_function, reached_besides
+from pygraph.tracing.call_environment import reached_besides, with_state_inputs
 from pygraph.tracing.error_frames import dispatch_state_kept
-from pygraph.tracing.function_kinds import Passing, Rebinding, SelfTracing, Traced
+from pygraph.tracing.function_kinds import Rebinding, SelfTracing, Traced, WithStateInputs
 from pygraph.tracing.functionalize import functionalize
 from pygraph.tracing.interruptions import uninterrupted
 from pygraph.tracing.leaks import leaving_nothing
@@ -52,7 +52,7 @@ def trace(
         A function with the signature of ``fn`` that returns a `Program` at stage ``aten``.
 
     Raises:
-        TraceError: The function cannot be written down; the message says why and where.
+        TraceError: The function cannot be traced; the message says why and where.
 
     Example:
         >>> import torch, pygraph
@@ -111,12 +111,12 @@ def _trace_call(
 ) -> Traced:
     with turn(), no_collection(), dispatch_state_kept():
         recording, static = record_specialized(fn, args, kwargs, static, name)
-        passing = passing_function(fn)
-        passed = {id(tensor) for tensor in passing.differentiated} if passing is not None else set[int]()
-        read = [tensor for tensor in recording.gradients if id(tensor) not in passed]
+        outer = with_state_inputs(fn)
+        inputs = {id(tensor) for tensor in outer.differentiated} if outer is not None else set[int]()
+        read = [tensor for tensor in recording.gradients if id(tensor) not in inputs]
         now = reached_besides(fn, args, kwargs, read)
         program = _functional(recording)
-        if isinstance(fn, Passing):
+        if isinstance(fn, WithStateInputs):
             program = _with_paths(program, fn.path)
         if isinstance(fn, Rebinding):
             now.release(fn.rebound())

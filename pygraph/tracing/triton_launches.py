@@ -1,9 +1,9 @@
-"""Launches of Triton kernels while a function is traced: written down as ``pygraph::launch``, never run.
+"""Launches of Triton kernels while a function is traced: recorded as ``pygraph::launch``, never run.
 
 Fake tensors have no memory, so a kernel that runs on them would end the process. While a function is traced, the
-``run`` methods of Triton's kernel classes (jitted functions, autotuners, heuristics) are replaced by ones that write
-the launch to the graph. Which tensors the kernel writes is read off its Triton IR by torch's own analysis; where that
-gives up, off none: every tensor counts as written.
+``run`` methods of Triton's kernel classes (jitted functions, autotuners, heuristics) are replaced by methods that add
+the launch to the graph. The tensors that the kernel writes are found in its Triton IR by torch's own analysis; if that
+fails, every tensor counts as written.
 """
 
 # Triton and torch's analysis of its kernels have no types, and the tracer works on torch's private parts.
@@ -40,8 +40,8 @@ _INTERPRETER = ("triton.runtime.interpreter", "GridExecutor", "__call__")
 
 
 @contextlib.contextmanager
-def launches_written_down() -> Generator[None, None, None]:
-    """Write launches of Triton kernels to the graph that is traced, for the time of the context.
+def launches_recorded() -> Generator[None, None, None]:
+    """Add launches of Triton kernels to the graph that is traced, for the time of the context.
 
     Other threads launch as ever: only where a graph is being traced, or a tensor is fake, is anything different.
     """
@@ -49,18 +49,18 @@ def launches_written_down() -> Generator[None, None, None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        # torch's wrapper has a way of its own to write launches down; without it, it calls the kernel.
+        # torch's wrapper has a way of its own to record launches; without it, it calls the kernel.
         stack.enter_context(set_wrap_triton_enabled(False))
         for module, name in _LAUNCHERS:
             owner = getattr(importlib.import_module(module), name)
-            stack.enter_context(replaced(owner, "run", _instead(_write_down)))
+            stack.enter_context(replaced(owner, "run", _instead(_record_launch)))
         module, name, method = _INTERPRETER
         stack.enter_context(replaced(getattr(importlib.import_module(module), name), method, _instead(_refuse)))
         yield
 
 
-def _instead(write_down: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Makes a method that calls ``write_down(self, args, kwargs)`` wherever a launch must not reach the device."""
+def _instead(record: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A maker of methods that call ``record(self, args, kwargs)`` wherever a launch must not reach the device."""
 
     def make(original: Any) -> Any:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def _instead(write_down: Callable[..., Any]) -> Callable[[Any], Any]:
             fake = tracing or any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values()))
             if kwargs.get("warmup") or not fake:
                 return original(self, *args, **kwargs)
-            return write_down(self, args, kwargs) if tracing else None
+            return record(self, args, kwargs) if tracing else None
 
         return run
 
@@ -79,7 +79,7 @@ def _refuse(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     raise TraceError("it launches a Triton kernel in Triton's interpreter")
 
 
-def _write_down(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _record_launch(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Add ``pygraph::launch`` to the graph that is traced."""
     kwargs = {name: value for name, value in kwargs.items() if name != "warmup"}
     grid = kwargs.pop("grid")
@@ -100,7 +100,7 @@ def _write_down(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     written = written_by(kernel, function, metas[0])
 
     tensors: dict[Kind, list[torch.Tensor]] = {"written": [], "read": []}
-    places: dict[Any, tuple[Kind, int]] = {}
+    parameters: dict[Any, tuple[Kind, int]] = {}
     numbers: list[Any] = []
     arguments: list[tuple[str, Kind, Any]] = []
     memory = {_memory(given[key]) for key in written}
@@ -109,11 +109,11 @@ def _write_down(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             continue  # a default, or chosen by an autotuner or a heuristic
         value = given[key]
         if isinstance(value, torch.Tensor):
-            if _memory(value) not in places:  # the same tensor twice is the same memory twice
+            if _memory(value) not in parameters:  # the same tensor twice is the same memory twice
                 kind: Kind = "written" if _memory(value) in memory else "read"
-                places[_memory(value)] = (kind, len(tensors[kind]))
+                parameters[_memory(value)] = (kind, len(tensors[kind]))
                 tensors[kind].append(value)
-            arguments.append((key, *places[_memory(value)]))
+            arguments.append((key, *parameters[_memory(value)]))
         elif isinstance(value, (torch.SymInt, torch.SymFloat)):
             arguments.append((key, "number", len(numbers)))
             numbers.append(value)
@@ -125,7 +125,7 @@ def _write_down(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 
 
 def _known(value: Any) -> Any:
-    """A number whose value decides how the kernel is compiled: a live one is baked in, and the trace repeated."""
+    """The value of a number that decides how the kernel is compiled: a live one is baked in, and the trace repeated."""
     if isinstance(value, torch.SymInt):
         return int(value)
     if isinstance(value, torch.SymFloat):
@@ -145,7 +145,7 @@ def _check_value(kernel: str, name: str, value: Any) -> None:
 
 
 def _metas(kernel: Any, function: Any, known: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a grid is computed from, for each choice of an autotuner: all parameters of the kernel by name."""
+    """The values that a grid is computed from, for each choice of an autotuner: the kernel's parameters by name."""
     if hasattr(kernel, "configs"):
         for config in kernel.configs:
             yield from _metas(kernel.fn, function, {**known, **config.all_kwargs()})
@@ -172,5 +172,5 @@ def _grid(grid: Any, meta: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """What two tensors have in common that are the same memory seen in the same way."""
+    """A key of a tensor's memory and layout, equal for two tensors that are the same memory in the same layout."""
     return tensor.untyped_storage()._cdata, TensorSpec.of(tensor)

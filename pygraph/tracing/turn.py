@@ -1,4 +1,4 @@
-"""Traces come one at a time: what they replace in torch, and what tells their objects from others, is the process's."""
+"""The lock of traces: they come one at a time, as their patches of torch and their frozen objects are the process's."""
 
 from __future__ import annotations
 

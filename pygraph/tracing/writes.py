@@ -1,4 +1,4 @@
-"""Writes that eager raises for, and that fake tensors and functional operations would perform.
+"""Writes for which eager raises an error, while fake tensors and functional operations would perform them.
 
 The rules are those of ATen's TensorIterator (``aten/src/ATen/MemoryOverlap.cpp``, ``TensorIterator.cpp``; torch 2.11
 and 2.13). What is refused here runs as it is in eager, whose error the caller gets.
@@ -58,7 +58,7 @@ def check_write(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     for target, source in _pairs(written, read):
         # Eager raises an error where it is sure, and else reads what it has written already.
         if may_overlap(target, source) and not (in_turn and _is_same_memory(target, source)):
-            raise TraceError("it writes to memory that it also reads, at another place")
+            raise TraceError("it writes to memory that it also reads, at another offset")
     outs = _has_out(func)
     _check_types(func, args, kwargs, targets, read, exactly=outs)
     return [(target, target.shape) for target in targets if target.untyped_storage().nbytes()] if outs else []
@@ -91,7 +91,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def _read_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Everything else that the operation is given, one entry per argument."""
+    """The arguments that the operation does not write, one entry each."""
     found: list[Any] = []
     for position, argument in enumerate(func._schema.arguments):
         if _is_written(argument):
@@ -104,7 +104,7 @@ def _read_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> l
 
 
 def _pairs(written: Sequence[Any], read: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What is written with what is read meanwhile: of two lists, as of ``_foreach_add_``, entry by entry."""
+    """The pairs of a written tensor and one that is read meanwhile; of two lists, as of ``_foreach_add_``, by entry."""
     pairs: list[tuple[Any, Any]] = []
     for target in written:
         for source in read:
@@ -126,9 +126,9 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors lie on each other, element by element."""
-    places = [(t.storage_offset() * t.element_size(), t.element_size(), t.shape, t.stride()) for t in (one, other)]
-    return places[0] == places[1]
+    """Whether two tensors have the same addresses, element by element."""
+    layouts = [(t.storage_offset() * t.element_size(), t.element_size(), t.shape, t.stride()) for t in (one, other)]
+    return layouts[0] == layouts[1]
 
 
 def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
@@ -142,18 +142,18 @@ def _crosses(written: Sequence[torch.Tensor], read: Any) -> bool:
     entries: list[Any] = list(read) if isinstance(read, (list, tuple)) else [read] * len(written)
     groups = _by_storage(written)
     return any(
-        place != other and may_overlap(tensor, entry)
+        index != other and may_overlap(tensor, entry)
         for other, entry in enumerate(entries)
         if isinstance(entry, torch.Tensor)
-        for place, tensor in groups.get(entry.untyped_storage()._cdata, ())
+        for index, tensor in groups.get(entry.untyped_storage()._cdata, ())
     )
 
 
 def _by_storage(tensors: Sequence[torch.Tensor]) -> dict[int, list[tuple[int, torch.Tensor]]]:
-    """Tensors with their places in a list, by storage."""
+    """The tensors of a list with their indices, by storage."""
     groups: dict[int, list[tuple[int, torch.Tensor]]] = {}
-    for place, tensor in enumerate(tensors):
-        groups.setdefault(tensor.untyped_storage()._cdata, []).append((place, tensor))
+    for index, tensor in enumerate(tensors):
+        groups.setdefault(tensor.untyped_storage()._cdata, []).append((index, tensor))
     return groups
 
 

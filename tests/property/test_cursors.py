@@ -26,8 +26,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import pygraph
+from tests import extent
 
-CI = settings.get_current_profile_name() == "ci"
 CAPACITY = 2
 WIDTH = 3
 RUNS = 7  # more than any buffer here has room for
@@ -256,7 +256,7 @@ def same(mine: Any, eager: Any) -> None:
 def test_positions_at_capacity_two(device: torch.device) -> None:
     machine = type("Cursors", (Cursors,), {"device": device})
     chosen = settings(
-        max_examples=60 if CI else 300, stateful_step_count=15, deadline=None,
+        max_examples=extent.examples(20, 300), stateful_step_count=15, deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     )  # fmt: skip
     run_state_machine_as_test(machine, settings=chosen)
@@ -313,5 +313,5 @@ class Donated(RuleBasedStateMachine):
 
 def test_donated_positions_at_capacity_two(device: torch.device) -> None:
     machine = type("Donated", (Donated,), {"device": device})
-    chosen = settings(max_examples=15 if CI else 60, stateful_step_count=10, deadline=None)
+    chosen = settings(max_examples=extent.examples(8, 60), stateful_step_count=10, deadline=None)
     run_state_machine_as_test(machine, settings=chosen)

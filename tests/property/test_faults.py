@@ -14,7 +14,7 @@ import pygraph
 from pygraph.calls.keys import Keys
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.program import Program
-from pygraph.runtime import discovery, proof, recorded
+from pygraph.runtime import discovery, proof, recorded_region
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.discovery import Discovery
 from pygraph.runtime.pointers import Patcher
@@ -112,7 +112,7 @@ def written_argument_is_a_copy(patch: pytest.MonkeyPatch) -> None:
 
 def forgotten_work(patch: pytest.MonkeyPatch) -> None:
     """The nodes that we add leave out the first thing that they are to do."""
-    wiring = recorded.wiring
+    wiring = recorded_region.wiring
 
     def less(*args: Any) -> Any:
         work, values = wiring(*args)
@@ -121,7 +121,7 @@ def forgotten_work(patch: pytest.MonkeyPatch) -> None:
         loads = tuple((0, node, offset) for _, node, offset in work.loads)
         return dataclasses.replace(work, **changes, loads=loads), values
 
-    patch.setattr(recorded, "wiring", less)
+    patch.setattr(recorded_region, "wiring", less)
 
 
 def moving_generator(patch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,9 @@ from torch.utils import _pytree as pytree
 
 import pygraph
 from pygraph.ir.descriptors import MECHANISMS, Mechanism
+from tests import extent
 from tests.property.laws import Outcome, assert_same_value, scramble
 from tests.property.strategies import TensorInput
-
-CI = settings.get_current_profile_name() == "ci"
 
 
 class World(nn.Module):
@@ -267,22 +266,22 @@ def run_histories(device: torch.device, examples: int, steps: int, wrap: Any = p
 
 
 def test_histories_equal_eager(device: torch.device) -> None:
-    run_histories(device, 50 if CI else 400, 25)
+    run_histories(device, extent.examples(30, 400), 25)
 
 
 def test_histories_with_a_small_cache_equal_eager(device: torch.device) -> None:
-    run_histories(device, 15 if CI else 150, 25, pygraph.jit(max_graphs=2))
+    run_histories(device, extent.examples(8, 150), 25, pygraph.jit(max_graphs=2))
 
 
 def test_histories_without_indirection_equal_eager(device: torch.device) -> None:
-    run_histories(device, 10 if CI else 100, 20, pygraph.graphify)
+    run_histories(device, extent.examples(6, 100), 20, pygraph.graphify)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_histories_with_each_mechanism_equal_eager(device: torch.device, mechanism: Mechanism) -> None:
     run_histories(
         device,
-        8 if CI else 100,
+        extent.examples(5, 100),
         20,
         lambda fn: pygraph.graphify(pygraph.indirect(pygraph.devicify(fn), mechanism=mechanism)),
     )

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, Phase, assume, example, given, settings
 
 import pygraph
 from pygraph.errors import StageError, TraceError
+from tests import extent
 from tests.property.laws import (
     PASSES,
     check_composes,
@@ -19,17 +20,14 @@ from tests.property.laws import (
 )
 from tests.property.strategies import AliasInput, Case, Stack, Step, TensorInput, cases, graph_stacks, stacks
 
-CI = settings.get_current_profile_name() == "ci"
 
-
-def examples(number: int, **options: object) -> settings:
-    """``number`` examples in CI, ten times as many otherwise."""
+def examples(short: int, long: int) -> settings:
+    """Settings for a number of examples in a short and in a long run."""
     return settings(
-        max_examples=number if CI else 10 * number,
+        max_examples=extent.examples(short, long),
         deadline=None,
         phases=set(Phase) - {Phase.explain},  # which takes minutes after a failure
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-        **options,  # type: ignore[arg-type]
     )
 
 
@@ -48,7 +46,7 @@ def traced(case: Case, device: torch.device) -> tuple[pygraph.Program, object]:
 
 
 @given(cases())
-@examples(60)
+@examples(20, 600)
 def test_a_trace_evaluates_to_what_the_function_gives(device: torch.device, case: Case) -> None:
     program, fn = traced(case, device)
     pygraph.check_program(program)
@@ -56,7 +54,7 @@ def test_a_trace_evaluates_to_what_the_function_gives(device: torch.device, case
 
 
 @given(cases(), stacks)
-@examples(60)
+@examples(20, 600)
 def test_passes_keep_the_meaning_and_their_input(device: torch.device, case: Case, stack: Stack) -> None:
     program, fn = traced(case, device)
     names = tuple(PASSES) if stack.names == ("jit",) else stack.names
@@ -69,7 +67,7 @@ def test_passes_keep_the_meaning_and_their_input(device: torch.device, case: Cas
 
 
 @given(cases(data_dependent=False), stacks)
-@examples(40)
+@examples(14, 400)
 def test_the_printed_text_runs(device: torch.device, case: Case, stack: Stack) -> None:
     program, _ = traced(case, device)
     check_text_runs(program, case, device)
@@ -80,7 +78,7 @@ def test_the_printed_text_runs(device: torch.device, case: Case, stack: Stack) -
 
 
 @given(cases(aliases=False))
-@examples(15)
+@examples(6, 150)
 def test_text_is_the_same_for_the_same_function(device: torch.device, case: Case) -> None:
     program, _ = traced(case, device)
     again, _ = traced(case, device)
@@ -97,25 +95,25 @@ _OF_ONE_MEMORY = (TensorInput((2, 3), torch.float32, "contiguous", 3), AliasInpu
 
 @given(cases(), stacks)
 @example(Case(_OF_ONE_MEMORY, (Step("unary"),), (0,)), Stack(("jit",)))
-@examples(120)
+@examples(40, 1200)
 def test_a_stack_equals_eager_and_held_results_never_change(device: torch.device, case: Case, stack: Stack) -> None:
     check_stack_equals_eager(case, stack, device)
 
 
 @given(cases())
-@examples(60)
+@examples(20, 600)
 def test_jit_equals_eager(device: torch.device, case: Case) -> None:
     check_stack_equals_eager(case, pygraph.jit, device, calls=4)
 
 
 @given(cases(data_dependent=False), graph_stacks)
-@examples(40)
+@examples(14, 400)
 def test_a_result_may_be_the_next_argument(device: torch.device, case: Case, stack: Stack) -> None:
     check_composes(case, stack, device)
 
 
 @given(cases(), graph_stacks)
-@examples(25)
+@examples(9, 250)
 def test_nothing_stays_allocated(device: torch.device, case: Case, stack: Stack) -> None:
     with torch.no_grad():
         try:

@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 import pygraph
 from pygraph.process.collection import no_collection
-from pygraph.process.turns import here
+from pygraph.process.reentrancy import here
+from tests import extent
 from tests.memory import live_bytes
 from tests.property.laws import scramble
-
-CI = settings.get_current_profile_name() == "ci"
-
 
 # ---- interruptions ---------------------------------------------------------------------------------------------
 
@@ -131,7 +129,7 @@ def test_an_interruption_anywhere_leaves_everything_intact(
             counts[several] = counter.count
         del world
 
-    @settings(max_examples=8 if CI else 40, deadline=None)
+    @settings(max_examples=extent.examples(3, 40), deadline=None)
     @given(at=st.integers(0, 1 << 20), several=st.booleans())
     @torch.no_grad()
     def interrupted(at: int, several: bool) -> None:
@@ -219,7 +217,7 @@ def drop(*tensors: torch.Tensor) -> None:
         scramble(tensor)
 
 
-@settings(max_examples=10 if CI else 100, deadline=None)
+@settings(max_examples=extent.examples(6, 100), deadline=None)
 @given(data=st.data())
 def test_an_argument_is_freed_or_reused_right_after_the_call(device: torch.device, data: st.DataObject) -> None:
     """No result is read before the arguments' memory has had another owner, who writes to it."""
@@ -330,6 +328,7 @@ VECTORISED = {
 }
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("kind", VECTORISED)
 def test_alignment(device: torch.device, kind: str, dtype: torch.dtype) -> None:

@@ -9,6 +9,7 @@ import torch
 
 import pygraph
 from pygraph.process import extension
+from tests import extent
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings
@@ -81,7 +82,7 @@ def play(steps: list[tuple[Any, ...]], device: torch.device, transform: Any) -> 
     return results, function
 
 
-@settings(max_examples=25)
+@settings(max_examples=extent.examples(8, 50))
 @given(steps=st.lists(STEP, min_size=4, max_size=14).map(lambda steps: [*steps, *steps]))
 def test_histories(device: torch.device, steps: list[tuple[Any, ...]]) -> None:
     expected, _ = play(steps, device, lambda fn: fn)

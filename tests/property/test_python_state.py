@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import pygraph
+from tests import extent
 from tests.fakes import assert_no_fake_left, fakes_followed
 from tests.property.python_state import (
     CODE,
@@ -25,8 +26,6 @@ from tests.property.python_state import (
     world_of_special,
     worlds,
 )
-
-CI = settings.get_current_profile_name() == "ci"
 
 
 class Side:
@@ -99,29 +98,29 @@ def check_clean(world: World, device: torch.device) -> None:
         assert_no_fake_left()
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", extent.third(list(PLACES)))
 def test_a_value_in_a_place(device: torch.device, name: str) -> None:
     check_clean(world_of_place(name), device)
 
 
-@pytest.mark.parametrize("name", CODE)
+@pytest.mark.parametrize("name", extent.third(list(CODE)))
 def test_code_that_is_replaced(device: torch.device, name: str) -> None:
     check_clean(world_of_code(name), device)
 
 
-@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("name", extent.third(list(SPECIAL)))
 def test_state_that_calls_advance(device: torch.device, name: str) -> None:
     check_clean(world_of_special(name), device)
 
 
-@settings(max_examples=60 if CI else 150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=extent.examples(15, 150), suppress_health_check=list(HealthCheck))
 @given(worlds())
 def test_as_eager(device: torch.device, world: World) -> None:
     check_clean(world, device)
 
 
 @pytest.mark.slow
-@settings(max_examples=20 if CI else 60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=extent.examples(8, 60), suppress_health_check=list(HealthCheck))
 @given(worlds())
 def test_as_eager_in_python(device: torch.device, monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setenv("PYGRAPH_NATIVE", "0")

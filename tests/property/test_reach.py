@@ -27,6 +27,8 @@ from tests.property.strategies import (
     stacks,
 )
 
+pytestmark = pytest.mark.slow  # what they reach changes only with them
+
 DRAWS = 400
 
 # feature: at least this many of the draws

@@ -13,6 +13,6 @@ from tests.property.test_laws import examples
 # What is saved has one row, whose stride is another one than in the trace.
 @given(compositions())
 @example(Composition(Case((TensorInput((1, 3)),), (Step("temporary"),)), (Ours("devicify"),), "backward"))
-@examples(80)
+@examples(25, 800)
 def test_ours_change_nothing(device: torch.device, composition: Composition) -> None:
     check_ours_change_nothing(composition, device)

@@ -32,6 +32,7 @@ def test_examples(module: Any) -> None:
     assert not found.failed
 
 
+@pytest.mark.slow
 def test_operators_leave_hypothesis_as_it_is() -> None:
     """In a process of its own: torch's helpers load another profile where they are imported for the first time."""
     script = """if True:

@@ -52,6 +52,7 @@ class Decoder:
 WRAPS = {"jit": pygraph.jit, "torch.compile": lambda fn: torch.compile(fn, backend=pygraph.backend)}
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("prompt", [LENGTH - 5, LENGTH - 2, LENGTH - 1])
 @pytest.mark.parametrize("wrap", WRAPS)

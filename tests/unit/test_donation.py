@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import pygraph
-from pygraph.api.jit import make_options
 from pygraph.api.module import transformed
+from pygraph.api.options import make_options
 from pygraph.errors import ArgumentError, DonatedError
 from pygraph.runtime.devices import driver_for
 from pygraph.transforms.passes import UNFUSED

@@ -141,6 +141,7 @@ def outcome(fn: Callable[..., Any], x: torch.Tensor, k: Any) -> Any:
         return type(error), str(error)
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.filterwarnings("ignore")  # NumPy's, of what has no value
 @pytest.mark.parametrize("kind", VALUES)
 @pytest.mark.parametrize("name", QUESTIONS)

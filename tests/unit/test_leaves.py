@@ -160,6 +160,7 @@ def outcome(fn: Callable[[torch.Tensor], Any], device: torch.device, requires_gr
     return seen, [None if value.grad is None else value.grad.tolist() for value in leaves]
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_results_have_the_gradients_that_they_have_in_eager(
@@ -172,6 +173,7 @@ def test_results_have_the_gradients_that_they_have_in_eager(
         assert [outcome(fast, device, requires_grad) for _ in range(3)] == [expected] * 3
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_so_it_is_under_every_grad_mode(name: str, mode: Callable[[], Any], device: torch.device) -> None:

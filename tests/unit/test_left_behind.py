@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pygraph
 from pygraph.calls.stateful import MAX_SHAPES
 from pygraph.errors import StateChangeError
+from tests import extent
 
 TOTAL: Any = 0.0
 
@@ -575,6 +576,7 @@ class Holder:
         return y
 
 
+@settings(max_examples=extent.examples(20, 200))
 @given(
     updates=st.lists(st.sampled_from(sorted(UPDATES)), min_size=1, max_size=4),
     events=st.lists(st.sampled_from(sorted(EVENTS)), min_size=3, max_size=7),

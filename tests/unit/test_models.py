@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pygraph.runtime.emulated.driver import driver
+from tests import extent
 from tests.models import (
     EXAMPLES,
     Decoder,
@@ -38,13 +39,13 @@ def test_inference(name: str, emulated: torch.device) -> None:
     assert_explained(check_inference(EXAMPLES[name], "jit", emulated), why_not(name))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", extent.third(SMALL))
 def test_training(name: str, emulated: torch.device) -> None:
     """The loop outside; forward and backward are graphs."""
     assert_explained(check_training(EXAMPLES[name], "jit", emulated), why_not(name), trained=True)
 
 
-@pytest.mark.parametrize("name", ["bert", "decoder"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("decoder", marks=pytest.mark.slow)])
 def test_a_whole_step(name: str, emulated: torch.device) -> None:
     assert_explained(check_training(EXAMPLES[name], "jit", emulated, whole=True), None)
 

@@ -14,6 +14,8 @@ import pygraph
 from tests.modules import Pair, nothing_new
 from tests.unit.interop.common import check_same
 
+pytestmark = pytest.mark.rotates
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -48,6 +50,7 @@ FORWARD_HOOKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "backward"])
 @pytest.mark.parametrize("name", FORWARD_HOOKS)
 def test_forward_hooks_come_and_go(
@@ -147,6 +150,7 @@ PARAMETRIZATIONS: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "backward"])
 @pytest.mark.parametrize("name", PARAMETRIZATIONS)
 def test_parametrizations(pair: Pair, device: torch.device, name: str, grad: bool) -> None:

@@ -14,6 +14,8 @@ from tests.memory import live_bytes
 from tests.modules import Pair, nothing_new
 from tests.unit.interop.common import counted
 
+pytestmark = pytest.mark.rotates
+
 
 class Net(nn.Module):
     """Everything that a training flag changes: statistics and dropout."""

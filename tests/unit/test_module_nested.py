@@ -15,6 +15,8 @@ import pygraph
 from tests.modules import Pair, nothing_new
 from tests.unit.interop.common import check_same
 
+pytestmark = pytest.mark.rotates
+
 
 class Block(nn.Module):
     def __init__(self, width: int = 4) -> None:
@@ -144,6 +146,7 @@ def test_training_through_it(device: torch.device, name: str, optimizer: str) ->
         assert module.cache_info().captures <= 4  # forward and backward of training, evaluation, and one to begin with
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("where", ["around", "inside", "both", "switched off inside"])
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "backward"])
 def test_autocast(device: torch.device, where: str, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 import pygraph
+from pygraph.process.cache import cache_directory
 from tests.steps import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
@@ -22,11 +25,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's,
 
 @pytest.fixture(scope="module")
 def operations(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The operations, compiled and loaded."""
+    """The operations, compiled, unless an earlier run has done so, and loaded."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler was found")
-    base, library = Path(torch.__file__).parent, tmp_path_factory.mktemp("cpp") / "operations.so"
+    base = Path(torch.__file__).parent
     source = Path(__file__).parents[1] / "custom_operations.cpp"
     flags = [
         "-O0",
@@ -38,10 +41,16 @@ def operations(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ]
     includes = [f"-I{base / 'include'}", f"-I{base / 'include/torch/csrc/api/include'}"]
     libraries = [f"-L{base / 'lib'}", "-ltorch_cpu", "-lc10"]
-    done = subprocess.run(
-        [compiler, *flags, *includes, str(source), *libraries, "-o", str(library)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[:2000]
+    command = [compiler, *flags, *includes, str(source), *libraries, "-o"]
+    parts = [*map(str.encode, [torch.__version__, *command]), source.read_bytes()]
+    library = cache_directory() / "tests" / f"operations-{hashlib.sha256(b' '.join(parts)).hexdigest()[:20]}.so"
+    if not library.exists():
+        made = tmp_path_factory.mktemp("cpp") / "operations.so"
+        done = subprocess.run([*command, str(made)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:2000]
+        library.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(made, beside := library.with_suffix(f".{os.getpid()}"))
+        os.replace(beside, library)  # another worker may do the same
     torch.ops.load_library(library)
     return torch.ops.pygraph_tests_cpp
 

@@ -544,6 +544,7 @@ VIEWS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_by_a_number_that_is_read_from_a_tensor(

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraph.runtime.driver import RecordedGraph, RecordedNode
 from pygraph.runtime.pointers import Extent, Patcher, ValueWord, Word, pointer_words, same_structure, value_words
+from pygraph.runtime.recorded_graph import RecordedGraph, RecordedNode
 
 
 def node(params: bytes, op: int = 0, name: str = "k") -> RecordedNode:

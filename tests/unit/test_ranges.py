@@ -140,6 +140,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("fn", [between, into_second])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("wrap", [pygraph.jit, graphs, as_it_is])

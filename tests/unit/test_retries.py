@@ -18,6 +18,8 @@ from pygraph.calls.retries import MAX_LOOKUPS, MAX_RETRACES, MAX_WASTED, SETTLED
 from pygraph.guards.guard_set import GuardSet
 from pygraph.process import extension
 
+pytestmark = pytest.mark.rotates
+
 
 class Clock:
     """Seconds that pass as a test says, and a millisecond whenever somebody looks, so that a trace takes some time."""

@@ -534,6 +534,7 @@ SCHEDULED: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("name", SCHEDULED)
 @pytest.mark.parametrize("begins", [True, False], ids=["cleared before", "cleared after"])
 def test_a_learning_rate_that_a_schedule_changes_is_live(device: torch.device, name: str, begins: bool) -> None:

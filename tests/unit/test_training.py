@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import pygraph
 from tests.steps import assert_one_graph, assert_same, check_steps, history, no_synchronization, same_arguments
 
+pytestmark = pytest.mark.rotates
+
 Tensors = dict[str, Tensor]
 
 

@@ -217,6 +217,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("name", ["hessian", "Hessians of a batch", "Hessian times vector", "third derivative"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_second_derivatives(function: str, name: str, device: torch.device) -> None:

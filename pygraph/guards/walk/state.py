@@ -41,7 +41,7 @@ class Walk:
         unseen: The name of something that was not looked at, since there is too much that deep; None if all was.
         packaged: Whether the object that is being looked at belongs to an installed package.
         memory: How many bytes of NumPy arrays may still be compared.
-        code: What the user's code has names for.
+        code: Names in the user's code, and the namespaces in which they are looked up.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class CodeNames:
 
     Attributes:
         names: All names in the user's code.
-        library: What names mean in the code of libraries.
+        library: Names in the code of libraries, and the objects that they stand for.
         spaces: Modules, classes and `WeakAttributes` of which only the attributes count that code has names for: a name
             in reports, the object, its depth.
         callable_classes: The ids of classes that code may call.

@@ -1,4 +1,4 @@
-"""Captures, and what must not happen during one and is put off until it has ended.
+"""Captures, and the destruction of graphs, which is put off until none is in progress.
 
 While a stream captures, a wait for it, or for the whole device, ends the capture with an error: ours, or one that the
 user makes. Functions are dropped at any time (by the garbage collector, in the middle of the user's capture, in another
@@ -36,7 +36,7 @@ _streams: dict[int, torch.cuda.Stream] = {}
 
 @contextlib.contextmanager
 def exclusive() -> Generator[None, None, None]:
-    """One thread at a time warms up, captures, or waits for a device; nests."""
+    """A block for one thread at a time that warms up, captures, or waits for a device; nests."""
     try:
         with _lock:
             yield
@@ -47,8 +47,8 @@ def exclusive() -> Generator[None, None, None]:
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of a device on which everything is warmed up and captured, and nothing else is done.
 
-    Torch hands out the streams of a small pool again and again: somebody else's may be the very stream that it gave us,
-    and what he launches there while we capture would be recorded instead of done.
+    Torch hands out the streams of a small pool again and again: other code may have the stream that it gave us, and its
+    launches there while we capture would be recorded instead of done.
     """
     index = device.index
     if index not in _streams:
@@ -123,8 +123,8 @@ def when_possible(destroy: Callable[[], bool]) -> None:
 def give_back() -> None:
     """Destroy what has been put off, if nothing forbids it now.
 
-    Whoever comes while another thread is here, or has a capture going on, leaves it to that thread, which comes here
-    after it has let go of the lock.
+    A thread that finds another one here, or capturing, leaves it to that thread, which comes here once it has released
+    the lock.
     """
     not_yet: list[Callable[[], bool]] = []
     while _put_off and _lock.acquire(blocking=False):
@@ -141,19 +141,19 @@ def give_back() -> None:
 
 
 def put_off() -> int:
-    """How many things wait to be destroyed."""
+    """The number of things that wait to be destroyed."""
     return len(_put_off)
 
 
 def is_capturing(stream: torch.cuda.Stream) -> bool:
-    """Whether a stream captures now, for whomever."""
+    """Whether a stream is being captured now, by us or by other code."""
     with torch.cuda.stream(stream):
         return torch.cuda.is_current_stream_capturing()
 
 
 @contextlib.contextmanager
 def beside_captures() -> Generator[None, None, None]:
-    """Calls in this thread do not end the captures of other threads, whatever those forbid."""
+    """A block in which calls of this thread do not end the captures of other threads, whatever those forbid."""
     before = check(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
     try:
         yield

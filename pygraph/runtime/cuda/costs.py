@@ -21,7 +21,8 @@ from pygraph.runtime.cuda.api import check, cu
 from pygraph.runtime.cuda.nodes import KernelParams, NodeParams, graph_nodes, node_params
 from pygraph.runtime.cuda.timing import device_time
 from pygraph.runtime.cuda.wiring import add_wiring
-from pygraph.runtime.driver import Costs, Wiring, patiently
+from pygraph.runtime.driver import Costs, patiently
+from pygraph.runtime.recorded_graph import Wiring
 
 _VERSION = 2  # of what is measured, and how
 _NODES = 64
@@ -41,7 +42,7 @@ def _measured_costs(index: int) -> Costs:
     path = _path(index)
     try:
         return Costs(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):  # not measured yet, or written by somebody else
+    except (OSError, ValueError, TypeError):  # not measured yet, or not written by us
         pass
     costs = _measure(torch.device("cuda", index))
     try:

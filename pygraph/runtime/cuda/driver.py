@@ -17,16 +17,9 @@ from pygraph.runtime.cuda.costs import measured_costs
 from pygraph.runtime.cuda.graphs import CudaGraph
 from pygraph.runtime.cuda.pools import CudaPool
 from pygraph.runtime.cuda.timing import device_time, synchronize, wall_time
-from pygraph.runtime.driver import (
-    Costs,
-    Counters,
-    Driver,
-    InterruptedCaptureError,
-    Pool,
-    RecordedGraph,
-    count_native_replays,
-)
+from pygraph.runtime.driver import Costs, Counters, Driver, InterruptedCaptureError, Pool, count_native_replays
 from pygraph.runtime.launched_kernels import launched_kernels
+from pygraph.runtime.recorded_graph import RecordedGraph
 
 T = TypeVar("T")
 
@@ -41,12 +34,12 @@ class CudaDriver(Driver):
 
     @property
     def counters(self) -> Counters:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What has been done, native replays included."""
+        """Counters of what was done, native replays included."""
         count_native_replays()
         return self._counters
 
     def refusal(self) -> str | None:
-        """Only torch's caching allocator keeps the memory of a graph for as long as the graph lives."""
+        """The reason why nothing can be recorded: only torch's caching allocator keeps memory for graphs."""
         backend = torch.cuda.get_allocator_backend()
         if backend != "native":
             return f"memory comes from the allocator {backend}, which does not keep that of graphs for them"
@@ -75,7 +68,7 @@ class CudaDriver(Driver):
 
     @contextlib.contextmanager
     def unwatched(self) -> Generator[None, None, None]:
-        """With `torch.cuda.set_sync_debug_mode` off."""
+        """A block with `torch.cuda.set_sync_debug_mode` off."""
         mode = torch.cuda.get_sync_debug_mode()
         if not mode:
             yield
@@ -160,7 +153,7 @@ class CudaDriver(Driver):
         return torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
 
     def costs(self) -> Costs:
-        """Measured once per machine and kept on disk."""
+        """Times measured once per machine and stored on disk."""
         with captures.exclusive():  # it captures and waits, which must not meet a capture of another thread
             return measured_costs(self.device)
 
@@ -190,7 +183,7 @@ def _give_back() -> None:
 
 @contextlib.contextmanager
 def _workspaces_in_pool() -> Generator[None, None, None]:
-    """Have what is captured use cuBLAS workspaces of its own, which live in its pool.
+    """Have a capture use cuBLAS workspaces of its own, which live in its pool.
 
     Torch keeps one workspace per cuBLAS handle and stream (2.11 to 2.13). Recorded graphs would share that of the
     capture stream, also when they are replayed on several streams at once, and would go on writing to it after
@@ -205,7 +198,7 @@ def _workspaces_in_pool() -> Generator[None, None, None]:
 
 
 def _captured_count(stream: torch.cuda.Stream) -> int:
-    """How many nodes the stream's capture has so far; -1 if the stream has not joined all of them yet."""
+    """The number of nodes that the stream's capture has so far; -1 if the stream has not joined all of them yet."""
     # cuda-bindings 12 and 13 agree on: status, id, graph, dependencies, …, number of dependencies
     values = check(cu.cuStreamGetCaptureInfo(cu.CUstream(stream.cuda_stream)))
     if values[0] != cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:

@@ -18,8 +18,9 @@ from pygraph.runtime.cuda.nodes import KernelParams, NodeParams, graph_nodes, no
 from pygraph.runtime.cuda.pools import CudaPool, destroy_graph, random_lock, random_order
 from pygraph.runtime.cuda.rewrite import replace_unpatchable
 from pygraph.runtime.cuda.wiring import add_wiring
-from pygraph.runtime.driver import (
-    Counters,
+from pygraph.runtime.driver import Counters
+from pygraph.runtime.launched_kernels import holder_of, kernel_of, rebuilt_kernel_of, why_not_loaded
+from pygraph.runtime.recorded_graph import (
     LaunchInPython,
     NativeCommit,
     NodeMechanism,
@@ -27,7 +28,6 @@ from pygraph.runtime.driver import (
     RecordedNode,
     Wiring,
 )
-from pygraph.runtime.launched_kernels import holder_of, kernel_of, rebuilt_kernel_of, why_not_loaded
 from pygraph.runtime.trampoline import can_load
 
 
@@ -60,7 +60,7 @@ class CudaGraph(RecordedGraph):
                 self._params.append(params)
                 nodes.append(RecordedNode(params.kind, params.name, op, params.buffer.raw))
         self.nodes = tuple(nodes)
-        # Triton and Inductor unload a kernel when nobody holds it.
+        # Triton and Inductor unload a kernel when nothing refers to it.
         self._kernels = [holder_of(params.function) for params in self._params if isinstance(params, KernelParams)]
 
     def _instantiate(self) -> None:
@@ -111,18 +111,18 @@ class CudaGraph(RecordedGraph):
         graph = cu.CUgraph(self._graph.raw_cuda_graph())
         added = add_wiring(graph, self._params, wiring, self._pool.device)
         self._wires += added.keep
-        places: list[list[tuple[int, int]]] = [[] for _ in range(wiring.values)]
+        locations: list[list[tuple[int, int]]] = [[] for _ in range(wiring.values)]
         for params, values in added.nodes:
             for index, value in enumerate(values):
-                places[value].append((len(self._params), 8 * index))
+                locations[value].append((len(self._params), 8 * index))
             self._params.append(params)
             self.nodes += (RecordedNode(params.kind, params.name, -1, params.buffer.raw),)
         self._instantiate()
-        self._pool.order()  # as with a replay, whoever destroys the graph waits for the stream
+        self._pool.order()  # as after a replay, the graph's destruction waits for the stream
         stream = torch.cuda.current_stream(self._pool.device)
         # A graph whose nodes are updated by the device must be on the device before its first launch.
         check(cu.cuGraphUpload(self._executable, cu.CUstream(stream.cuda_stream)))
-        return places
+        return locations
 
     def replay(self) -> None:
         """Launch on the current stream."""
@@ -146,11 +146,11 @@ class CudaGraph(RecordedGraph):
         self._replayed = True
 
     def native_commit(self, node: int) -> NativeCommit | None:
-        """As the driver's function that sends a node of that kind."""
+        """The driver's function that sends a node of that kind."""
         return self._params[node].native(self._executable)
 
     def native_launch(self) -> tuple[int, int] | LaunchInPython | None:
-        """As cuGraphLaunch; or as torch does if random numbers are drawn, whose state it prepares before a replay."""
+        """cuGraphLaunch; or torch's replay if random numbers are drawn, whose state it prepares before."""
         if not self._replayed:
             return None
         if self.draws:
@@ -158,7 +158,7 @@ class CudaGraph(RecordedGraph):
         return function_pointer("cuGraphLaunch"), int(self._executable)
 
     def _may_draw(self) -> bool:
-        """Whether what a graph that draws has to wait for can be waited for now."""
+        """Whether a graph that draws can wait now for the last one that did."""
         return not random_order(self._pool.device).is_blocked()
 
     def _launch_drawing(self) -> bool:
@@ -169,7 +169,7 @@ class CudaGraph(RecordedGraph):
         return True
 
     def release(self, *keep: object) -> None:
-        """Destroy the graph once the device is done with it; also what our nodes use, and ``keep``."""
+        """Destroy the graph, and drop ``keep`` and the memory of our nodes, once the device is done with them."""
         if self._graph is not None:
             graph, self._graph = self._graph, None
             held = [self._params, self._wires, self._kernels, *keep]

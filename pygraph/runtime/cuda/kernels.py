@@ -125,7 +125,7 @@ def _kernel(name: str, device: torch.device) -> Any:
 
 
 def launch_params(name: str, blocks: int, arguments: Sequence[Any], device: torch.device) -> tuple[Any, object]:
-    """The parameters of a node that launches one of our kernels, and what must live until it is added.
+    """The parameters of a node that launches one of our kernels, and the objects that must live until it is added.
 
     Args:
         name: The kernel.

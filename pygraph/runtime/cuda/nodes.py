@@ -13,7 +13,7 @@ from typing import Any
 
 from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.api import check, cu, function_pointer
-from pygraph.runtime.driver import NativeCommit
+from pygraph.runtime.recorded_graph import NativeCommit
 
 
 class NodeParams:
@@ -44,7 +44,7 @@ class NodeParams:
         """Undo what `commit` has changed in the graph itself, once the bytes are those of the recording."""
 
     def native(self, executable: Any) -> NativeCommit | None:
-        """How native code does what `commit` does; None if only Python can."""
+        """The driver's function that does what `commit` does; None if there is none."""
         return None
 
 
@@ -103,7 +103,7 @@ class KernelParams(NodeParams):
         self.arguments.append((0, 0, size))
 
     def argument_at(self, offset: int) -> tuple[int, int]:
-        """Which argument holds byte ``offset`` of the buffer, and where that byte is among the kernel's parameters."""
+        """The argument that holds byte ``offset`` of the buffer, and that byte's offset among the parameters."""
         for index, (position, parameter, size) in enumerate(self.arguments):
             if position <= offset < position + size:
                 return index, parameter + offset - position
@@ -118,7 +118,7 @@ class KernelParams(NodeParams):
         check(cu.cuGraphKernelNodeSetParams(self.node, self.params))
 
     def native(self, executable: Any) -> NativeCommit:
-        """How native code sends the bytes."""
+        """The driver's function that sends the bytes."""
         function = function_pointer("cuGraphExecKernelNodeSetParams")
         return NativeCommit(function, int(executable), int(self.node), int(self.params.getPtr()), 0)
 
@@ -146,7 +146,7 @@ class MemcpyParams(NodeParams):
         check(cu.cuGraphMemcpyNodeSetParams(self.node, self.params))
 
     def native(self, executable: Any) -> NativeCommit:
-        """How native code sends the bytes."""
+        """The driver's function that sends the bytes."""
         function = function_pointer("cuGraphExecMemcpyNodeSetParams")
         return NativeCommit(
             function, int(executable), int(self.node), ctypes.addressof(self.buffer), int(self._context)
@@ -176,7 +176,7 @@ class MemsetParams(NodeParams):
         check(cu.cuGraphMemsetNodeSetParams(self.node, self.params))
 
     def native(self, executable: Any) -> NativeCommit:
-        """How native code sends the bytes."""
+        """The driver's function that sends the bytes."""
         function = function_pointer("cuGraphExecMemsetNodeSetParams")
         return NativeCommit(
             function, int(executable), int(self.node), ctypes.addressof(self.buffer), int(self._context)
@@ -223,7 +223,7 @@ def graph_nodes(graph: Any) -> list[Any]:
 
 
 def listed(query: Any, of: Any) -> list[Any]:
-    """The nodes that a query of the driver lists, which wants to be told first how many there are."""
+    """The nodes that a query of the driver lists, which takes their number as an argument."""
     number = check(query(of, 0))[-1]
     return list(check(query(of, number))[0])[:number] if number else []
 

@@ -90,7 +90,7 @@ class CudaPool(StreamOrder, Pool):
         self._keepers.append((self.handle, keeper))
 
     def is_blocked(self) -> bool:
-        """For its own last replay, or for the last one of any function that draws random numbers."""
+        """Whether its own last replay, or the last one that drew random numbers, cannot be waited for now."""
         return super().is_blocked() or random_order(self.device).is_blocked()
 
     def nbytes(self) -> int:

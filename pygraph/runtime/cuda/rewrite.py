@@ -17,7 +17,7 @@ from pygraph.runtime.cuda.nodes import listed
 
 
 def replace_unpatchable(graph: Any, nodes: list[Any], device: torch.device) -> list[Any]:
-    """Put kernels in the place of copies and fills of several dimensions; the nodes that now stand for ``nodes``."""
+    """Replace copies and fills of several dimensions by kernels; return ``nodes`` with those kernels instead."""
     return [_replacement(graph, node, device) for node in nodes]
 
 

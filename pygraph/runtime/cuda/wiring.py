@@ -17,8 +17,8 @@ from pygraph.errors import CaptureError
 from pygraph.runtime.cuda.api import check, cu
 from pygraph.runtime.cuda.kernels import CAPACITIES, CHUNK, launch_params
 from pygraph.runtime.cuda.nodes import KernelParams, NodeParams, graph_nodes, listed
-from pygraph.runtime.driver import Wiring
 from pygraph.runtime.launched_kernels import rebuilt_kernel_of
+from pygraph.runtime.recorded_graph import Wiring
 from pygraph.runtime.trampoline import Refused, trampoline
 
 
@@ -32,7 +32,7 @@ class _AddedParams(KernelParams):
 
 @dataclasses.dataclass(frozen=True)
 class Added:
-    """What `add_wiring` added: per node, which values its first bytes hold, eight bytes each; and what to keep."""
+    """Nodes that were added, each with the values that its first bytes hold, and the objects that the nodes use."""
 
     nodes: list[tuple[KernelParams, list[int]]]
     keep: list[object]
@@ -89,7 +89,7 @@ def _table_targets(
     device: torch.device,
     keep: list[object],
 ) -> list[tuple[int, int, int]]:
-    """Put trampolines in the place of kernels; per value, its entry's address in the table."""
+    """Replace kernels by their trampolines; return per value the address of its entry in the table."""
     if not wiring.loads:
         return []
     values = list(dict.fromkeys(value for value, _, _ in wiring.loads))

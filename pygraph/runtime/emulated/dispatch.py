@@ -68,7 +68,7 @@ def _launch(op: Op, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any
     _check_devices(op, traits, args, leaves)
     if traits.synchronizes or _reads_mask(op, args):
         launches.synchronize(op.name())
-    # An out= argument without elements may have to grow: running on an empty CPU tensor tells to what size.
+    # An out= argument without elements may have to grow: running on an empty CPU tensor shows to what size.
     unsized = {
         name: torch.empty(0, dtype=kwargs[name].dtype, device="cpu")
         for name in traits.out
@@ -77,7 +77,7 @@ def _launch(op: Op, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any
     if launches.recorder is not None:
         launches.recorder.before([leaf for leaf in leaves if is_emulated(leaf)])
     kernel = REPLACEMENTS.get(op.name(), op)
-    if any(isinstance(args[place], (int, float, complex)) for place in traits.operands if place < len(args)):
+    if any(isinstance(args[index], (int, float, complex)) for index in traits.operands if index < len(args)):
         kernel = functools.partial(_call_with_numbers, kernel, traits.operands)
     host_args, host_kwargs = pytree.tree_unflatten(_to_host(leaves), spec)
     host_kwargs.update(unsized)
@@ -95,11 +95,11 @@ def _launch(op: Op, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any
         outputs.append(_to_device(value) if isinstance(value, torch.Tensor) else None)
         return value if outputs[-1] is None else outputs[-1]
 
-    def deliver_return(place: int | str | None, value: object) -> object:
-        if place is None:
+    def deliver_return(argument: int | str | None, value: object) -> object:
+        if argument is None:
             return pytree.tree_map(deliver, value)
         outputs.extend([None] * len(pytree.tree_leaves(value)))
-        return args[place] if isinstance(place, int) else kwargs[place]
+        return args[argument] if isinstance(argument, int) else kwargs[argument]
 
     if len(traits.returns) == 1:
         answer = deliver_return(traits.returns[0], result)
@@ -112,7 +112,7 @@ def _launch(op: Op, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _result(op: Op, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a kernel returns; in a recording, which CUDA does not execute, data that it does not take are no error.
+    """The results of a kernel; in a recording, which CUDA does not execute, data that it does not take are no error.
 
     A recording may be made with other numbers than any call has, and an index computed from one may be out of range.
     Results then have the right shapes and no values, which the end of the recording takes away from all of them.
@@ -148,14 +148,14 @@ def _blank(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _call_with_numbers(kernel: Kernel, operands: frozenset[int], *args: Any, **kwargs: Any) -> Any:
-    """Run a kernel with Python numbers in place of some tensors.
+    """Run a kernel with Python numbers instead of some tensors.
 
     Torch turns its "wrapped numbers" (0-d tensors that do not promote the others) into Python numbers for a Python
-    kernel, but takes numbers in place of tensors back for a few operations only (add, mul, ...).
+    kernel, but takes numbers instead of tensors back for a few operations only (add, mul, ...).
     """
     wrapped = [
-        _wrapped_number(arg) if place in operands and isinstance(arg, (int, float, complex)) else arg
-        for place, arg in enumerate(args)
+        _wrapped_number(arg) if index in operands and isinstance(arg, (int, float, complex)) else arg
+        for index, arg in enumerate(args)
     ]
     return kernel(*wrapped, **kwargs)
 

@@ -18,14 +18,15 @@ from typing_extensions import override  # torch depends on it
 
 from pygraph.errors import ArgumentError, CaptureError, describe
 from pygraph.ir import ops
-from pygraph.process import turns
+from pygraph.process import reentrancy
 from pygraph.process.collection import no_collection
-from pygraph.runtime.driver import Costs, Counters, Driver, Pool, RecordedGraph, Run
+from pygraph.runtime.driver import Costs, Counters, Driver, Pool, Run
 from pygraph.runtime.emulated import device, device_lock, launches
 from pygraph.runtime.emulated import tensors as memory
 from pygraph.runtime.emulated.graphs import EmulatedGraph, Recorder
 from pygraph.runtime.emulated.memory import EmulatedPool
 from pygraph.runtime.emulated.nodes import KernelNode
+from pygraph.runtime.recorded_graph import RecordedGraph
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class EmulatedDriver(Driver):
         self.device = torch.device(memory.NAME, 0)
         self.counters: Counters = launches.counters
         self._replayed = [0]  # nodes that replays have run
-        turns.register(self)
+        reentrancy.register(self)
 
     def after_fork(self) -> None:
         """Free the device in a child process: what another thread was recording is not recorded there."""
@@ -91,14 +92,14 @@ class EmulatedDriver(Driver):
             result = body(recorder.mark)
         except BaseException as error:
             self._end(recorder, pool, random_state)
-            memory.allocator.let_go(pool)
+            memory.allocator.release(pool)
             if recorder.refused is None or not isinstance(error, RuntimeError):
                 raise
             traceback.clear_frames(error.__traceback__)  # their tensors would live as long as the exception
             raise self._refusal(call, recorder.refused) from error
         self._end(recorder, pool, random_state)
         if recorder.refused is not None:  # the body has swallowed it; a CUDA capture would be invalid as well
-            memory.allocator.let_go(pool)
+            memory.allocator.release(pool)
             raise self._refusal(call, recorder.refused) from recorder.refused
         self.counters.captures += 1
         return EmulatedGraph(recorder.nodes, recorder.functions, pool, self._replayed), result

@@ -1,4 +1,4 @@
-"""The emulated device's own Python code, kept from Dynamo: ``torch.compile`` compiles what its users wrote."""
+"""Hiding the emulated device's own Python code from Dynamo, so that ``torch.compile`` compiles its users' only."""
 
 # Dynamo's switches have no public names. Checked with torch 2.13; they are there since 2.8.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -16,7 +16,7 @@ _SKIP: Any = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_fr
 
 
 def hide_from_dynamo(function: F) -> F:
-    """Let Dynamo run the function, and all that it calls, as it is; costs nothing in a call.
+    """Have Dynamo run the function, and all that it calls, uncompiled; costs nothing in a call.
 
     Dynamo looks at every frame that runs below a function of which it could not make one graph. Kernels in Python,
     called by torch's dispatcher, are among them: compiling them takes seconds and shows in its limits and logs.

@@ -1,7 +1,7 @@
 """Errors of Python's that cross C++ frames of the emulated device: a backward raises what its hook or kernel raised.
 
 C++ asks the device guard, which is Python, for its type while an error unwinds the stack, and no Python code can
-return while an error is pending. So the guard takes the error away, and the engine's entry raises it in its stead.
+return while an error is pending. So the guard takes the error away, and the engine's entry raises it again.
 """
 
 # What a backend in Python is made of is private in torch, and has no types.
@@ -30,7 +30,7 @@ _taken: Final[collections.deque[BaseException]] = collections.deque(maxlen=8)
 
 
 def _without_signals(function: F) -> F:
-    """Let no signal handler run when the function is entered: only frames that continue another look for none.
+    """Prevent signal handlers from running when the function is entered: only frames that continue another skip them.
 
     The argument of RESUME says which those are (CPython 3.11 to 3.14): from 2 on, after ``yield from`` and ``await``.
     """
@@ -43,7 +43,7 @@ def _without_signals(function: F) -> F:
 
 
 class Guard(torch._C._acc.DeviceGuard):  # pyright: ignore  # torch 2.11 to 2.13
-    """What C++ asks when it enters and leaves the device; also while an error of Python's unwinds the stack."""
+    """The device guard, which C++ asks when it enters and leaves the device, also while an error unwinds the stack."""
 
     _pending = property(id)  # runs no Python code; raises a SystemError if an error is pending
 
@@ -67,7 +67,7 @@ def _take(error: BaseException) -> None:
 
 
 class _Engine(torch._C._ImperativeEngine):  # pyright: ignore  # torch 2.11 to 2.13
-    """The autograd engine, which raises the error that the guard has taken in the place of a SystemError."""
+    """The autograd engine, which raises the error that the guard has taken instead of a SystemError."""
 
     @override
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,5 +87,5 @@ class _Engine(torch._C._ImperativeEngine):  # pyright: ignore  # torch 2.11 to 2
 
 
 def replace_engine() -> None:
-    """Let every backward of the process go through `_Engine`."""
+    """Have every backward of the process go through `_Engine`."""
     torch.autograd.Variable._execution_engine = _Engine()  # pyright: ignore

@@ -1,7 +1,7 @@
 """Random generators of the emulated device: ``torch.Generator(device="emu")``.
 
 They hold a generator of the CPU, whose numbers the device's kernels draw. A backend in Python cannot tell torch (2.11
-to 2.13) how to make generators, so the name ``torch.Generator`` stands for a class that makes those of the device as
+to 2.13) how to make generators, so the name ``torch.Generator`` is that of a class that makes those of the device as
 well, and is the original class to everything that asks about types. Who imported the original by name before the
 device was registered gets torch's NotImplementedError from it, and CPU operations do not refuse a generator of the
 device as they refuse one of CUDA.
@@ -79,5 +79,5 @@ class _Type(type(_Original)):  # pyright: ignore[reportUntypedBaseClass]
 
 
 def install() -> None:
-    """Let ``torch.Generator`` make generators of the device."""
+    """Have ``torch.Generator`` make generators of the device."""
     torch.Generator = _Type("Generator", (_Original,), {"__doc__": _Original.__doc__, "__module__": "torch"})  # pyright: ignore

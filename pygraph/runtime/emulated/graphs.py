@@ -14,17 +14,17 @@ import torch
 from typing_extensions import override  # torch depends on it
 
 from pygraph.ir.descriptors import Mechanism
-from pygraph.runtime.driver import NodeMechanism, RecordedGraph, RecordedNode, Wiring
 from pygraph.runtime.emulated import device_lock, launches
 from pygraph.runtime.emulated import tensors as memory
 from pygraph.runtime.emulated.launches import Launch
 from pygraph.runtime.emulated.memory import EmulatedPool
 from pygraph.runtime.emulated.nodes import node_of
 from pygraph.runtime.emulated.wiring import NodeFunction, add_wiring, mechanisms
+from pygraph.runtime.recorded_graph import NodeMechanism, RecordedGraph, RecordedNode, Wiring
 
 
 class Recorder:
-    """Turns launches into nodes, and saves what memory held before."""
+    """Turns launches into nodes, and saves the memory that they change."""
 
     def __init__(self) -> None:
         self.nodes: list[RecordedNode] = []
@@ -60,7 +60,7 @@ class Recorder:
         return self.refused
 
     def undo(self) -> None:
-        """Put back what memory held that the recording did not allocate."""
+        """Restore the memory that the recording did not allocate."""
         for (address, _), data in reversed(self._saved.items()):
             ctypes.memmove(address, data, len(data))
 
@@ -79,7 +79,7 @@ class EmulatedGraph(RecordedGraph):
         self._table: torch.Tensor | None = None
         self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._replayed = replayed
-        self._give_back = weakref.finalize(self, memory.allocator.let_go, pool)
+        self._give_back = weakref.finalize(self, memory.allocator.release, pool)
         self._give_back.atexit = False
 
     @override

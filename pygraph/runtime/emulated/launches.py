@@ -1,4 +1,4 @@
-"""Launches on the emulated device: counted, or heard of by the recorder that is set."""
+"""Launches on the emulated device: counted, or reported to the recorder that is set."""
 
 # What a backend in Python is made of is private in torch, and has no types.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportUnknownMemberType=false
@@ -20,14 +20,14 @@ counters: Final = Counters()
 
 
 class Recorder(Protocol):
-    """Hears of launches, which are not counted then."""
+    """Records launches, which are not counted then."""
 
     def before(self, tensors: Sequence[torch.Tensor]) -> None:
-        """These tensors of the device are about to be read or written."""
+        """Called before a launch, with the tensors of the device that it reads or writes."""
         ...
 
     def after(self, launch: Launch) -> None:
-        """The launch has run."""
+        """Called after a launch has run."""
         ...
 
     def refuse(self, op: str) -> RuntimeError:
@@ -41,7 +41,7 @@ class Launch:
 
     Attributes:
         name: The operation's name, e.g. ``aten::add.out``.
-        kernel: What runs on CPU tensors; ``aten.copy_`` for copies.
+        kernel: The function that runs on CPU tensors; ``aten.copy_`` for copies.
         leaves: The flattened arguments, of ``spec``; tensors are those of the device.
         outputs: Fresh tensors for the results of ``kernel``, None for those that it writes by itself.
     """
@@ -57,7 +57,7 @@ recorder: Recorder | None = None
 
 
 def set_recorder(value: Recorder | None) -> None:
-    """Let ``value`` hear of all launches from now on; None lets nobody."""
+    """Set the recorder to which all launches are reported from now on; None for none."""
     global recorder
     recorder = value
 

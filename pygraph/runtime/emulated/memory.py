@@ -2,9 +2,9 @@
 
 It follows PyTorch's CUDA caching allocator where graphs can see the difference: blocks are multiples of 512 bytes,
 the best fitting free block is taken and split, neighbours are joined again, and a pool that recorded graphs use
-keeps its memory to itself. Unlike there, memory that nobody owns (no graph either) is filled with 0xFF (NaN, or -1),
-so that whoever reads it through a stale pointer computes nonsense instead of the right numbers by accident. No memory
-is ever given back to the operating system: a stale address never faults.
+keeps its memory to itself. Unlike there, memory without an owner (not even a graph) is filled with 0xFF (NaN, or -1),
+so that a kernel that reads it through a stale pointer computes nonsense instead of the right numbers by accident. No
+memory is ever given back to the operating system: a stale address never faults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GRANULE = 512
 """Every block starts at, and is as long as, a multiple of this many bytes."""
 
 POISON = 0xFF
-"""What every byte of memory holds that belongs to nobody."""
+"""The value of every byte of memory that has no owner."""
 
 _SMALL = 1 << 20  # requests up to this size share segments of _SEGMENT bytes, as in CUDACachingAllocator.cpp
 _SEGMENT = 2 << 20
@@ -100,7 +100,7 @@ class EmulatedPool(Pool):
 
 
 class Allocator:
-    """Hands out and takes back memory; see the module's description."""
+    """A caching allocator, described by the module."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # taken without collections: a finalizer may want memory
@@ -108,10 +108,10 @@ class Allocator:
         self._segments: list[Segment] = []  # of all pools, by address, as _bases
         self._live = 0
         self._total = 0
-        # Arrays die at any time, in the garbage collector too, where no lock may be taken: what dies is put here
+        # Arrays die at any time, in the garbage collector too, where no lock may be taken: blocks are put here
         # and given back at the next call.
         self._dead: collections.deque[Block] = collections.deque()
-        self._let_go: collections.deque[EmulatedPool] = collections.deque()
+        self._released: collections.deque[EmulatedPool] = collections.deque()
         self.default = EmulatedPool(self)
         self.current = self.default
         self.freed: list[tuple[int, int]] | None = None
@@ -161,23 +161,23 @@ class Allocator:
                 "of the emulated device"
             )
 
-    def let_go(self, pool: EmulatedPool) -> None:
+    def release(self, pool: EmulatedPool) -> None:
         """Take back one of the pool's holds; safe in a finalizer."""
-        self._let_go.append(pool)
+        self._released.append(pool)
 
     def poison_owned(self, pool: EmulatedPool) -> None:
-        """Fill what the recording in progress has allocated, and own nothing any more."""
+        """Poison the memory that the recording in progress has allocated, and end its ownership."""
         with self.lock, no_collection():
             for segment in pool.segments:
                 segment.bytes.reshape(-1, GRANULE)[segment.owned] = POISON
                 segment.owned.fill(False)
 
     def settle(self) -> None:
-        """Give back what has died since the last call."""
+        """Give back the memory of arrays that have died, and the holds released, since the last call."""
         with self.lock, no_collection():
             trim: list[EmulatedPool] = []
-            while self._let_go:
-                pool = self._let_go.popleft()
+            while self._released:
+                pool = self._released.popleft()
                 pool.holds -= 1
                 trim.append(pool)
             while self._dead:
@@ -237,13 +237,13 @@ class Allocator:
         return segment
 
     def _put(self, block: Block) -> None:
-        bisect.insort(self._free_list(block), (block.nbytes, block.address, block), key=_place)
+        bisect.insort(self._free_list(block), (block.nbytes, block.address, block), key=_order)
 
     def _free_list(self, block: Block) -> list[tuple[int, int, Block]]:
         return block.segment.pool.free[block.segment.small]
 
     def _give_back(self, block: Block) -> None:
-        """Mark the block free and join it with free neighbours."""
+        """Make the block free and join it with free neighbours."""
         block.requested = 0
         block.free = True
         before, after = block.before, block.after
@@ -264,10 +264,10 @@ class Allocator:
 
     def _unlist(self, block: Block) -> None:
         free = self._free_list(block)
-        del free[bisect.bisect_left(free, (block.nbytes, block.address), key=_place)]
+        del free[bisect.bisect_left(free, (block.nbytes, block.address), key=_order)]
 
     def _trim(self, pool: EmulatedPool) -> None:
-        """Hand the pool's segments that nobody uses to everybody."""
+        """Move the pool's unused segments to the default pool."""
         for segment in [segment for segment in pool.segments if segment.first.free and segment.first.after is None]:
             self._unlist(segment.first)
             pool.segments.remove(segment)
@@ -280,5 +280,5 @@ def _size(entry: tuple[int, int, Block]) -> int:
     return entry[0]
 
 
-def _place(entry: tuple[Any, ...]) -> tuple[int, int]:
+def _order(entry: tuple[Any, ...]) -> tuple[int, int]:
     return entry[0], entry[1]

@@ -33,7 +33,7 @@ def is_nested(value: object) -> bool:
 
 
 def nested_host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a nested CPU tensor."""
+    """A nested CPU tensor over the memory of a nested tensor of the device."""
     buffer = allocate((0,), (1,), tensor.dtype)
     storage = tensor.untyped_storage()
     length = storage.nbytes() // tensor.element_size()

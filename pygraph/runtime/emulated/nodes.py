@@ -1,4 +1,4 @@
-"""Nodes of the emulated device's graphs: parameter bytes of a launch, and how a replay runs on them."""
+"""Nodes of the emulated device's graphs: the parameter bytes of a launch, and a function of these for replays."""
 
 # What a backend in Python is made of is private in torch, and has no types.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportUnknownMemberType=false
@@ -15,17 +15,17 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
 
-from pygraph.runtime.driver import RecordedNode
 from pygraph.runtime.emulated import tensors as memory
 from pygraph.runtime.emulated.launches import Launch
 from pygraph.runtime.emulated.parameters import Leaf, Operand, Packer, operand_at
 from pygraph.runtime.emulated.wiring import NodeFunction
+from pygraph.runtime.recorded_graph import RecordedNode
 
 HIDES_POINTERS: Final = frozenset({"aten::cumprod.out", "aten::_logcumsumexp", "aten::linalg_qr.out"})
 """Operations whose nodes hold one pointer, to a table in device memory in which the pointers to their operands are.
 
-They stand for kernels whose pointers cannot be found among the arguments (multi-tensor kernels with long lists,
-libraries with workspaces): whoever replays them with other inputs must notice that these are not read.
+They behave as kernels whose pointers cannot be found among the arguments (multi-tensor kernels with long lists,
+libraries with workspaces): a replay with other inputs must notice that these are not read.
 """
 
 

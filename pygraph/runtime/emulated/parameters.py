@@ -5,7 +5,7 @@ The bytes of one node::
     header | pointer, number of elements [, stale word] | ... | scalar as C bytes [, stale bytes] | ... | stale word
 
 A replay takes its pointers and scalars from these bytes, so a word that was not patched reads old memory. As in real
-argument buffers there is padding, and it holds what was left there: addresses of tensors used earlier, now and then
+argument buffers there is padding, and it holds leftovers: addresses of tensors used earlier, now and then
 that of an operand. Only a word that moved with an operand between two recordings says anything.
 """
 
@@ -29,7 +29,7 @@ _ALIGNMENT: Final = 16  # the widest load of a GPU thread
 
 
 class StaleWords:
-    """The contents of padding: addresses that were passed to earlier kernels, in no order."""
+    """The contents of padding: addresses of tensors of earlier kernels, in no order."""
 
     def __init__(self) -> None:
         self._addresses: collections.deque[int] = collections.deque([0x7F00_0000_0000], maxlen=64)
@@ -41,7 +41,7 @@ class StaleWords:
         return struct.pack("<Q", self._addresses[(self._state >> 33) % len(self._addresses)])
 
     def add(self, address: int) -> None:
-        """Let padding hold this address from now on."""
+        """Add an address that padding may hold from now on."""
         self._addresses.append(address)
 
 

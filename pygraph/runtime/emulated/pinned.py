@@ -20,7 +20,7 @@ _pinned: Final = Allocator()
 
 
 def is_pinned(tensor: torch.Tensor, device: torch.device | None = None) -> bool:
-    """What ``aten::is_pinned`` answers for a CPU tensor."""
+    """The kernel of ``aten::is_pinned`` for CPU tensors."""
     if device is not None and device.type != NAME:
         return False
     with torch._C.DisableTorchFunction():
@@ -28,7 +28,7 @@ def is_pinned(tensor: torch.Tensor, device: torch.device | None = None) -> bool:
 
 
 def pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """What ``aten::_pin_memory`` does with a CPU tensor: a copy of it, with its strides, in pinned memory."""
+    """The kernel of ``aten::_pin_memory`` for CPU tensors: a copy, with the same strides, in pinned memory."""
     if device is not None and device.type != NAME:
         raise RuntimeError(f"cannot pin memory for {device}: the accelerator of this process is {NAME}")
     with torch._C.DisableTorchFunction(), torch._C._AutoDispatchBelowAutograd():

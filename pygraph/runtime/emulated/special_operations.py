@@ -60,7 +60,7 @@ def _empty_strided(
 def set_memory(
     tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, *geometry: Sequence[int]
 ) -> torch.Tensor:
-    """Let a tensor be a view of a storage."""
+    """Make a tensor a view of a storage."""
     return aten.set_.source_Storage_storage_offset.redispatch(CPU_KEYS, tensor, storage, offset, *geometry)
 
 

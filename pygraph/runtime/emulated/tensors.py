@@ -91,7 +91,7 @@ def allocate(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, *,
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a CPU tensor."""
+    """A CPU tensor over the memory of a tensor of the device."""
     if tensor.is_conj():  # a lazy flag, which DLPack does not know
         return host_view(aten._conj.default.redispatch(CPU_KEYS, tensor)).conj()
     if tensor.is_neg():

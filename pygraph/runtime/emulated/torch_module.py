@@ -1,4 +1,4 @@
-"""What torch's Python code asks of a device, for the emulated one: ``torch.emu``, storages, and random states.
+"""The emulated device for torch's Python code: the module ``torch.emu``, storages, and random states.
 
 A backend in Python cannot register all that one in C++ can; what is missing is put in by replacing names of torch,
 once, when the device is registered. Each replacement behaves as the original does for every other device.
@@ -35,7 +35,7 @@ class _Device:
 
 
 def device_module(synchronize: Callable[[], None], use_random_state: Callable[[], None]) -> types.ModuleType:
-    """What becomes ``torch.emu``. The device's random numbers come from the default CPU generator.
+    """The module ``torch.emu``. The device's random numbers come from the default CPU generator.
 
     Args:
         synchronize: Counts that the host waits for the device.
@@ -76,14 +76,14 @@ def device_module(synchronize: Callable[[], None], use_random_state: Callable[[]
 
 
 def replace_names(use_random_state: Callable[[], None]) -> None:
-    """Put in what torch lacks for the device; ``use_random_state`` as for `device_module`."""
+    """Replace the functions of torch that do not know the device; ``use_random_state`` as for `device_module`."""
     generator.install()
     _patch_storages()
     _patch_random_states(use_random_state)
 
 
 def _patch_storages() -> None:
-    """Let storages of the device be made: ``torch.load`` and ``copy.deepcopy`` do.
+    """Make storages of the device possible, as ``torch.load`` and ``copy.deepcopy`` need them.
 
     Both go through the C++ allocator of PrivateUse1; a Python backend has none, and torch (2.11 to 2.13) ends the
     process with a segmentation fault.
@@ -112,7 +112,7 @@ def _patch_storages() -> None:
 
 
 def _patch_random_states(use_random_state: Callable[[], None]) -> None:
-    """Let a recomputation below ``torch.compile`` draw the forward's numbers: the states are the CPU generator's.
+    """Have a recomputation below ``torch.compile`` draw the forward's numbers: the states are the CPU generator's.
 
     The operators that save and put back states look the device up in a table of their own (torch 2.11 to 2.13).
     """

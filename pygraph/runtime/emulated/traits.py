@@ -1,4 +1,4 @@
-"""What the emulated device has to know of an operation before it runs it."""
+"""Traits of operations on which the emulated device's dispatch depends."""
 
 # What a backend in Python is made of is private in torch, and has no types.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false, reportUnknownMemberType=false
@@ -19,10 +19,10 @@ Op = torch._ops.OpOverload
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """What the dispatcher needs to know of an operation, from its schema and tags.
+    """Traits of one operation, from its schema and tags.
 
     Attributes:
-        view: It returns views of, or changes the geometry of, its arguments, and touches no data.
+        view: Whether it returns views of its arguments, or changes their geometry, and touches no data.
         returns: Per result the position or name of the argument that is returned, None for a new tensor.
         operands: Positions of the arguments that are tensors.
         out: Names of the ``out=`` arguments.
@@ -44,7 +44,7 @@ _HOST_SCALARS: Final = INDEXING | {"fill", "masked_fill", "copy", "where", "lerp
 
 
 def base_name(op: Op) -> str:
-    """The operation's name without namespace, overload and the mark of in-place variants."""
+    """The operation's name without namespace, overload and the underscore of in-place variants."""
     return op._opname.removesuffix("_")
 
 

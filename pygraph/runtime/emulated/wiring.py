@@ -13,18 +13,18 @@ from typing import Final, Protocol
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.runtime.driver import NodeMechanism, RecordedNode, Wiring
 from pygraph.runtime.emulated import tensors as memory
+from pygraph.runtime.recorded_graph import NodeMechanism, RecordedNode, Wiring
 
 LOADS_POINTERS: Final = frozenset({"aten::add.out", "aten::mul.out", "aten::relu", "aten::sin.out", "aten::sub.out"})
-"""Operations whose kernels can load their pointers from a table: they stand for Triton kernels."""
+"""Operations whose kernels can load their pointers from a table: they behave as Triton kernels do."""
 
 
 class NodeFunction(Protocol):
     """The function of a node, which reads its parameter bytes."""
 
     def run(self, params: bytes) -> None:
-        """Do it."""
+        """Run on the addresses in the bytes."""
         ...
 
 
@@ -79,7 +79,7 @@ class _Loading:
 
 
 def mechanisms(node: RecordedNode) -> frozenset[NodeMechanism]:
-    """How the pointers of a node can be changed."""
+    """The ways in which the pointers of a node can be changed."""
     if node.kind != "kernel":
         return frozenset({"host"})
     return frozenset({"host", "device", "table"} if node.name in LOADS_POINTERS else {"host", "device"})
@@ -87,7 +87,7 @@ def mechanisms(node: RecordedNode) -> frozenset[NodeMechanism]:
 
 @dataclasses.dataclass
 class Added:
-    """Nodes to add: before all others, and after; the table must be kept, and no host may send ``updated`` nodes."""
+    """Nodes to add, before all others and after; the table that they use; and nodes that the host must not send."""
 
     first: list[tuple[RecordedNode, NodeFunction]]
     last: list[tuple[RecordedNode, NodeFunction]]

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import pygraph
+from tests import extent
 from tests.unit.interop.common import counted
 
 Function = Callable[..., Any]
@@ -312,7 +313,7 @@ CASES: dict[str, Make] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", extent.third(list(CASES)))
 def test_compiled_and_found_again(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     traces, made = run(CASES[name], device, monkeypatch)
     assert traces[1:] == [0, 0]

@@ -46,6 +46,7 @@ OUTER: dict[str, Outer] = {
 }
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("inner", INNER)
 def test_what_a_function_closes_over_is_differentiated_inside_it_too(

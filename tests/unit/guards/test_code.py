@@ -472,6 +472,7 @@ def _results(fn: Any, x: torch.Tensor, calls: int = 3) -> list[list[float]]:
     return [fn(x.clone()).double().cpu().ravel().tolist() for _ in range(calls)]
 
 
+@pytest.mark.pairwise(strength=1)
 def test_a_change_of_code_is_noticed(case: Case, native: bool, device: torch.device) -> None:
     x = (torch.arange(16.0) / 8 - 1).reshape(4, 4).to(device)
     fast = pygraph.jit(case.fn)

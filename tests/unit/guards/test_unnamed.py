@@ -149,6 +149,7 @@ def _module(case: Case) -> Any:
     return module
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_is_noticed(name: str, native: bool, device: torch.device) -> None:
     case, x = CASES[name], torch.arange(3.0, device=device)

@@ -15,6 +15,8 @@ from torch.utils import checkpoint
 import pygraph
 from tests.unit.interop.common import TRANSFORMS, arguments, check_compiled, check_same
 
+pytestmark = pytest.mark.rotates
+
 
 def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (x * y).sin() + (x.exp() * y).mean() * y

@@ -57,6 +57,14 @@ def test_it_is_found_by_name_without_an_import() -> None:
         importlib.metadata.distribution("pygraph")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("pygraph is not installed here, but on the path")
+    lookup = "torch._dynamo.backends.registry.lookup_backend"
+    script = f"import torch, torch._dynamo; print({lookup}('pygraph').__module__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("pygraph."), done.stderr
+
+
+@pytest.mark.slow
+def test_it_compiles_without_an_import() -> None:
     script = "import torch; print(torch.compile(lambda x: x + 1, backend='pygraph')(torch.ones(1)).item())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "2.0", done.stderr

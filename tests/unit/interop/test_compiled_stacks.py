@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import pygraph
+from tests import extent
 from tests.unit.interop.common import check_same, counted
 from tests.unit.interop.test_stacks import STACKS, WRAPPERS, inputs, plain
 
@@ -47,7 +48,7 @@ def test_the_counter_sees_traces_captures_and_replays(monkeypatch: pytest.Monkey
 NOT_TRACED = {("jacfwd", "vmap"), ("hessian", "vmap"), ("grad_and_value", "jacfwd", "vmap", "grad")}
 
 
-@pytest.mark.parametrize("stack", [stack for stack in STACKS if stack not in NOT_TRACED], ids="∘".join)
+@pytest.mark.parametrize("stack", extent.third([s for s in STACKS if s not in NOT_TRACED]), ids="∘".join)
 def test_jit_of_a_stack(monkeypatch: pytest.MonkeyPatch, device: torch.device, stack: tuple[str, ...]) -> None:
     """The stack is inside: one graph."""
 
@@ -69,7 +70,7 @@ def test_jit_of_a_stack(monkeypatch: pytest.MonkeyPatch, device: torch.device, s
 OUTSIDE = [stack for stack in STACKS if "functionalize" not in stack]
 
 
-@pytest.mark.parametrize("stack", OUTSIDE, ids="∘".join)
+@pytest.mark.parametrize("stack", extent.third(OUTSIDE), ids="∘".join)
 def test_a_stack_over_a_jitted_function(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, stack: tuple[str, ...]
 ) -> None:

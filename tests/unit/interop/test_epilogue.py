@@ -12,7 +12,10 @@ from torch import nn
 import pygraph
 from pygraph.interop import live
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
+pytestmark = [
+    pytest.mark.rotates,
+    pytest.mark.filterwarnings("ignore"),
+]  # of Dynamo's and Inductor's, which differ between versions
 
 META = torch.device("meta")
 
@@ -220,6 +223,7 @@ META_BODIES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.pairwise
 @MODES
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", META_BODIES)
@@ -244,6 +248,7 @@ META_INPUTS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.pairwise
 @MODES
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", META_INPUTS)

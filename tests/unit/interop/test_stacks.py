@@ -24,11 +24,12 @@ from torch.func import (
 from torch.utils import _pytree as pytree
 
 import pygraph
+from tests import extent
 from tests.property.strategies import TripledExp
 from tests.unit.interop.common import TRANSFORMS, arguments, check_compiled, check_same
 
 # torch.func.linearize: what it folds are its own attributes.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+pytestmark = [pytest.mark.rotates, pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")]
 
 Wrapper = Callable[[Any], Any]
 
@@ -112,17 +113,19 @@ def inputs(device: torch.device, seed: int, *leading: int) -> tuple[torch.Tensor
     return tuple(torch.randn(s, generator=generator).to(device) for s in ((*leading, 4), (4,)))  # type: ignore[return-value]
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("stack", STACKS, ids="∘".join)
 def test_a_stack_over_a_transformed_function(device: torch.device, stack: tuple[str, ...], transform: str) -> None:
     check_stack(device, stack, transform, "inside")
 
 
-@pytest.mark.parametrize("stack", STACKS, ids="∘".join)
+@pytest.mark.parametrize("stack", extent.third(STACKS), ids="∘".join)
 def test_jit_at_every_level_of_a_stack(device: torch.device, stack: tuple[str, ...]) -> None:
     check_stack(device, stack, "jit", "everywhere")
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("where", ["outside", "everywhere"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("stack", [("vmap",), ("grad",), ("grad", "vmap"), ("vmap", "jvp")], ids="∘".join)
@@ -264,6 +267,7 @@ def run(call: Callable[[Wrapper, torch.device], Any], transform: Wrapper, device
     return [result, torch.rand(2, device=device)]  # the random stream goes on at the same place
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("transform", ["indirect∘devicify", "jit"])
 @pytest.mark.parametrize("name", CALLS)
 def test_options(device: torch.device, name: str, transform: str) -> None:

@@ -18,6 +18,8 @@ import pygraph
 from tests.leftovers import nothing_patched
 from tests.unit.runtime.test_threads import run_threads
 
+pytestmark = pytest.mark.rotates
+
 
 @pytest.fixture(autouse=True)
 def busy() -> Generator[None, None, None]:

@@ -17,6 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import pygraph
 from tests.unit.interop.common import EXAMPLES, OLD_DYNAMO, Example, arguments, attempt, check_compiled, check_same
 
+pytestmark = pytest.mark.rotates
+
 
 class Wrapper(nn.Module):
     """A user's function as a module, as `torch.export` wants it."""

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 import pygraph
 from pygraph.process import extension
-from pygraph.runtime.driver import LaunchInPython, NativeCommit
 from pygraph.runtime.emulated import driver as emulated
+from pygraph.runtime.recorded_graph import LaunchInPython, NativeCommit
 
 pytestmark = pytest.mark.skipif(extension.start(wait=True) is None, reason=str(extension.reason()))
 

@@ -12,7 +12,8 @@ import torch
 import pygraph
 from pygraph.errors import CaptureError
 from pygraph.ir.descriptors import Way
-from pygraph.runtime.body import RegionBody, copy_span, is_placed, placement, stand_in
+from pygraph.runtime.alignment import aligned_copy, alignment_of, copy_span, is_aligned
+from pygraph.runtime.body import RegionBody
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.discovery import RefusedError
@@ -150,14 +151,14 @@ def test_empty_tensors(driver: Any) -> None:
 
 
 @pytest.mark.parametrize("shift", [0, 1, 3, 4, 64])
-def test_a_stand_in_is_placed_as_the_original(driver: Any, shift: int) -> None:
+def test_a_copy_is_aligned_as_the_original(driver: Any, shift: int) -> None:
     memory = torch.arange(256.0, device=driver.device)
     view = memory[shift : shift + 12].view(3, 4).t()
-    copy = stand_in(view)
+    copy = aligned_copy(view)
     assert torch.equal(copy, view)
     assert copy.stride() == view.stride()
     assert copy.data_ptr() != view.data_ptr()
-    assert placement(copy.data_ptr()) == placement(view.data_ptr())
+    assert alignment_of(copy.data_ptr()) == alignment_of(view.data_ptr())
 
 
 def test_copy_span_copies_what_strides_reach(driver: Any) -> None:
@@ -167,15 +168,15 @@ def test_copy_span_copies_what_strides_reach(driver: Any) -> None:
     assert torch.equal(source, target)
 
 
-PLACEMENTS = [(0, 256), (1, 1), (4, 4), (12, 12), (28, 12), (48, 16), (512, 256), (768, 256)]
+ALIGNMENTS = [(0, 256), (1, 1), (4, 4), (12, 12), (28, 12), (48, 16), (512, 256), (768, 256)]
 
 
-@pytest.mark.parametrize(("address", "expected"), PLACEMENTS)
-def test_placement(address: int, expected: int) -> None:
-    assert placement(address) == expected
-    assert is_placed(address, expected)
-    assert is_placed(address + 256, expected)
-    assert not is_placed(address + 8, expected)
+@pytest.mark.parametrize(("address", "expected"), ALIGNMENTS)
+def test_alignment(address: int, expected: int) -> None:
+    assert alignment_of(address) == expected
+    assert is_aligned(address, expected)
+    assert is_aligned(address + 256, expected)
+    assert not is_aligned(address + 8, expected)
 
 
 def test_memory_that_nothing_writes_is_neither_copied_nor_compared(driver: Any) -> None:

@@ -25,12 +25,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import ArgumentError, CaptureError
-from pygraph.runtime.driver import RecordedGraph, Run
+from pygraph.runtime.driver import Run
 from pygraph.runtime.emulated import driver as emulated
 from pygraph.runtime.emulated import launches
 from pygraph.runtime.emulated import tensors as emulated_tensors
 from pygraph.runtime.emulated.driver import EmulatedDriver
 from pygraph.runtime.emulated.nodes import HIDES_POINTERS
+from pygraph.runtime.recorded_graph import RecordedGraph
 from tests.memory import live_bytes
 
 Body = Callable[[], Any]

@@ -382,6 +382,7 @@ def test_recomputation_without_random_numbers_kept(device: torch.device) -> None
     same(x.grad, (values(8, 8).cos() * values(8, 8) + values(8, 8).sin()))
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def test_recurrent_modules(device: torch.device, kind: type[nn.RNNBase], way: str) -> None:

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraph.ir.descriptors import MECHANISMS, Mechanism
-from pygraph.runtime.driver import Costs, NodeMechanism
+from pygraph.runtime.driver import Costs
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Word
+from pygraph.runtime.recorded_graph import NodeMechanism
 
 COSTS = Costs(
     replay=2.0, host_node=0.4, update=4.0, update_word=0.02, table=2.0, load=0.01, copy=3.0, copy_rate=1e6

@@ -22,7 +22,7 @@ from torch import nn
 import pygraph
 from pygraph.calls.keys import Keys
 from pygraph.errors import FallbackError
-from pygraph.process.turns import INSIDE_CALL, here
+from pygraph.process.reentrancy import INSIDE_CALL, here
 from pygraph.runtime.pointers import Patcher
 
 ROOT = Path(pygraph.__file__).parent.parent
@@ -603,6 +603,7 @@ SPAWN = (
 )
 
 
+@pytest.mark.slow
 def test_spawned_processes_get_functions_and_modules(device: torch.device, tmp_path: Path) -> None:
     assert run_script(tmp_path, SPAWN, device) == ["True", "True", "True"]
 

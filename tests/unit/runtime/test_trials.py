@@ -175,6 +175,7 @@ def steps(fn: Any, state: list[torch.Tensor], device: torch.device, count: int =
     return found
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("fastest", ["launch", "patch", "copy"])
 @pytest.mark.parametrize("make", STATES, ids=lambda make: make.__name__)
 def test_a_timer_may_run_as_often_as_it_likes(device: torch.device, make: Any, fastest: str) -> None:
@@ -187,6 +188,7 @@ def test_a_timer_may_run_as_often_as_it_likes(device: torch.device, make: Any, f
     assert timer.asked >= 3
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("wrap", [pygraph.jit, pygraph.graphify, pygraph.jit(reuse_outputs=True)])
 @pytest.mark.parametrize("make", STATES, ids=lambda make: make.__name__)
 def test_the_device_s_own_measurement(device: torch.device, native: bool, make: Any, wrap: Any) -> None:

@@ -23,6 +23,8 @@ import pygraph
 from pygraph.errors import FallbackError
 from tests.fakes import assert_no_fake_left
 
+pytestmark = pytest.mark.rotates
+
 Tensor = torch.Tensor
 NUMBERS = itertools.count()
 
@@ -126,6 +128,7 @@ def in_queue(device: torch.device) -> tuple[Callable[[Tensor], Tensor], Callable
 HOLDERS = [in_lru_cache, in_list, in_known_list, in_thread_local, in_queue]
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("training", [False, True])

@@ -19,6 +19,8 @@ import pygraph
 from tests.fakes import assert_no_fake_left
 from tests.unit.tracing.test_leaks import comparable
 
+pytestmark = pytest.mark.rotates
+
 Tensor = torch.Tensor
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Scale = tuple[Callable[[Tensor], Tensor], Callable[[], Any]]
@@ -243,6 +245,7 @@ def assert_close(found: Any, expected: Any) -> None:
     assert left == list(map(rounded, right))
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", HOLDERS)
 def test_ways(device: torch.device, name: str, way: str) -> None:
@@ -255,6 +258,7 @@ def test_ways(device: torch.device, name: str, way: str) -> None:
         assert_no_fake_left()
 
 
+@pytest.mark.pairwise
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of Dynamo's, which looks into functions with a cache
 @pytest.mark.parametrize(
     "name", sorted(HOLDERS.keys() - {"a_memo_beside_a_log"})

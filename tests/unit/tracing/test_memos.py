@@ -17,6 +17,8 @@ from tests.fakes import assert_no_fake_left
 from tests.unit.test_retries import Clock
 from tests.unit.tracing.test_leaks import Node, chain, last
 
+pytestmark = pytest.mark.rotates
+
 Tensor = torch.Tensor
 Remembering = Callable[[torch.device], Callable[[int], Tensor]]
 

@@ -19,6 +19,7 @@ from pygraph.ir.program import Program
 from pygraph.tracing.trace import trace
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
 from pygraph.transforms.scalar_rules import RULES, SCALAR, Emitter, Host, aten
+from tests import extent
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ALL = (*FLOATS, torch.int64, torch.int32, torch.bool)
@@ -180,7 +181,7 @@ CLOSE: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 @pytest.mark.parametrize("name", SAME_BITS)
-@settings(max_examples=40)
+@settings(max_examples=extent.examples(8, 40))
 @given(number=numbers)
 def test_rule_has_the_bits_of_eager(device: torch.device, name: str, dtype: torch.dtype, number: float) -> None:
     op, args, kwargs = SAME_BITS[name]
@@ -194,6 +195,7 @@ def test_rule_has_the_bits_of_eager(device: torch.device, name: str, dtype: torc
     check(device, op, (sample(dtype)[0, 2], *args), kwargs, number)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", ["div", "div floor", "div trunc", "floor_divide"])
 @pytest.mark.parametrize("number", [0.001, -0.3, 5.048673539853209e-42, 1e-310, 3e38, 0.0, 3, -7])
@@ -205,7 +207,7 @@ def test_division_has_the_bits_of_eager(device: torch.device, name: str, dtype: 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", CLOSE)
-@settings(max_examples=40)
+@settings(max_examples=extent.examples(8, 40))
 @given(number=st.floats(0.125, 4))
 def test_activations_are_within_two_ulps(device: torch.device, name: str, dtype: torch.dtype, number: float) -> None:
     op, args, kwargs = CLOSE[name]
@@ -213,7 +215,7 @@ def test_activations_are_within_two_ulps(device: torch.device, name: str, dtype:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=extent.examples(8, 40))
 @given(number=st.one_of(st.sampled_from([3, 0.1, -2.0, 1.0, 0, 0.0, math.inf]), st.floats(-4, 4)))
 def test_pow_is_within_four_ulps(device: torch.device, dtype: torch.dtype, number: float) -> None:
     x = torch.linspace(0.1, 5, 15).to(dtype)  # eager has special cases for -inf and -0.0
@@ -226,7 +228,7 @@ def test_integer_pow_keeps_its_number_because_eager_raises_on_negative_ones(devi
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=extent.examples(8, 40))
 @given(number=numbers)
 def test_choosing_and_filling_have_the_bits_of_eager(device: torch.device, dtype: torch.dtype, number: float) -> None:
     x, mask = sample(dtype), sample(torch.float32) > 0
@@ -250,7 +252,7 @@ factors = st.floats(-4, 4).filter(lambda k: k == 0 or abs(k) > 1e-3)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=extent.examples(8, 40))
 @given(number=factors)
 def test_sums_with_a_factor_are_within_tolerance(device: torch.device, dtype: torch.dtype, number: float) -> None:
     a, b, c = (finite(dtype, 4, 4, seed=seed).to(device) for seed in range(3))
@@ -288,7 +290,7 @@ def test_beta_zero_ignores_nan(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", INTS, ids=str)
-@settings(max_examples=40)
+@settings(max_examples=extent.examples(8, 40))
 @given(number=st.integers(-5, 5))
 def test_integer_sums_with_a_factor_are_exact(device: torch.device, dtype: torch.dtype, number: int) -> None:
     a, b = finite(dtype, 3, 3), finite(dtype, 3, 3, seed=1)

@@ -26,6 +26,7 @@ def arguments(op: Any, device: torch.device, dtype: torch.dtype) -> list[Any]:
     return [tensors() if kind == "List[Tensor]" else made[kind] for kind in kinds]
 
 
+@pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("op", OPERATIONS, ids=str)
 def test_numbers_are_live(op: Any, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,10 +1,10 @@
-"""Which calls may run as graphs now: one at a time per function, none inside another, none in a forked process.
+"""Calls that may not run as graphs now: those inside of another call, and those in a forked process.
 
-Replays of one function share memory and a graph's parameters, so its calls take turns, each under the function's lock.
+Replays of one function share memory and a graph's parameters, so its calls run one at a time, under its own lock.
 A thread that is inside such a call already may be asked for another: a custom operation, a hook, a signal handler or a
 finalizer that the garbage collector runs calls the same function or another one. It must not wait for a lock (it would
 wait for itself, or for a thread that waits for it), nor touch the parameters of a replay that is half prepared; so
-what is called there runs as it is.
+calls there run without graphs.
 
 CUDA does not work in a child of a process that has used it. There everything counts as inside a call.
 """
@@ -38,7 +38,7 @@ _forked = False
 
 
 class Locked(Protocol):
-    """A holder of a lock and of what the lock protects."""
+    """An owner of a lock, and of the state that the lock protects."""
 
     def after_fork(self) -> None:
         """Make the lock free again in a child process, where the thread that held it does not exist."""
@@ -48,7 +48,7 @@ _holders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def members(group: weakref.WeakSet[T]) -> list[T]:
-    """What is in the set now; other threads may add to it meanwhile."""
+    """The members of a set at this time; other threads may add to it meanwhile."""
     while True:
         try:
             return list(group)
@@ -57,12 +57,12 @@ def members(group: weakref.WeakSet[T]) -> list[T]:
 
 
 def register(holder: Locked) -> None:
-    """Have ``holder.after_fork()`` called in every child process; it is not kept alive."""
+    """Have ``holder.after_fork()`` called in every child process; ``holder`` is referred to weakly."""
     _holders.add(holder)
 
 
 def reason_inside(name: str, leaves: Sequence[Any]) -> str:
-    """Why a call with these arguments runs as it is when ``here.inside`` is true.
+    """The reason why a call with these arguments runs without graphs when ``here.inside`` is true.
 
     Raises:
         DeviceError: The process cannot use the arguments' device at all.

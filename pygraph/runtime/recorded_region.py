@@ -36,7 +36,7 @@ class RecordedRegion:
     Attributes:
         graph: The recorded graph.
         slots: Positions of the inputs that have memory; the patcher's first slots, before one per entry of ``memory``.
-        memory: What a replay allocates for outputs.
+        memory: The memory that a replay allocates for outputs.
         views: Per output, which entry of ``memory`` it is in, and where.
         lazy: Outputs that are conjugated or negated when they are read: whether the one and whether the other.
         words: The pointer words of all slots.
@@ -69,7 +69,7 @@ class RecordedRegion:
         return frozenset(range(len(self.slots), len(self.slots) + len(self.memory)))
 
     def patch_on_host(self, patched: frozenset[int]) -> None:
-        """Have the host patch the pointers of these slots, and nobody those of the others.
+        """Have the host patch the pointers of these slots, and leave those of the others.
 
         Raises:
             CaptureError: The driver does not take a node's parameters.

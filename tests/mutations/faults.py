@@ -1,0 +1,417 @@
+"""The faults: mistakes that somebody could make in each part of the package.
+
+A fault is found by the text that it replaces, wherever that lies, so that a file may be moved. Whoever rewrites the
+text writes the fault anew; `test_mutations.py` says which are not found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A mistake in one place.
+
+    Attributes:
+        name: A short name, for ``--only``.
+        bug: What is wrong with it.
+        text: What is replaced; it occurs once in the package.
+        replacement: By what.
+    """
+
+    name: str
+    bug: str
+    text: str
+    replacement: str
+
+
+FAULTS = (
+    # -- runtime: pointers, discovery, proof, replays -----------------------------------------------------------------
+    Fault(
+        "pointer-one-past-the-end",
+        "A word that points right behind a slot's memory counts as a pointer into it.",
+        "in_range = delta < extent.size\n",
+        "in_range = delta <= extent.size\n",
+    ),
+    Fault(
+        "pointer-without-moving",
+        "A word counts as a pointer though it did not move along with the memory in the second recording.",
+        "moved_along = int(values_b[word]) - extents_second[slot].start == delta",
+        "moved_along = True",
+    ),
+    Fault(
+        "pointer-before-its-memory-was-allocated",
+        "Words of nodes before the operation that allocated a result count as pointers to the result.",
+        " and (a.op >= extent.first_op or extent.first_op == 0):",
+        ":",
+    ),
+    Fault(
+        "pointer-without-its-offset",
+        "A patched pointer points to the start of the memory instead of where it pointed to when it was recorded.",
+        "                    cell.value = address + delta\n",
+        "                    cell.value = address\n",
+    ),
+    Fault(
+        "patch-taken-for-sent",
+        "After a patch that failed or was interrupted, the graph is taken to have what the cells hold.",
+        "self.synced.value = 0  # what an interruption in the middle leaves is not known",
+        "pass",
+    ),
+    Fault(
+        "zero-that-keeps-its-sign",
+        "Numbers are compared as numbers before they are sent, so that -0.0 is not sent after 0.0.",
+        "if not synced or cell.raw != encoded:",
+        "if not synced or ctype.from_buffer_copy(cell.raw).value != ctype.from_buffer_copy(encoded).value:",
+    ),
+    Fault(
+        "replays-that-do-not-wait",
+        "A replay does not wait for what uses the pool on another stream or thread.",
+        "        self.pool.order()\n        addresses = [",
+        "        addresses = [",
+    ),
+    Fault(
+        "written-tensors-that-tell-nobody",
+        "A replay does not move the versions of the arguments that it updates, so that autograd uses saved tensors.",
+        "changed = [*(self._kept or ()), *(inputs[i] for i in self.body.written), *self.body.told_statics]",
+        "changed = [*(self._kept or ()), *self.body.told_statics]",
+    ),
+    Fault(
+        "results-at-the-start-of-their-memory",
+        "Results that share memory all begin where it begins.",
+        "found = [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self._views]",
+        "found = [fresh[number].as_strided(spec.shape, spec.stride, 0) for number, spec in self._views]",
+    ),
+    Fault(
+        "a-poison-of-nothing",
+        "The proof leaves the recorded buffers as they are, so that it cannot see who still reads them.",
+        '        flat.fill_(float("nan"))\n',
+        "        pass\n",
+    ),
+    Fault(
+        "trials-that-draw",
+        "Trials move the random generator, and the first call draws other numbers than eager does.",
+        "        self._driver.set_random_state(self._random)\n        copy_spans(self._saved, self._written)",
+        "        copy_spans(self._saved, self._written)",
+    ),
+    Fault(
+        "trials-that-update",
+        "Trials leave their updates in captured tensors, as if the function had run several times.",
+        "        self._driver.set_random_state(self._random)\n        copy_spans(self._saved, self._written)",
+        "        self._driver.set_random_state(self._random)",
+    ),
+    Fault(
+        "copies-that-stop-short",
+        "Copies of tensors with gaps miss the last element.",
+        "        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))",
+        "        return max(sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True)), 1)",
+    ),
+    Fault(
+        "adopted-while-it-is-read",
+        "A result takes over a donated argument's memory though the last kernel that reads it also writes the result.",
+        "        if max(reads) < first:\n",
+        "        if max(reads) <= first:\n",
+    ),
+    Fault(
+        "adopted-memory-with-another-owner",
+        "A result takes over a donated argument's memory although a view of it is held elsewhere.",
+        "    if not is_sole_owner(tensor):\n",
+        "    if False:\n",
+    ),
+    Fault(
+        "captured-tensors-that-moved",
+        "Graphs are replayed though a tensor that they read has other memory by now.",
+        "return [tensor.data_ptr() for tensor in self._captured] == self.static_addresses",
+        "return True",
+    ),
+    Fault(
+        "repeated-results-apart",
+        "A tensor that is returned twice comes back as None in its second place.",
+        "            for leaf, earlier in self._repeats:\n                out[leaf] = out[earlier]\n",
+        "",
+    ),
+    Fault(
+        "views-that-are-taken-for-memory-of-their-own",
+        "An operation that returns its argument makes a result in the argument's memory.",
+        "            if first < end and start < first + other.nbytes():\n",
+        "            if first < start and start < first + other.nbytes():\n",
+    ),
+    Fault(
+        "reused-memory-that-is-overwritten",
+        "With reuse_outputs an argument that is a result of an earlier call is read while it is overwritten.",
+        "inside = {index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and meet(leaf)}",
+        "inside = set[int]()",
+    ),
+    Fault(
+        "alignment-that-is-forgotten",
+        "A region runs on an argument that is placed in another way than the kernels were chosen for.",
+        "        return same and is_placed(tensor.data_ptr(), self._placements[position])",
+        "        return same",
+    ),
+    # -- the call path: keys, entries, native, steps, donation --------------------------------------------------------
+    Fault(
+        "key-without-strides",
+        "Calls with transposed tensors run what was made for contiguous ones.",
+        "keys.append((leaf.__class__, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, placed, *flags))",
+        "keys.append((leaf.__class__, leaf.shape, leaf.dtype, leaf.device, placed, *flags))",
+    ),
+    Fault(
+        "key-without-placement",
+        "Calls with a tensor at an odd address run kernels that were chosen for an aligned one.",
+        "            placed = ALIGNMENT if address % ALIGNMENT == 0 else placement(address)\n",
+        "            placed = ALIGNMENT\n",
+    ),
+    Fault(
+        "key-of-equal-numbers",
+        "1.0 and True, or 0.0 and -0.0, as static arguments run the same trace.",
+        "        return (kind, repr(leaf))\n",
+        "        return (kind, leaf)\n",
+    ),
+    Fault(
+        "key-without-overlap",
+        "Calls whose arguments share memory run what was made for arguments that do not.",
+        "    if len(tensors) < 2 or are_apart(tensors) or not (groups := overlap_groups(leaves)):\n",
+        "    if len(tensors) < 3 or are_apart(tensors) or not (groups := overlap_groups(leaves)):\n",
+    ),
+    Fault(
+        "key-without-the-default-dtype",
+        "Calls after torch.set_default_dtype run what was made for another one.",
+        "        torch.get_default_dtype(),\n        *(getter() for getter in _SETTINGS),\n",
+        "        *(getter() for getter in _SETTINGS),\n",
+    ),
+    Fault(
+        "touching-memory-is-apart",
+        "Two storages that overlap are told apart if the second begins where another inside the first ends.",
+        "        reach = start + size\n    return True\n",
+        "        reach = start + size // 2\n    return True\n",
+    ),
+    Fault(
+        "entries-that-are-never-outdated",
+        "A trace is used although what the function read besides its arguments has changed.",
+        "        if environment is not None and not environment.is_current():\n            return False\n"
+        "        return [_layout",
+        "        return [_layout",
+    ),
+    Fault(
+        "arguments-in-captured-memory",
+        "A call runs graphs although it is passed memory that the graphs write to as a captured tensor.",
+        "        return any(isinstance(x, torch.Tensor) and owned.meet(x) for x in leaves)\n",
+        "        return False\n",
+    ),
+    Fault(
+        "the-least-recent-is-kept",
+        "The cache drops what was used last instead of what was not used for longest.",
+        "        self._keys.move_to_end(entry)\n",
+        "        self._keys.move_to_end(entry, last=False)\n",
+    ),
+    Fault(
+        "native-numbers-that-stay",
+        "In C++ a number is sent with the first replay of a graph and never again.",
+        "      if (store_number(cell, dtype, slot.real, call.numbers[slot.number]) || !synced) {",
+        "      if (store_number(cell, dtype, slot.real, call.numbers[slot.number]) && !synced) {",
+    ),
+    Fault(
+        "native-pointers-by-the-first-input",
+        "In C++ the pointers of every input are set to the first input's address.",
+        "        ? call.addresses[replay.inputs[i]]",
+        "        ? call.addresses[replay.inputs[0]]",
+    ),
+    Fault(
+        "native-layouts-without-strides",
+        "In C++ a transposed tensor matches a plan for a contiguous one.",
+        "        tensor.device() == device && equal(tensor.sizes(), sizes) && equal(tensor.strides(), strides);",
+        "        tensor.device() == device && equal(tensor.sizes(), sizes);",
+    ),
+    Fault(
+        "native-sharing-at-any-distance",
+        "In C++ arguments that overlap at another distance match a plan.",
+        "      return spec.first == first && spec.same == same && spec.distance == distance;",
+        "      return spec.first == first && spec.same == same;",
+    ),
+    Fault(
+        "native-storages-that-overlap-unseen",
+        "In C++ storages that begin at different addresses are never seen to overlap.",
+        "    if (range.first < last.second && range.first != last.first) return true;",
+        "    if (range.first < last.second && range.first == last.first) return true;",
+    ),
+    Fault(
+        "native-versions-that-stay",
+        "In C++ a replay does not move the versions of the tensors that it updates.",
+        "    if (!tensor->is_inference()) tensor->bump_version();",
+        "    if (tensor->is_inference()) tensor->bump_version();",
+    ),
+    Fault(
+        "native-captured-tensors-that-moved",
+        "In C++ a plan matches though a captured tensor has other memory by now.",
+        "    return !placed || address_of(*now) == address;",
+        "    return true;",
+    ),
+    Fault(
+        "native-settings-ignored",
+        "In C++ a plan matches under other global settings of torch.",
+        "  if (plan.dead || settings != plan.settings) return false;",
+        "  if (plan.dead) return false;",
+    ),
+    Fault(
+        "steps-that-drop-gradients-on-errors",
+        "A step that fails after gradients were given up leaves none behind.",
+        "            for tensor, gradient in zip(tensors, before, strict=True):\n"
+        "                tensor.grad = gradient\n"
+        "            raise\n",
+        "            raise\n",
+    ),
+    Fault(
+        "steps-of-other-rates",
+        "A step is run though the optimizer has other groups of parameters than when it was traced.",
+        "            if not _are_same(now.rates, step.groups):\n                raise OutdatedError\n",
+        "            pass\n",
+    ),
+    Fault(
+        "donated-but-not-consumed",
+        "A donated argument can still be used after the call.",
+        "            consume(tensor, Consumed(self._name, label, part, tree, source, TensorSpec.of(tensor)))\n",
+        "            del label, part, tree\n",
+    ),
+    # -- guards -------------------------------------------------------------------------------------------------------
+    Fault(
+        "guard-lists-by-length-at-most",
+        "In C++ a list that has become shorter holds.",
+        "      if (guard.length >= 0 && PyList_GET_SIZE(guard.list) != guard.length) return false;\n",
+        "      if (guard.length >= 0 && PyList_GET_SIZE(guard.list) > guard.length) return false;\n",
+    ),
+    Fault(
+        "guard-dicts-in-any-order",
+        "In C++ a dict with more entries than it had holds where its order counts.",
+        "    return count == guard.entries.size();\n",
+        "    return true;\n",
+    ),
+    Fault(
+        "guard-cells-ignored",
+        "In C++ a variable that a function closes over may have any value.",
+        "      if (value == nullptr || !is_expected(value, guard.expected)) return false;\n    }\n    for (SetGuard",
+        "      if (value == nullptr) return false;\n    }\n    for (SetGuard",
+    ),
+    Fault(
+        "guard-code-ignored",
+        "In C++ functions whose code was replaced, and objects that have become of another class, hold.",
+        "    if (differences != 0) return false;\n",
+        "    if (differences == 1) return false;\n",
+    ),
+    # -- tracing ------------------------------------------------------------------------------------------------------
+    Fault(
+        "view-at-the-wrong-place",
+        "A result that is a view of an argument in the middle of a storage begins too late.",
+        "    start = source.storage_offset() - (view.offset if view is not None else 0)\n",
+        "    start = 0\n",
+    ),
+    Fault(
+        "base-that-is-too-short",
+        "The memory that stands for overlapping arguments ends where the first one ends.",
+        "            size = max(spec.offset - start + spec.span for spec in specs.values())\n",
+        "            size = specs[first].span\n",
+    ),
+    Fault(
+        "base-of-the-last",
+        "The view of each of several overlapping arguments begins where the first one given begins.",
+        "            first = min(group, key=lambda member: values[member].storage_offset())\n",
+        "            first = group[0]\n",
+    ),
+    Fault(
+        "seeds-that-nobody-notices",
+        "A function that seeds a generator is a graph, which does not seed it.",
+        "            self._seeded.add(generator)\n",
+        "            pass\n",
+    ),
+    Fault(
+        "settings-that-stay",
+        "What a trace changes in torch's settings is left so.",
+        "            if (of_process or name in _OF_THREAD) and getter() != then:\n                put_back(then)\n",
+        "            pass\n",
+    ),
+    Fault(
+        "leaks-that-are-left",
+        "A fake tensor that a traced function has stored somewhere stays there.",
+        "    if _are_gone(made):\n        return None\n    young =",
+        "    if made is not None:\n        return None\n    young =",
+    ),
+    Fault(
+        "writes-that-cross",
+        "A write to memory that is read at another place is traced as if the two were apart.",
+        "        if may_overlap(target, source) and not (in_turn and _is_same_memory(target, source)):\n",
+        "        if may_overlap(target, source) and not in_turn:\n",
+    ),
+    # -- transforms ---------------------------------------------------------------------------------------------------
+    Fault(
+        "results-that-are-stored-at-an-offset",
+        "The slot of a result that is a view keeps the view's offset in memory of its own.",
+        'slots.append(Slot("result", descriptor, dataclasses.replace(spec, offset=0)))',
+        'slots.append(Slot("result", descriptor, spec))',
+    ),
+    Fault(
+        "aliases-of-the-wrong-input",
+        "After indirect a result that is an argument's memory is another argument's.",
+        "1 + len(inputs) + slot_of[alias.index]",
+        "len(inputs) + slot_of[alias.index]",
+    ),
+    Fault(
+        "writes-before-their-readers",
+        "A node that writes memory may be moved before the nodes that read what was there.",
+        "            needs[node].update(reader for reader in readers.get(origin, ()) if reader is not node)\n",
+        "",
+    ),
+    Fault(
+        "reads-before-their-writer",
+        "A node that reads memory may be moved before the node that writes it.",
+        "            if origin in writer:\n                needs[node].add(writer[origin])\n",
+        "            pass\n",
+    ),
+    Fault(
+        "draws-in-any-order",
+        "Random draws may change places.",
+        "            if last_effect is not None:\n                needs[node].add(last_effect)\n",
+        "",
+    ),
+    Fault(
+        "results-that-are-views-of-arguments",
+        "A result that is an argument's memory for evaluate, and must be cloned, is returned as it is.",
+        "out[leaf] = clone_strided(env[node]) if foreign else env[node]",
+        "out[leaf] = env[node]",
+    ),
+    # -- composition --------------------------------------------------------------------------------------------------
+    Fault(
+        "saved-after-it-was-written",
+        "The backward takes an argument as it finds it, although the forward updates it.",
+        "        if descriptor is not None and self._input_number[node] not in self._written:\n",
+        "        if descriptor is not None:\n",
+    ),
+    Fault(
+        "draws-made-again",
+        "The backward draws random numbers again instead of taking the ones that the forward has drawn.",
+        "        return not takes_tensors and not is_random(node)\n",
+        "        return not takes_tensors\n",
+    ),
+    Fault(
+        "gradients-that-are-views",
+        "A gradient is the memory of what the backward was given.",
+        "        if root(value) not in given:\n            return mapping[value]\n",
+        "        if root(value) is not None:\n            return mapping[value]\n",
+    ),
+    Fault(
+        "twin-results-apart",
+        "A tensor that a function returns twice is no longer one tensor when it is differentiated.",
+        "    for index, first in outcome.twins.items():\n        results[index] = results[first]\n",
+        "",
+    ),
+    Fault(
+        "detached-views-with-a-history",
+        "A detached view of an argument has the argument's history.",
+        "        return replay(tensor.detach() if self.is_detached else tensor)\n",
+        "        return replay(tensor)\n",
+    ),
+    Fault(
+        "twins-that-write-to-the-original",
+        "The functional form of a custom operation writes to its argument instead of to a copy.",
+        "        copy = pytree.tree_map_only(torch.Tensor, clone_strided, value)\n",
+        "        copy = value\n",
+    ),
+)

@@ -24,6 +24,7 @@ from pygraph.autograd.probe import Probe
 from pygraph.autograd.recorded_effects import RecordedEffects
 from pygraph.autograd.settings import Settings
 from pygraph.autograd.site import Site, active_among, describe_tensor
+from pygraph.calls import limits
 from pygraph.calls.engine import Engine
 from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
@@ -31,9 +32,6 @@ from pygraph.ir.leaves import is_live_number
 from pygraph.tracing.call_environment import reached_besides
 from pygraph.tracing.recording import Recording
 from pygraph.tracing.specialization import record_call
-
-# A closure of a hundred tensors is found in as many rounds at worst; usually in one.
-_MAX_ROUNDS = 100
 
 
 def discover(
@@ -96,7 +94,7 @@ def _probe_closure(
         The last run, its recording, and the leaves whose numbers decide which operations it runs.
     """
     before: set[int] = set()
-    for _ in range(_MAX_ROUNDS):
+    for _ in range(limits.LIMITS.discovery_rounds):
         probe = Probe(function, lifted, settings)
         count = len(leaves)
         row = _fake_leaves([*leaves, *lifted])

@@ -23,16 +23,13 @@ from pygraph.autograd.levels import (
     saved_tensors_hooks,
 )
 from pygraph.autograd.primal import Primal
-from pygraph.calls import retries
+from pygraph.calls import limits
 from pygraph.calls.engine import Engine
 from pygraph.calls.plan_description import Reached
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import NOTHING_ON_DEVICE, InlineError
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Item, Location, Variable
-
-# How often closed-over tensors may be replaced that a plan guards; where they are new in each call, there is no plan.
-_MAX_REPLANNED = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,7 +133,7 @@ class Site:
     def serves(self) -> None:
         """Count a call."""
         self.calls += 1
-        if self.calls <= retries.SETTLED:
+        if self.calls <= limits.LIMITS.settled_calls:
             self.traces.is_used(self.calls)
 
     def may_return(self) -> bool:
@@ -160,7 +157,7 @@ class Site:
     @property
     def may_be_planned(self) -> bool:
         """Whether plans are of use: the closed-over tensors are not new in each call."""
-        return self._replanned <= _MAX_REPLANNED
+        return self._replanned <= limits.LIMITS.replans
 
     def plans_for(self, reached: Reached) -> list[object] | None:
         """Return the list of plans that depend on this state, to add to it; None if there can be none."""

@@ -6,9 +6,9 @@ import collections
 from collections.abc import Hashable, Iterable, Iterator
 
 from pygraph.autograd.site import Refused, Site
-from pygraph.calls.cache import MOST_VARIANTS
+from pygraph.calls import limits
 from pygraph.calls.engine import Engine
-from pygraph.calls.retries import SETTLED, TRACES, Budget, Traces
+from pygraph.calls.retries import Budget, Traces
 
 
 class Sites:
@@ -29,7 +29,7 @@ class Sites:
         self._limit = limit
         self._traces: dict[Hashable, Traces] = {}
         # Traces of kinds of calls that were evicted before they had been used a few times.
-        self._turnover = Budget(2 * limit, TRACES)
+        self._turnover = Budget(2 * limit, limits.LIMITS.trace_share)
         self._known: collections.OrderedDict[Hashable, tuple[Site | Refused, ...]] = collections.OrderedDict()
         self.baked: dict[Hashable, tuple[int, ...]] = {}
 
@@ -43,7 +43,7 @@ class Sites:
 
     def traces_of(self, form: Hashable) -> Traces:
         """Return the budget of traces of calls of one form."""
-        if len(self._traces) > _MAX_FORMS:
+        if len(self._traces) > limits.LIMITS.forms:
             self._traces.clear()
         return self._traces.setdefault(form, Traces())
 
@@ -72,12 +72,12 @@ class Sites:
     def put(self, key: Hashable, site: Site | Refused) -> None:
         """Add a site, and forget the ones that cannot be current again."""
         before = self._known.pop(key, ())
-        remaining = [other for other in before if other.may_return()][: MOST_VARIANTS - 1]
+        remaining = [other for other in before if other.may_return()][: limits.LIMITS.variants - 1]
         _forget(other for other in before if other not in remaining)
         self._known[key] = (site, *remaining)
         while len(self._known) > self._limit:
             _, oldest = self._known.popitem(last=False)
-            if any(other.calls >= SETTLED for other in oldest):
+            if any(other.calls >= limits.LIMITS.settled_calls for other in oldest):
                 self._turnover.renew()
             else:
                 self._turnover.lose(sum(other.seconds + _recorded(other) for other in oldest))
@@ -96,10 +96,6 @@ class Sites:
         for known in list(self._known.values()):
             for site in known:
                 yield from site.engines()
-
-
-# Forms of calls whose budgets of traces are cached.
-_MAX_FORMS = 4096
 
 
 def _recorded(known: Site | Refused) -> float:

@@ -10,18 +10,13 @@ from typing import NamedTuple
 
 import torch
 
+from pygraph.calls import limits
 from pygraph.calls.entries import Entries, Entry, Recorded
 from pygraph.calls.keys import Key, form_of
 from pygraph.calls.plans import CallPath
-from pygraph.calls.retries import SETTLED, TRACES, Budget, Looks, Traces
+from pygraph.calls.retries import Budget, Looks, Traces
 from pygraph.ir.descriptors import Fallback
 from pygraph.runtime.driver import Pool
-
-MOST_VARIANTS = 8
-"""Entries of one key that are kept: they differ in what the function reads besides its arguments."""
-
-# Kinds of calls of which it is remembered that they came once, while there are too many, or what their traces cost.
-_MAX_SEEN = 4096
 
 
 class CacheInfo(NamedTuple):
@@ -91,7 +86,7 @@ class Cache:
         self._baked: dict[Hashable, frozenset[int]] = {}
         self._traces: dict[Hashable, Traces] = {}
         # Traces of kinds of calls that were pushed out by others before they had been used a few times.
-        self._turnover = Budget(2 * max_graphs, TRACES)
+        self._turnover = Budget(2 * max_graphs, limits.LIMITS.trace_share)
         self._seen: set[Key] = set()
         self._evictions_in_a_row = 0
 
@@ -105,7 +100,7 @@ class Cache:
         entry.stamp = self.native.tick()
         while len(self.entries) > self._max_graphs:
             oldest = self.entries.oldest()
-            if oldest.calls < SETTLED:
+            if oldest.calls < limits.LIMITS.settled_calls:
                 self._turnover.lose(oldest.seconds)
             else:
                 self._turnover.renew()
@@ -135,7 +130,7 @@ class Cache:
         moved: Recorded | None = None
         kept = 0
         for entry in self.entries.of(key):
-            if kept < MOST_VARIANTS - 1 and not entry.is_current() and entry.may_return():
+            if kept < limits.LIMITS.variants - 1 and not entry.is_current() and entry.may_return():
                 kept += 1
                 continue
             if isinstance(entry, Recorded) and entry.has_only_moved():
@@ -175,7 +170,7 @@ class Cache:
 
     def traces_of(self, form: Hashable) -> Traces:
         """The budget of traces of calls of one form."""
-        if len(self._traces) > _MAX_SEEN:
+        if len(self._traces) > limits.LIMITS.forms:
             self._traces.clear()
         return self._traces.setdefault(form, Traces())
 
@@ -186,7 +181,7 @@ class Cache:
         only_turns_over = self._evictions_in_a_row >= 2 * self._max_graphs or not self._turnover.allows()
         if not only_turns_over or (key in self._seen and self._turnover.allows()):
             return False
-        if len(self._seen) < _MAX_SEEN:
+        if len(self._seen) < limits.LIMITS.forms:
             self._seen.add(key)
         return True
 

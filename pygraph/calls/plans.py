@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from pygraph.calls import limits
 from pygraph.calls.entries import Entry
 from pygraph.calls.function import Call
 from pygraph.calls.keys import Key
@@ -18,9 +19,6 @@ from pygraph.calls.plan_description import Reached, describe_plan, is_describabl
 from pygraph.process import extension
 from pygraph.process.reentrancy import here, members
 from pygraph.runtime.driver import Counters, add_replay_source
-
-# Plans are stricter than cache keys, so that an entry can have several; calls beyond these take the path in Python.
-_MAX_PLANS = 8
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,7 +91,7 @@ class CallPath:
             A handle for `discard`; None if there is no plan.
         """
         module = extension.loaded()
-        if module is None or entry.plans >= _MAX_PLANS or not is_describable(call.leaves, live):
+        if module is None or entry.plans >= limits.LIMITS.plans or not is_describable(call.leaves, live):
             return None
         entry.plans += 1
         description = describe_plan(entry, call, live, fn, device_type, released, reached)
@@ -155,7 +153,7 @@ class CallPath:
         """Remove the plans of an entry, before its graphs are released, and make no others for it."""
         for made in [made for made in self._made if made.entry is entry]:
             self.discard(made)
-        entry.plans = _MAX_PLANS
+        entry.plans = limits.LIMITS.plans
 
     def discard(self, made: object) -> None:
         """Remove a plan, if it has not been removed."""

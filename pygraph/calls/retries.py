@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch._C._functorch import peek_interpreter_stack  # checked with torch 2.11 and 2.13
 
+from pygraph.calls import limits
 from pygraph.ir.descriptors import Fallback
 from pygraph.process.reentrancy import here
 
@@ -25,31 +26,6 @@ E = TypeVar("E")
 
 clock = time.perf_counter
 """Seconds, as of all budgets."""
-
-# Traces may take this share of the time, once they have come to nothing a few times.
-TRACES = 0.01
-
-# Finding out what a call is may take this share of the time, once calls like it have run as they are a few times.
-LOOKUPS = 0.001
-
-# So many traces in a row of one kind of call may each be used once only: a schedule that sets a number at every step.
-MAX_WASTED = 8
-
-# So many may be outdated by changes in what the function closes over before any has been used `SETTLED` times, or be
-# made for an object that is another one each time.
-MAX_RETRACES = 32
-
-# After this many calls of one trace, what it closes over does not change at every call.
-SETTLED = 4
-
-# So many calls in a row that look alike run as they are before the next ones are not looked at.
-MAX_LOOKUPS = 32
-
-# A lookup counts as so many seconds at most, so that calls are looked at again within a second.
-LONGEST_LOOKUP = 0.001
-
-# So many ways that calls look are told apart.
-_MAX_LOOKS = 64
 
 
 class Budget:
@@ -93,8 +69,8 @@ class Traces:
 
     def __init__(self) -> None:
         self._seconds: float | None = None  # what the last one took, as long as it is not known to be lost
-        self._wasted = Budget(MAX_WASTED, TRACES)
-        self._outdated = Budget(MAX_RETRACES, TRACES)
+        self._wasted = Budget(limits.LIMITS.wasted_traces, limits.LIMITS.trace_share)
+        self._outdated = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share)
 
     def is_made(self, seconds: float) -> None:
         """Note that there is one, which has taken so long."""
@@ -118,11 +94,11 @@ class Traces:
 
     def is_unsteady(self, seconds: float) -> None:
         """Note that all traces of one object's calls came to nothing, and took so long."""
-        self._outdated.lose(seconds, MAX_WASTED)
+        self._outdated.lose(seconds, limits.LIMITS.wasted_traces)
 
     def is_used(self, calls: int) -> None:
         """Note how many calls one has served."""
-        if calls >= SETTLED:
+        if calls >= limits.LIMITS.settled_calls:
             self._outdated.renew()
 
     def allow_another(self) -> bool:
@@ -141,7 +117,7 @@ class Look(Generic[E]):
     """
 
     def __init__(self, note: Fallback | None) -> None:
-        self.lookups = Budget(MAX_LOOKUPS - 1, LOOKUPS)
+        self.lookups = Budget(limits.LIMITS.lookups - 1, limits.LIMITS.lookup_share)
         self.note = note
         self.entry: E | None = None
         self.skipped = 0
@@ -173,13 +149,13 @@ class Looks(Generic[E]):
         """Note that a call ran as it is, after it was looked at for so long."""
         known = self._looks.get(look)
         if known is None:
-            if len(self._looks) >= _MAX_LOOKS:
+            if len(self._looks) >= limits.LIMITS.looks:
                 self.clear()
             known = self._looks.setdefault(look, Look[E](note))
         elif known.skipped and (known.note != note or known.entry is not entry):
             self._take(known)
         known.note, known.entry = note, entry
-        known.lookups.lose(min(seconds, LONGEST_LOOKUP))
+        known.lookups.lose(min(seconds, limits.LIMITS.longest_lookup))
 
     def served(self, look: Hashable) -> None:
         """Note that a call did not run as it is."""

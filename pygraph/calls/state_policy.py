@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from pygraph.calls import limits
 from pygraph.calls.cache import Cache
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry, Evaluated, Recorded
@@ -21,10 +22,6 @@ from pygraph.calls.stateful_function import StatefulFunction
 from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError
 from pygraph.guards.environment import Environment
 from pygraph.tracing.function_kinds import StateInputs
-
-# After this many kinds of calls in a row that are unlike each one before, what is left behind is taken to change shape
-# at every call, as a cache that grows.
-MAX_SHAPES = 4
 
 
 class OutdatedError(Exception):
@@ -112,7 +109,7 @@ class StatePolicy(Policy):
             found_again = sum(entry.calls - 1 for entry in cache.entries)
             self._missed = self._missed + 1 if found_again == self._found_again else 0
             self._found_again = found_again
-            if self._missed > MAX_SHAPES:
+            if self._missed > limits.LIMITS.state_shapes:
                 raise UnsteadyError
 
     def after_compilation(self, key: Key, call: Call, cache: Cache) -> None:

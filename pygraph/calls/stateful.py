@@ -18,10 +18,11 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from pygraph.calls import limits
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.policy import Policy
-from pygraph.calls.retries import MAX_RETRACES, SETTLED, TRACES, Budget, Traces
+from pygraph.calls.retries import Budget, Traces
 from pygraph.calls.spent_results import mark_spent
 from pygraph.calls.state_policy import OutdatedError, StatePolicy, UnsteadyError, reached_state, state_left_behind
 from pygraph.calls.stateful_function import AsItIsError, StatefulFunction
@@ -83,7 +84,7 @@ class StatefulCalls:
         passed: StateInputs,
     ) -> None:
         self._function, self._passed = function, passed
-        self._renewals, self._settled = Budget(MAX_RETRACES, TRACES), 0
+        self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
         self._why_not = _CHANGING
         self.engine = self._make(args, kwargs)
@@ -108,7 +109,7 @@ class StatefulCalls:
                     break
                 except UnsteadyError:
                     self._why_not = _UNSTEADY
-                    self._renewals.lose(self.engine.cache.seconds, MAX_RETRACES + 1)
+                    self._renewals.lose(self.engine.cache.seconds, limits.LIMITS.outdated_traces + 1)
                     if self.traces is not None:
                         self.traces.is_unsteady(self.engine.cache.seconds)
                     self.engine.release()
@@ -149,7 +150,7 @@ class StatefulCalls:
             if tensor.grad is not new:
                 tensor.grad = new
         self._settled += 1
-        if self._settled >= SETTLED:
+        if self._settled >= limits.LIMITS.settled_calls:
             self._renewals.renew()
         returned, leaves = function.returned[found[count]], found[count + 1 :]
         if returned.spent:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.calls.retries import SETTLED
+from pygraph.calls import limits
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Run
 from tests.steps import refused_synchronizations
@@ -274,7 +274,7 @@ def test_a_thousand_captures_and_evictions_leave_nothing_reserved() -> None:
     def cycle(captures: int) -> tuple[int, int]:
         fn = pygraph.graphify(pygraph.indirect(step), max_graphs=4)
         for n in range(1, captures + 1):
-            for _ in range(SETTLED):  # a cache that only turns over stops capturing
+            for _ in range(limits.LIMITS.settled_calls):  # a cache that only turns over stops capturing
                 fn(x[:n])
         assert fn.cache_info().captures == captures
         fn.cache_clear()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.calls.retries import SETTLED
+from pygraph.calls import limits
 from pygraph.errors import FallbackError
 from pygraph.runtime.devices import driver_for
 from tests.memory import live_bytes
@@ -105,7 +105,7 @@ def test_many_captures_and_evictions_leave_nothing(
     before = live_bytes(device)
     fn = replayed(lambda x: x * weight, max_graphs=4, **options)
     for n in range(1, captures + 1):
-        for _ in range(SETTLED):  # a cache that only turns over stops capturing
+        for _ in range(limits.LIMITS.settled_calls):  # a cache that only turns over stops capturing
             fn(x[:n])
     info = fn.cache_info()
     assert (info.captures, info.evictions) == (captures, captures - 4)
@@ -149,7 +149,7 @@ def test_kinds_of_calls_hold_no_tensors_of_their_own(device: torch.device) -> No
     before = alive()
     known = {id(tensor) for tensor in before}  # which are theirs as long as they are held
     for size in range(1, 41):
-        for _ in range(SETTLED):
+        for _ in range(limits.LIMITS.settled_calls):
             fast(torch.ones(size, device=device))
     assert fast.cache_info().size == 16
     new = [tensor for tensor in alive() if id(tensor) not in known]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pygraph
-from pygraph.calls.state_policy import MAX_SHAPES
+from pygraph.calls import limits
 from pygraph.errors import StateChangeError
 from tests import extent
 
@@ -204,7 +204,7 @@ def test_a_shape_that_comes_after_many_calls(device: torch.device, native: bool)
     plain, model = make(device), make(device)
     fast = pygraph.jit(model)
     with torch.no_grad():
-        for rows in range(1, MAX_SHAPES + 4):
+        for rows in range(1, limits.LIMITS.state_shapes + 4):
             for step in range(5):
                 x = value(step, device, 3, 3)
                 if step == 0:
@@ -434,7 +434,7 @@ def test_a_cache_that_grows_runs_as_it_is(device: torch.device) -> None:
         x = value(step, device, 3)
         torch.testing.assert_close(fast(x), plain(x), rtol=0, atol=0)
         assert torch.equal(model.keys, plain.keys)
-    assert fast.cache_info().misses <= MAX_SHAPES + 4
+    assert fast.cache_info().misses <= limits.LIMITS.state_shapes + 4
     assert "another shape or decisive value at every call" in str(fast.explain().to_dict()["fallbacks"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,9 @@ import torch
 
 import pygraph
 from pygraph.autograd import composition, lookup
-from pygraph.calls import retries
+from pygraph.calls import limits, retries
 from pygraph.calls.keys import Keys
-from pygraph.calls.retries import MAX_LOOKUPS, MAX_RETRACES, MAX_WASTED, SETTLED, Budget, Traces, look_of
+from pygraph.calls.retries import Budget, Traces, look_of
 from pygraph.guards.guard_set import GuardSet
 from pygraph.process import extension
 
@@ -30,6 +31,11 @@ class Clock:
     def __call__(self) -> float:
         self.now += 0.001
         return self.now
+
+
+def seldom(monkeypatch: pytest.MonkeyPatch, **shares: float) -> None:
+    """Give lookups or traces other shares of the time."""
+    monkeypatch.setattr(limits, "LIMITS", dataclasses.replace(limits.LIMITS, **shares))
 
 
 @pytest.fixture
@@ -87,16 +93,16 @@ def test_traces_that_come_to_nothing_take_a_share_of_the_time(clock: Clock, seco
             spent += seconds
             traces.is_made(seconds)
             traces.is_outdated(wasted=True)
-    free = (MAX_WASTED + 1) * seconds
+    free = (limits.LIMITS.wasted_traces + 1) * seconds
     assert free <= spent <= free + 0.0101 * clock.now + seconds
 
 
 def test_traces_that_are_used_are_free(clock: Clock) -> None:
     traces = Traces()
-    for _ in range(3 * MAX_RETRACES):
+    for _ in range(3 * limits.LIMITS.outdated_traces):
         assert traces.allow_another()
         traces.is_made(1.0)
-        traces.is_used(SETTLED)
+        traces.is_used(limits.LIMITS.settled_calls)
         traces.is_outdated(wasted=False)
 
 
@@ -173,48 +179,48 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[[torch.Tensor], tuple[Any, .
 def test_a_known_fallback_is_not_looked_at(
     x: torch.Tensor, kind: str, natively: bool, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "LOOKUPS", 1e-9)  # a lookup is not made again while this test runs
+    seldom(monkeypatch, lookup_share=1e-9)  # a lookup is not made again while this test runs
     monkeypatch.setenv("PYGRAPH_NATIVE", str(int(natively)))
     if natively:
         extension.start(wait=True)
     fn, make = KINDS[kind]
     fast = pygraph.jit(fn)
     args = make(x)
-    for _ in range(MAX_LOOKUPS + 2):
+    for _ in range(limits.LIMITS.lookups + 2):
         assert torch.equal(fast(*args), fn(*args))
     before = dict(counted)
     for _ in range(50):
         assert torch.equal(fast(*args), fn(*args))
     assert counted == before
     notes = fast.explain().to_dict()["fallbacks"]
-    assert sum(note["count"] for note in notes) == MAX_LOOKUPS + 52, notes
+    assert sum(note["count"] for note in notes) == limits.LIMITS.lookups + 52, notes
 
 
 @pytest.mark.parametrize("natively", [True, False])
 def test_calls_that_need_no_graph_are_not_looked_at(
     x: torch.Tensor, natively: bool, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "LOOKUPS", 1e-9)
+    seldom(monkeypatch, lookup_share=1e-9)
     monkeypatch.setenv("PYGRAPH_NATIVE", str(int(natively)))
     if natively:
         extension.start(wait=True)
     fast = pygraph.jit(lambda x, y: (x.detach(), y + 1))  # nothing is computed on the device
     y = torch.ones(3, device="cpu")
-    for _ in range(MAX_LOOKUPS + 2):
+    for _ in range(limits.LIMITS.lookups + 2):
         assert torch.equal(fast(x, y)[1], y + 1)
     before = dict(counted)
     for _ in range(50):
         assert torch.equal(fast(x, y)[1], y + 1)
     assert counted == before
-    assert fast.cache_info().hits == MAX_LOOKUPS + 51
+    assert fast.cache_info().hits == limits.LIMITS.lookups + 51
     assert not fast.explain().to_dict()["fallbacks"]
 
 
 def test_steps_that_are_given_up_are_not_looked_at(
     x: torch.Tensor, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "LOOKUPS", 1e-9)
-    monkeypatch.setattr(retries, "TRACES", 1e-9)
+    seldom(monkeypatch, lookup_share=1e-9)
+    seldom(monkeypatch, trace_share=1e-9)
     monkeypatch.setenv("PYGRAPH_NATIVE", "0")
 
     class Growing:
@@ -227,7 +233,7 @@ def test_steps_that_are_given_up_are_not_looked_at(
 
     growing = Growing()
     fast = pygraph.jit(growing)
-    calls = 3 * MAX_LOOKUPS
+    calls = 3 * limits.LIMITS.lookups
     for _ in range(calls):
         fast(x)
     before = dict(counted)
@@ -266,7 +272,7 @@ def test_calls_that_look_alike_are_looked_at_again_in_time(x: torch.Tensor, cloc
         __hash__: Any = None
 
     config = Config()
-    for _ in range(3 * MAX_LOOKUPS):
+    for _ in range(3 * limits.LIMITS.lookups):
         fast(x, config)
     assert fast.cache_info().misses == 0
     Config.__hash__ = object.__hash__
@@ -281,7 +287,7 @@ def test_calls_that_look_alike_are_looked_at_again_in_time(x: torch.Tensor, cloc
 
 def test_what_comes_after_a_few_fallbacks_is_looked_at_at_once(x: torch.Tensor) -> None:
     fast = pygraph.jit(lambda x, flag: x * 2 if flag or x.sum() > 0 else x)
-    for _ in range(3 * MAX_LOOKUPS):
+    for _ in range(3 * limits.LIMITS.lookups):
         fast(x, False)
     fast(x, True)  # which looks different
     assert fast.cache_info().captures == 1
@@ -302,7 +308,7 @@ class Switching(torch.nn.Module):
 
 def test_strict_functions_look_at_every_call(x: torch.Tensor) -> None:
     fast = pygraph.jit(branching, strict=True)
-    for _ in range(2 * MAX_LOOKUPS):
+    for _ in range(2 * limits.LIMITS.lookups):
         with pytest.raises(pygraph.errors.FallbackError):
             fast(x)
 
@@ -330,10 +336,10 @@ class Scale:
 
 def test_an_object_for_each_call_ends_in_ordinary_calls(x: torch.Tensor, clock: Clock) -> None:
     fast = pygraph.jit(lambda x, scale: x * scale.value)
-    for n in range(3 * MAX_RETRACES):
+    for n in range(3 * limits.LIMITS.outdated_traces):
         assert torch.equal(fast(x, Scale(n)), x * n)
     captures = fast.cache_info().captures
-    assert captures <= MAX_RETRACES + 2
+    assert captures <= limits.LIMITS.outdated_traces + 2
     assert "an object that it is passed is another one at every call" in " ".join(str(fast.explain()).split())
     clock.now += 1000
     scale = Scale(2.0)
@@ -428,7 +434,7 @@ def test_a_module_in_training_that_finds_something_else_at_every_call_is_given_u
         return (x,)
 
     function = pygraph.jit(module)
-    assert _traces_of(function, module, 60, change, monkeypatch) == MAX_WASTED + 1
+    assert _traces_of(function, module, 60, change, monkeypatch) == limits.LIMITS.wasted_traces + 1
     assert any("changes at every call" in note["reason"] for note in function.explain().to_dict()["fallbacks"])
     clock.now += 1000.0  # it is tried again, and then kept
     before = function.cache_info().captures
@@ -440,7 +446,7 @@ def test_a_module_in_training_that_finds_something_else_at_every_call_is_given_u
 @pytest.mark.parametrize(
     ("argument", "limit"),
     [
-        (lambda number: lambda y: y * 2.0, MAX_RETRACES + 1),
+        (lambda number: lambda y: y * 2.0, limits.LIMITS.outdated_traces + 1),
         (lambda number: f"text {number}", 3 * 4 + 4),
         (lambda number: float(number + 1), 3 * 4 + 4),
     ],

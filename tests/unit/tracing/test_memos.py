@@ -12,8 +12,7 @@ import torch
 from tests.unit.test_retries import Clock
 
 import pygraph
-from pygraph.calls import retries
-from pygraph.calls.retries import MAX_RETRACES
+from pygraph.calls import limits, retries
 from tests.fakes import assert_no_fake_left
 from tests.unit.tracing.test_leaks import Node, chain, last
 
@@ -118,7 +117,7 @@ def test_a_memo_that_grows_under_autograd_is_given_up(device: torch.device, monk
         x = torch.ones(3, device=device, requires_grad=True)
         fast(x).sum().backward()
         assert len(kept) == count
-    assert traced < 2 * MAX_RETRACES
+    assert traced < 2 * limits.LIMITS.outdated_traces
     before = traced
     for _ in range(20):
         fast(torch.ones(3, device=device, requires_grad=True))
@@ -156,11 +155,11 @@ def test_a_memo_that_grows_at_every_call_is_given_up(
 
     fast = pygraph.jit(fn)
     x = torch.zeros(3, device=device)
-    calls = 4 * MAX_RETRACES
+    calls = 4 * limits.LIMITS.outdated_traces
     for step in range(calls):
         assert fast(x).tolist() == [float(step)] * 3
     assert steps == [calls]
-    assert traced < 2 * MAX_RETRACES
+    assert traced < 2 * limits.LIMITS.outdated_traces
     assert_no_fake_left()
     before = traced
     for step in range(calls, calls + 20):

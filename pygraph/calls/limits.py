@@ -1,0 +1,49 @@
+"""Limits of what calls may cost before something that came to nothing is not tried again, and of what is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """All limits in one place; `LIMITS` holds those that apply.
+
+    Attributes:
+        trace_share: The share of the time that traces may take, once they have come to nothing a few times.
+        lookup_share: The share of the time that lookups may take, once such calls have run as they are a few times.
+        wasted_traces: Traces in a row of one kind of call that may each be used once only, as of a schedule that sets a
+            number at every step.
+        outdated_traces: Traces that may be outdated by changes in what the function closes over before any has been
+            used often enough, or be made for an object that is another one each time.
+        settled_calls: Calls of one trace after which what it closes over does not change at every call.
+        lookups: Calls in a row that look alike and run as they are, before the next ones are not looked up.
+        longest_lookup: Seconds that a lookup counts as at most, so that calls are looked up again within a second.
+        looks: Ways that calls look which are told apart.
+        variants: Entries of one key, which differ in what the function reads besides its arguments.
+        plans: Native plans of one entry; they are stricter than keys.
+        forms: Forms of calls of which it is remembered that they came, or what their traces have cost.
+        state_shapes: Kinds of calls in a row that are unlike each one before, after which what they leave behind is
+            taken to change shape at every call, as a cache that grows.
+        replans: Times that other tensors may be where those were that a plan of a site guards.
+        discovery_rounds: Rounds in which a function's closed-over tensors are found; one is usual.
+    """
+
+    trace_share: float = 0.01
+    lookup_share: float = 0.001
+    wasted_traces: int = 8
+    outdated_traces: int = 32
+    settled_calls: int = 4
+    lookups: int = 32
+    longest_lookup: float = 0.001
+    looks: int = 64
+    variants: int = 8
+    plans: int = 8
+    forms: int = 4096
+    state_shapes: int = 4
+    replans: int = 8
+    discovery_rounds: int = 100
+
+
+LIMITS = Limits()
+"""The limits that apply."""

@@ -1,4 +1,12 @@
-"""Calls of a function inside ``vmap``, ``grad`` and ``jvp``, and under autograd, as its engine makes them."""
+"""Calls of transformed functions inside ``vmap``, ``grad`` and ``jvp``, and under autograd.
+
+A call goes this way. `find_site` looks up the `Site` of such calls, or discovers it: which tensors the function closes
+over that carry gradients or batches. These are lifted: passed like arguments from there on. `apply` runs the function
+as one operation to all levels that differentiate or batch its tensors.
+"""
+
+# Arguments and results are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -9,8 +17,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.autograd.forward import NotCompiledError
+from pygraph.autograd.levels import levels
 from pygraph.autograd.lookup import find_site
-from pygraph.autograd.shell import compose
+from pygraph.autograd.operation import Application, apply
+from pygraph.autograd.outcome import Outcome
 from pygraph.autograd.site import Site
 from pygraph.autograd.sites import Sites
 from pygraph.calls.engine import Engine
@@ -26,17 +37,17 @@ class Composed:
     """The composition of one engine, see `pygraph.calls.policy.Composition`.
 
     Args:
-        max_graphs: The number of kinds of calls of which sites are kept.
+        max_graphs: How many kinds of calls have sites at a time.
     """
 
     def __init__(self, max_graphs: int) -> None:
         self._sites = Sites(max_graphs)
 
     def call(self, engine: Engine, call: Call, found: tuple[Key, Entry] | None) -> Any:
-        """The result of a call that is differentiated or batched from outside.
+        """Return the result of a call that is differentiated or batched from outside.
 
         Raises:
-            InlineError: It must run as it is.
+            InlineError: The call must run as it is.
         """
         leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
         site = find_site(self._sites, engine, leaves, structure, engine.keys.static_leaves(call.args, call.kwargs))
@@ -46,7 +57,7 @@ class Composed:
         return result
 
     def functions(self) -> Iterator[Engine]:
-        """The engines of all derived functions."""
+        """Iterate over the engines of all derived functions."""
         return self._sites.engines()
 
     def clear(self) -> None:
@@ -55,7 +66,7 @@ class Composed:
 
 
 def _plan(engine: Engine, found: tuple[Key, Entry], site: Site, call: Call) -> None:
-    """Have calls like this one find their site natively from now on."""
+    """Have later calls like this one find their site natively."""
     if extension.loaded() is None or not site.may_be_planned:
         return
     if any(isinstance(call.leaves[index], torch.Tensor) for index in site.baked):
@@ -73,11 +84,53 @@ def _plan(engine: Engine, found: tuple[Key, Entry], site: Site, call: Call) -> N
 
 
 def _planned_call(engine: Engine, site: Site, lifted: Sequence[torch.Tensor], /, *args: Any, **kwargs: Any) -> Any:
-    """The result of a call whose site is known, as are the tensors that the function closes over."""
+    """Return the result of a call whose site and lifted tensors are known."""
     site.serves()
     try:
         return compose(site, pytree.tree_leaves((args, kwargs)), lifted)
     except InlineError as error:
         reason = str(error)
-    site.discard_plans()  # the next call is noted where those are skipped that run as they are
+    site.discard_plans()  # the next call is noted where calls that run as they are skip the lookup
     return engine.run_inline(Fallback("the call", reason), args, kwargs)
+
+
+def compose(site: Site, leaves: Sequence[Any], lifted: Sequence[torch.Tensor] | None = None) -> Any:
+    """Call a function where its call is differentiated or batched from outside.
+
+    Args:
+        site: The site of such calls.
+        leaves: The leaves of ``(args, kwargs)``.
+        lifted: The tensors that the function closes over now; None to look them up.
+
+    Returns:
+        The function's result, at this level.
+
+    Raises:
+        InlineError: The call must run as it is; nothing has been changed.
+    """
+    tensors = site.tensors(leaves, lifted)
+    stack = levels()
+    reason = site.refusal(stack, tensors)
+    if reason is not None:
+        raise InlineError(reason)
+    outcome = Outcome()
+    try:
+        call = Application(site.primal, site.numbers(leaves), outcome, unchanged=lifted is not None and not stack)
+        results = apply(call, tensors)
+    except NotCompiledError:
+        raise InlineError("its forward does not run as a graph") from None
+    except RuntimeError as error:
+        site.note_failure(stack, error)
+        raise
+    assert outcome.spec is not None
+    for index, operand in outcome.inputs.items():
+        results[index] = tensors[operand]
+    for index, (operand, view) in outcome.input_views.items():
+        if not stack and index not in site.primal.aliases:
+            tensor = tensors[operand]
+            results[index] = view.of(tensor if results[index].requires_grad else tensor.detach())
+    for index, alias in site.primal.aliases.items():
+        results[index] = alias.of(tensors[alias.operand])
+    for index, first in outcome.duplicates.items():
+        results[index] = results[first]
+    return outcome.spec.unflatten(results)

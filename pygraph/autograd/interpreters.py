@@ -1,7 +1,7 @@
-"""The transform of torch.func that is on top of the stack: how a call is made one level below it.
+"""Interpreters of torch.func's innermost transform, by which a call is made one level below it.
 
-torch has this for any ``autograd.Function``, at about a millisecond a level: it makes a class for every call, and takes
-arguments and results apart as pytrees. Here are tensors in rows only.
+torch does so for any ``autograd.Function``, at about a millisecond a level: it makes a class for every call, and
+flattens arguments and results as pytrees. Here are flat lists of tensors only.
 """
 
 # They have no public names. Checked with torch 2.11 and 2.13.
@@ -23,11 +23,11 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 
 class Batching:
-    """``torch.vmap``.
+    """A level of ``torch.vmap``.
 
     Attributes:
-        size: How many examples there are.
-        randomness: What it makes of random numbers.
+        size: The batch size.
+        randomness: The transform's ``randomness``.
     """
 
     def __init__(self, interpreter: VmapInterpreter) -> None:
@@ -37,18 +37,18 @@ class Batching:
         self.lower = interpreter.lower
 
     def split(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int | None, ...]]:
-        """The tensors with the batch as a dimension, and where it is in each."""
+        """Return the tensors with the batch as a dimension, and the batch dimension of each."""
         pairs = [functorch._unwrap_batched(tensor, self._level) for tensor in tensors]
         return [plain for plain, _ in pairs], tuple(dim for _, dim in pairs)
 
     def join(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> list[torch.Tensor]:
-        """What is one example to those who are inside, of tensors with the batch at these dimensions."""
+        """Return batched tensors of this level, of tensors with these batch dimensions."""
         pairs = zip(tensors, dims, strict=True)
         return [t if dim is None else functorch._add_batch_dim(t, dim, self._level) for t, dim in pairs]
 
 
 class Differentiating:
-    """``torch.func.grad`` and its kin, or ``torch.func.jvp`` and its kin."""
+    """A level of ``torch.func.grad``, ``vjp`` or ``jacrev``, or of ``torch.func.jvp`` or ``jacfwd``."""
 
     def __init__(self, interpreter: GradInterpreter | JvpInterpreter) -> None:
         self._level = interpreter.level()
@@ -58,21 +58,21 @@ class Differentiating:
         self._forwards = isinstance(interpreter, JvpInterpreter) or _is_fwd_grad_enabled()
 
     def lift(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """All tensors as tensors of this level."""
+        """Return all tensors as tensors of this level."""
         lift = self._interpreter._cptr.lift
         return [lift(tensor) for tensor in tensors]
 
     def unwrap(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of the level below."""
+        """Return the tensors of the level below."""
         return [functorch._unwrap_for_grad(tensor, self._level) for tensor in tensors]
 
     def wrap(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of the level below, as those of this one."""
+        """Return tensors of this level, of tensors of the level below."""
         return [functorch._wrap_for_grad(tensor, self._level) for tensor in tensors]
 
     @contextlib.contextmanager
     def lower(self) -> Generator[None, None, None]:
-        """Be one level below, which an ``autograd.Function`` has just forbidden to differentiate."""
+        """Enter the level below, with the grad modes that an ``autograd.Function`` has turned off turned on again."""
         with torch.set_grad_enabled(self._backwards), _set_fwd_grad_enabled(self._forwards), self._interpreter.lower():
             yield
 
@@ -81,7 +81,7 @@ Transform: TypeAlias = Batching | Differentiating
 
 
 def current_transform() -> Transform | None:
-    """The innermost transform."""
+    """Return the innermost transform; None if no transform is active."""
     pointer: Any = functorch.peek_interpreter_stack()
     if pointer is None:
         return None
@@ -97,7 +97,7 @@ class LevelFunction(torch.autograd.function._SingleLevelFunction):
 
     @classmethod
     def at(cls, transform: Differentiating | None, call: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Apply it at the level of a transform, or of none."""
+        """Apply the function at the level of a transform, or below all levels."""
         if transform is not None:
             tensors = transform.lift(tensors)
         apply: Any = cls.apply  # pyright: ignore[reportAttributeAccessIssue]  # of torch._C._FunctionBase

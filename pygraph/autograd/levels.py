@@ -1,4 +1,4 @@
-"""What surrounds a call: torch.func's stack of transforms, autograd and forward-mode differentiation."""
+"""Levels around a call: torch.func's stack of transforms, autograd and forward-mode differentiation."""
 
 # They have no public names. Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false
@@ -36,7 +36,7 @@ _LEVELS = {
 
 
 def levels() -> list[Level]:
-    """The transforms that are active, the outermost first."""
+    """Return the transforms that are active, the outermost first."""
     if functorch.peek_interpreter_stack() is None:
         return []
     stack: Any = functorch.get_interpreter_stack()
@@ -44,7 +44,7 @@ def levels() -> list[Level]:
 
 
 def wrappers(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A tensor as each level sees it, the innermost transform's view first, the plain tensor last."""
+    """Iterate over a tensor's wrappers, the innermost transform's first, and the plain tensor."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         yield tensor
         tensor = functorch.get_unwrapped(tensor)
@@ -52,24 +52,24 @@ def wrappers(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def plain_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as it is below all levels."""
+    """Return the plain tensor that transforms have wrapped, below all levels."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether forward-mode differentiation differentiates a tensor that is of no transform."""
+    """Whether a plain tensor has a tangent of forward-mode differentiation."""
     if not is_dual_level() or tensor.is_inference():  # of which torch cannot be asked, and which has none
         return False
     with temporarily_clear_interpreter_stack():
         return forward_ad.unpack_dual(tensor).tangent is not None
 
 
-def is_special(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is more than its elements now: of a transform, or one that is differentiated.
+def is_active(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is batched or differentiated now, by a transform or by autograd.
 
-    A tensor on ``meta`` has no elements: it only keeps a place, as the parameters of an ensemble's module do.
+    A tensor on ``meta`` is not: it has no elements, as the parameters of the module of an ensemble.
     """
     if tensor.is_meta:
         return False
@@ -94,13 +94,13 @@ def is_batched(tensor: torch.Tensor, level: int) -> bool:
 
 
 def batching_levels() -> list[int]:
-    """The levels of all active ``vmap``."""
+    """Return the levels of all active ``vmap``."""
     stack: Any = functorch.get_interpreter_stack()
     return [one.level() for one in stack or () if one.key() == functorch.TransformType.Vmap]
 
 
 def ambient(tensors: Sequence[torch.Tensor]) -> tuple[bool, bool]:
-    """Whether autograd, and whether forward mode, differentiates any of the tensors below all transforms."""
+    """Return whether autograd, and whether forward mode, differentiates any of the tensors below all transforms."""
     inside = bool(levels())
     plain = list(map(plain_of, tensors)) if any(map(functorch.is_functorch_wrapped_tensor, tensors)) else tensors
     backwards = (inside or torch.is_grad_enabled()) and any(map(requires_grad, plain))
@@ -116,17 +116,17 @@ _add_batch_dim: Any = torch._add_batch_dim  # pyright: ignore[reportPrivateImpor
 class GradientBatch:
     """The batch of cotangents that ``torch.autograd.grad(is_grads_batched=True)`` differentiates at once.
 
-    Autograd has an older kind of ``vmap`` for it, of which torch.func knows nothing. Its level is the first one; which
-    it is inside another such batch cannot be asked in the thread that runs a backward.
+    Autograd has an older kind of ``vmap`` for it, which is not on torch.func's stack. Its level is 1; its level inside
+    another such batch cannot be read in the thread that runs a backward.
     """
 
     @staticmethod
     def among(tensors: Sequence[torch.Tensor]) -> GradientBatch | None:
-        """The batch that any of the tensors belongs to."""
+        """Return the batch that any of the tensors belongs to, if there is one."""
         return GradientBatch() if any(map(functorch.is_legacy_batchedtensor, tensors)) else None
 
     def split(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int | None, ...], int]:
-        """Plain tensors, the dimension of the batch in each, and its size."""
+        """Return plain tensors, the batch dimension of each, and the batch size."""
         batched = [functorch.is_legacy_batchedtensor(tensor) for tensor in tensors]
         pairs = zip(tensors, batched, strict=True)
         plain = [_remove_batch_dim(t, _FIRST_BATCH, 1, 0) if inside else t for t, inside in pairs]
@@ -136,12 +136,12 @@ class GradientBatch:
         return plain, tuple(0 if inside else None for inside in batched), size
 
     def join(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> list[torch.Tensor]:
-        """Tensors with the batch at these dimensions, as its examples."""
+        """Return batched tensors, of plain ones with these batch dimensions."""
         pairs = zip(tensors, dims, strict=True)
         return [tensor if dim is None else _add_batch_dim(tensor, dim, _FIRST_BATCH) for tensor, dim in pairs]
 
 
 def saved_tensors_hooks() -> Any:
-    """The innermost pair of hooks that sees what autograd saves, if there is one."""
+    """Return the innermost pair of hooks on tensors that autograd saves, if there is one."""
     autograd: Any = torch._C._autograd  # pyright: ignore  # checked with torch 2.11 and 2.13
     return autograd._top_saved_tensors_default_hooks(True)

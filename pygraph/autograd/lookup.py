@@ -1,19 +1,18 @@
 """Lookup of the site of a call, discovered if need be."""
 
-# Arguments are of any type, and fakes and torch.func's stack have no public names. Checked with torch 2.11 and 2.13.
-# pyright: reportPrivateUsage=false
+# Arguments are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.autograd.discovery import discover
-from pygraph.autograd.flat import Settings
+from pygraph.autograd.settings import Settings
 from pygraph.autograd.site import Refused, Site, describe_tensor
 from pygraph.autograd.sites import Sites
 from pygraph.calls import retries
@@ -22,7 +21,7 @@ from pygraph.calls.keys import UnhashableError, form_of, static_key
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import InlineError, UntraceableError
 from pygraph.errors import DisturbedTraceError, StateChangeError, TraceError
-from pygraph.guards.environment import modes_of
+from pygraph.guards.environment import Environment, modes_of
 from pygraph.guards.locations import are_same
 from pygraph.ir.leaves import is_live_number
 from pygraph.tracing.call_environment import objects_among
@@ -32,63 +31,85 @@ from pygraph.tracing.leaks import leaving_nothing
 def find_site(
     sites: Sites, function: Engine, leaves: Sequence[Any], tree: pytree.TreeSpec, static: frozenset[int]
 ) -> Site:
-    """What is known of a call, found out if need be.
+    """Return the site of a call, discovered if need be.
+
+    Args:
+        sites: The sites of the function.
+        function: The engine of the function.
+        leaves: The leaves of ``(args, kwargs)``.
+        tree: The structure of ``(args, kwargs)``.
+        static: The leaves that are static arguments.
 
     Raises:
-        InlineError: It cannot be traced.
-        UntraceableError: The same, and that is new.
+        InlineError: The call cannot be traced.
+        UntraceableError: The call cannot be traced, which was not known before.
     """
     settings = Settings.now()
     try:
         key = (tree, static, _leaf_keys(leaves, static), settings)
     except UnhashableError:
         raise InlineError("an argument cannot be part of a cache key") from None
-    baked = sites.baked.get(key, ())
-    kind = (key, _values(leaves, baked))
+    kind = (key, _values(leaves, sites.baked.get(key, ())))
     known = sites.get(kind)
     if isinstance(known, Refused):
         raise InlineError(known.reason)
     if known is not None:
         known.serves()
-    else:
-        form = form_of((key, ()))
-        traces = sites.traces_of(form)
-        reason = sites.refusal(kind, traces, of_objects=form is not key)
-        if reason is not None:
-            raise InlineError(reason)
-        began = retries.clock()
-        try:
-            with function.turn():
-                known, baked = leaving_nothing(
-                    f"trace({function.name})(…)",
-                    lambda: discover(function, leaves, tree, static, settings),
-                )
-        except DisturbedTraceError as error:
-            raise InlineError(str(error)) from error  # the next call is traced again
-        except TraceError as error:
-            before = sites.latest(kind)
-            adds = isinstance(error, StateChangeError) and (before is None or error.fills)
-            last = before if isinstance(before, Refused) else None
-            once = adds and not (last is not None and last.once)
-            until = None
-            if isinstance(error, StateChangeError) and error.fills:
-                until = last.until if last is not None and last.until is not None else Traces()
-                if not once:  # twice in a row
-                    until.is_unsteady(retries.clock() - began)
-            modes = None
-            if not once and until is None:
-                modes = modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
-            filled = error.locations or () if isinstance(error, StateChangeError) and error.fills else ()
-            sites.put(kind, Refused(str(error), modes, once, until, filled))
-            # One that fills other places than the last time fills a memo, for another key.
-            is_memo = until is not None and not (last is not None and are_same(filled, last.filled))
-            refusal = InlineError if once or is_memo else UntraceableError
-            raise refusal(str(error)) from error
-        known.baked = sites.baked[key] = baked
-        known.traces, known.seconds = traces, retries.clock() - began
-        traces.is_made(known.seconds)
-        sites.put((key, _values(leaves, baked)), known)
-    return known
+        return known
+    form = form_of((key, ()))
+    traces = sites.traces_of(form)
+    reason = sites.refusal(kind, traces, of_objects=form is not key)
+    if reason is not None:
+        raise InlineError(reason)
+    began = retries.clock()
+    try:
+        with function.turn():
+            site, baked = leaving_nothing(
+                f"trace({function.name})(…)",
+                lambda: discover(function, leaves, tree, static, settings),
+            )
+    except DisturbedTraceError as error:
+        raise InlineError(str(error)) from error  # the next call is traced again
+    except TraceError as error:
+        raise _refuse(sites, kind, error, began, lambda: _modes(function, leaves, tree)) from error
+    site.baked = sites.baked[key] = baked
+    site.traces, site.seconds = traces, retries.clock() - began
+    traces.is_made(site.seconds)
+    sites.put((key, _values(leaves, baked)), site)
+    return site
+
+
+def _refuse(
+    sites: Sites, kind: Hashable, error: TraceError, began: float, modes_now: Callable[[], Environment | None]
+) -> InlineError:
+    """Remember that calls of a kind cannot be traced, and return the error that says so.
+
+    Args:
+        sites: The sites of the function.
+        kind: The kind of call.
+        error: The error of the trace.
+        began: When the trace began.
+        modes_now: Returns the modes of the modules that the function reaches.
+    """
+    before = sites.latest(kind)
+    adds = isinstance(error, StateChangeError) and (before is None or error.fills)
+    last = before if isinstance(before, Refused) else None
+    once = adds and not (last is not None and last.once)
+    until = None
+    if isinstance(error, StateChangeError) and error.fills:
+        until = last.until if last is not None and last.until is not None else Traces()
+        if not once:  # twice in a row
+            until.is_unsteady(retries.clock() - began)
+    modes = modes_now() if not once and until is None else None
+    filled = error.locations or () if isinstance(error, StateChangeError) and error.fills else ()
+    sites.put(kind, Refused(str(error), modes, once, until, filled))
+    # A call that fills other locations than the last one fills a memo, for another key.
+    is_memo = until is not None and not (last is not None and are_same(filled, last.filled))
+    return (InlineError if once or is_memo else UntraceableError)(str(error))
+
+
+def _modes(function: Engine, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Environment | None:
+    return modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
 
 
 def _values(leaves: Sequence[Any], numbers: Sequence[int]) -> tuple[Hashable, ...]:

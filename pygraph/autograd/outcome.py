@@ -1,4 +1,4 @@
-"""What a call finds out at the bottom, where it runs, for those above it."""
+"""Outcomes of calls: facts that are known once a call has run below all levels, and that the levels above need."""
 
 from __future__ import annotations
 
@@ -6,46 +6,52 @@ import dataclasses
 
 import torch
 
-from pygraph.autograd.flat import Rest
-from pygraph.autograd.joint import Pullback
+from pygraph.autograd.pullback import Pullback
+from pygraph.autograd.result_spec import ResultSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class View:
-    """What part of a tensor another one is."""
+class StridedView:
+    """A view of a tensor by shape, strides and offset.
+
+    Attributes:
+        shape: The view's shape.
+        stride: The view's strides, in elements.
+        offset: The view's offset from the tensor's first element, in elements.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor, with its history."""
+        """Return the view of a tensor, with its history."""
         return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
 
 
 class Outcome:
-    """What a call returns besides its tensors, known once it has arrived at the bottom.
+    """The outcome of a call besides its results' tensors.
 
     Attributes:
-        rest: The rest of the result.
+        spec: The spec of the result.
         pullback: How the call is differentiated, if not as its function usually is.
-        same: Results that are tensors which were passed, by number.
-        views: Results that are parts of tensors which were passed.
-        twins: Results that are the same tensor as an earlier one.
-        saved: What its backward needs, where that is not among the results.
+        inputs: The results that are tensors that were passed, and which, by number.
+        input_views: The results that are views of tensors that were passed, and of which, by number.
+        duplicates: The results that are the same tensor as an earlier one, and which, by number.
+        saved: The tensors that its backward needs and that are no results.
     """
 
     def __init__(self) -> None:
-        self.rest: Rest | None = None
+        self.spec: ResultSpec | None = None
         self.pullback: Pullback | None = None
-        self.same: dict[int, int] = {}
-        self.views: dict[int, tuple[int, View]] = {}
-        self.twins: dict[int, int] = {}
+        self.inputs: dict[int, int] = {}
+        self.input_views: dict[int, tuple[int, StridedView]] = {}
+        self.duplicates: dict[int, int] = {}
         self.saved: list[torch.Tensor] = []
 
-    def take_dims(self) -> tuple[int | None, ...]:
-        """Where the batch of the outermost ``vmap`` is in the results, which no outer level needs to know."""
-        assert self.rest is not None
-        *others, dims = self.rest.dims
-        self.rest = dataclasses.replace(self.rest, dims=tuple(others))
-        return dims
+    def pop_out_dims(self) -> tuple[int | None, ...]:
+        """Remove and return the results' batch dimensions of the outermost ``vmap``, which no outer level needs."""
+        assert self.spec is not None
+        *others, out_dims = self.spec.out_dims
+        self.spec = dataclasses.replace(self.spec, out_dims=tuple(others))
+        return out_dims

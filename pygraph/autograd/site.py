@@ -1,4 +1,4 @@
-"""One kind of call of a function inside a transform or under autograd: the function of its tensors, and its limits."""
+"""Sites: kinds of calls inside a transform or under autograd, with their flat functions or the reasons against it."""
 
 # Arguments are of any type, and fakes and torch.func's stack have no public names. Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from pygraph.autograd.flat import Primal
 from pygraph.autograd.levels import (
     Level,
     ambient,
     batching_levels,
+    is_active,
     is_batched,
-    is_special,
     is_tracked,
     saved_tensors_hooks,
 )
+from pygraph.autograd.primal import Primal
 from pygraph.calls import retries
 from pygraph.calls.engine import Engine
 from pygraph.calls.plan_description import Reached
@@ -31,16 +31,22 @@ from pygraph.calls.surroundings import NOTHING_ON_DEVICE, InlineError
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Item, Location, Variable
 
-# So often other tensors may be where those were that a plan guards; a function that sees others each time has no plan.
+# How often closed-over tensors may be replaced that a plan guards; where they are new in each call, there is no plan.
 _MAX_REPLANNED = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Refused:
-    """Why calls with arguments like these run as they are, while the function's modules are in these modes.
+    """A kind of calls that run as they are.
 
-    With ``once``, that was so of one call alone, as of a first one that fills a cache: it has ``filled`` these places.
-    Where such calls follow each other, it is so ``until`` there may be another trace.
+    Attributes:
+        reason: The reason.
+        modes: The modes of the function's modules for which it holds; None if it does not depend on them.
+        once: Whether it held for one call only, as for a first one that fills a cache.
+        until: The budget of traces after which such calls are traced again, where each of them fills a cache.
+        filled: The locations that the last one has filled.
+        calls: How many calls it has served.
+        seconds: How long it took to find out.
     """
 
     reason: str
@@ -52,45 +58,45 @@ class Refused:
     seconds: float = 0.0
 
     def changed(self) -> str | None:
-        """What is not as it was, as a user would write it; None if that is not known."""
+        """Return the first state that has changed, as a user would write it; None if it is not known."""
         return None if self.modes is None else self.modes.changed()
 
     def is_current(self) -> bool:
-        """Whether that holds now."""
+        """Whether the reason holds now."""
         if self.once or (self.until is not None and self.until.allow_another()):
             return False
         return self.modes is None or self.modes.is_current()
 
     def may_return(self) -> bool:
-        """Whether it may hold again, although it may not now."""
+        """Whether the reason may hold again, although it does not now."""
         return not self.once and self.until is None and (self.modes is None or self.modes.may_return())
 
     def engines(self) -> Iterator[Engine]:
-        """No compiled functions."""
+        """Iterate over no engines."""
         return iter(())
 
     def discard_plans(self) -> None:
-        """There are none."""
+        """Do nothing: there are no plans."""
 
 
 @dataclasses.dataclass(eq=False)
 class Site:
-    """What is known of calls with arguments like these.
+    """A kind of calls that run as flat functions.
 
     Attributes:
         primal: The function of its tensors and numbers.
-        environment: What else it depends on.
-        lifted: What the tensors were like that it closes over and that are passed to it.
-        unused: Which other tensors that it could use carry gradients or batches.
+        environment: Python's state that it depends on.
+        lifted: Descriptions of the lifted tensors, see `describe_tensor`.
+        unused: The ids of other tensors that it could reach and that are batched or differentiated.
         draws: Whether it draws random numbers.
         writes: Whether it updates tensors.
         writes_tracked: Whether it updates tensors that are differentiated.
         differentiates: Whether it uses autograd by itself.
-        baked: The leaves whose numbers decide what the function does.
-        refusals: Why calls must run as they are, by torch.func's transforms around them; found out by calls.
-        planned: What the plans by which calls come here natively depend on, and these plans.
-        calls: How many calls it has served besides the one that it was found out for.
-        seconds: What it took to find it out.
+        baked: The leaves whose numbers decide which operations the function runs.
+        refusals: Why calls must run as they are, by torch.func's transforms around them, as calls have shown.
+        planned: The state that native plans of such calls depend on, and the plans.
+        calls: How many calls it has served besides the one that it was discovered for.
+        seconds: How long the discovery took.
         traces: The budget of such calls.
     """
 
@@ -111,53 +117,53 @@ class Site:
     _replanned: int = 0
 
     def is_current(self) -> bool:
-        """Whether it still describes calls: nothing that the function reaches has changed."""
+        """Whether nothing that the function reaches has changed."""
         if not self.environment.is_current():
             return False
-        groups = [[place() for place in places] for places in self.primal.places]
+        groups = [[lookup() for lookup in lookups] for lookups in self.primal.lookups]
         found: list[Any] = [values[0] for values in groups]
-        if not all(isinstance(value, torch.Tensor) and is_special(value) for value in found):
+        if not all(isinstance(value, torch.Tensor) and is_active(value) for value in found):
             return False
         # One tensor may have become two since, or two one.
         if any(other is not values[0] for values in groups for other in values) or len({*map(id, found)}) < len(found):
             return False
-        return tuple(map(describe_tensor, found)) == self.lifted and special_among(self.environment) == self.unused
+        return tuple(map(describe_tensor, found)) == self.lifted and active_among(self.environment) == self.unused
 
     def changed(self) -> str | None:
-        """What is not as it was, as a user would write it; None if that is not known."""
+        """Return the first state that has changed, as a user would write it; None if it is not known."""
         return self.environment.changed()
 
     def serves(self) -> None:
-        """Note a call that it was there for."""
+        """Count a call."""
         self.calls += 1
         if self.calls <= retries.SETTLED:
             self.traces.is_used(self.calls)
 
     def may_return(self) -> bool:
-        """Whether it may describe calls again, although it may not now."""
+        """Whether it may be current again, although it is not now."""
         return self.environment.may_return()
 
     def engines(self) -> Iterator[Engine]:
-        """Its compiled functions."""
+        """Iterate over the engines of its functions."""
         return self.primal.engines()
 
     def reached(self) -> Reached:
-        """What it depends on besides arguments, with the tensors that it closes over now."""
-        places = [place for places in self.primal.places for place in places]
-        lifted = (place() for place in self.primal.lifted.values())
+        """Return the state that it depends on besides arguments, with the tensors that it closes over now."""
+        lookups = [lookup for lookups in self.primal.lookups for lookup in lookups]
+        lifted = (lookup() for lookup in self.primal.lifted.values())
         return Reached(
             self.environment, (*lifted, *self.environment.tensors),
-            tuple((place.container, place.key, place()) for place in places if isinstance(place, Item)),
-            tuple((place.cell, place()) for place in places if isinstance(place, Variable)),
+            tuple((lookup.container, lookup.key, lookup()) for lookup in lookups if isinstance(lookup, Item)),
+            tuple((lookup.cell, lookup()) for lookup in lookups if isinstance(lookup, Variable)),
         )  # fmt: skip
 
     @property
     def may_be_planned(self) -> bool:
-        """Whether plans are of use: what it closes over does not change all the time."""
+        """Whether plans are of use: the closed-over tensors are not new in each call."""
         return self._replanned <= _MAX_REPLANNED
 
     def plans_for(self, reached: Reached) -> list[object] | None:
-        """The plans that depend on this, to add to them; None if there can be none."""
+        """Return the list of plans that depend on this state, to add to it; None if there can be none."""
         if self.planned is None or not self.planned[0].is_same(reached):
             self.discard_plans()
             self._replanned += 1
@@ -167,23 +173,23 @@ class Site:
         return self.planned[1]
 
     def discard_plans(self) -> None:
-        """Have no call come here natively."""
+        """Discard all native plans of such calls."""
         if self.planned is not None:
             self.primal.function.discard_plans(self.planned[1])
             self.planned = None
 
     def tensors(self, leaves: Sequence[Any], lifted: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """The tensors of a call with these leaves, and those that the function closes over now."""
+        """Return the tensors of a call with these leaves, and the lifted ones, which are looked up if not given."""
         if lifted is None:
-            lifted = [place() for place in self.primal.lifted.values()]
+            lifted = [lookup() for lookup in self.primal.lifted.values()]
         return [*(leaves[i] for i in self.primal.tensors), *lifted]
 
     def numbers(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """The live numbers of a call with these leaves."""
+        """Return the live numbers of a call with these leaves."""
         return tuple(leaves[index] for index in self.primal.numbers)
 
     def refusal(self, stack: Sequence[Level], tensors: Sequence[torch.Tensor]) -> str | None:
-        """Why a call at this place must run as it is; None if it may be compiled."""
+        """Return why a call below these transforms must run as it is; None if it may be compiled."""
         if Level.OTHER in stack:
             return "a transform of torch.func is active that is neither vmap, grad nor jvp"
         if self.primal.function.function.records and all(tensor.is_cpu for tensor in tensors):
@@ -210,16 +216,16 @@ class Site:
         return None
 
     def note_failure(self, stack: Sequence[Level], error: RuntimeError) -> None:
-        """Note that calls below these transforms fail, if they do not as they are.
+        """Note that calls below these transforms fail, if they fail only as operations.
 
-        A derivative takes some operations apart, and ``vmap`` around it then batches the parts. Here vmap meets the
-        operations themselves, as a call is differentiated last, and it may have no rule for them.
+        A derivative decomposes some operations, and ``vmap`` around it then batches the decompositions. Here vmap gets
+        the operations themselves, as a call is differentiated last, and it may have no rule for them.
 
         Raises:
-            InlineError: It is such a failure; it has changed nothing.
+            InlineError: The call failed so; it has changed nothing.
         """
         if _NO_RULE in str(error) and set(stack) != {Level.VMAP} and not self.draws and not self.writes:
-            self.refusals[tuple(stack)] = f"torch cannot batch an operation that a derivative would take apart: {error}"
+            self.refusals[tuple(stack)] = f"torch cannot batch an operation that a derivative would decompose: {error}"
             raise InlineError(self.refusals[tuple(stack)]) from None
 
 
@@ -227,17 +233,17 @@ _NO_RULE = "Batching rule not implemented"  # torch 2.11 and 2.13
 
 
 def _saved_tensors_are_changed() -> bool:
-    """Whether what is saved may not be what is restored; checkpoints restore what their functions save again."""
+    """Whether hooks may change saved tensors; the hooks of checkpoints restore equal ones."""
     hooks = saved_tensors_hooks()
     return hooks is not None and hooks[0].__module__ != torch.utils.checkpoint.__name__
 
 
 def describe_tensor(tensor: torch.Tensor) -> tuple[Hashable, ...]:
-    """What a trace depends on of a tensor as it is at the current level."""
+    """Return the properties of a tensor at the current level that a trace depends on."""
     kind = isinstance(tensor, torch.nn.Parameter)
     return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, kind, tensor.requires_grad, is_tracked(tensor))
 
 
-def special_among(environment: Environment) -> frozenset[int]:
-    """The ids of the tensors that a function reaches and that carry gradients or batches."""
-    return frozenset(id(tensor) for tensor in environment.tensors if is_special(tensor))
+def active_among(environment: Environment) -> frozenset[int]:
+    """Return the ids of the tensors that a function reaches and that are batched or differentiated."""
+    return frozenset(id(tensor) for tensor in environment.tensors if is_active(tensor))

@@ -1,4 +1,4 @@
-"""The cache of what is known of calls inside larger wholes."""
+"""The cache of sites of one function."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from pygraph.calls.retries import SETTLED, TRACES, Budget, Traces
 
 
 class Sites:
-    """Sites by kind of call, or why there is none; the kind that was found out first makes room.
+    """Sites by kind of call, or the reasons why there are none; the oldest kind is evicted first.
 
-    A function may find other tensors from call to call, as a module does whose parameters each step of an inner loop
-    replaces: others carry batches, or have other strides. Or it finds other flags and numbers, as a module does that is
-    in training or not. There is one site for each.
+    A kind has several sites where the function's state changes from call to call: the parameters of a module that each
+    iteration of an inner loop replaces are batched or have other strides, or the module is in training or not.
 
     Args:
-        limit: How many kinds are kept.
+        limit: How many kinds are cached.
 
     Attributes:
-        baked: By kind of call, the leaves whose numbers tell sites apart, as they decide what the function does.
+        baked: By kind of call, the leaves whose numbers distinguish sites: they decide which operations the function
+            runs.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._traces: dict[Hashable, Traces] = {}
-        # Traces of kinds of calls that were pushed out by others before they had been used a few times.
+        # Traces of kinds of calls that were evicted before they had been used a few times.
         self._turnover = Budget(2 * limit, TRACES)
         self._known: collections.OrderedDict[Hashable, tuple[Site | Refused, ...]] = collections.OrderedDict()
         self.baked: dict[Hashable, tuple[int, ...]] = {}
 
     def get(self, key: Hashable) -> Site | Refused | None:
-        """What is known of this kind of call, and still so."""
+        """Return the current site of a kind of call, or why there is none; None if that is not known."""
         return next((site for site in self._known.get(key, ()) if site.is_current()), None)
 
     def latest(self, key: Hashable) -> Site | Refused | None:
-        """What was found out last of this kind of call."""
+        """Return the newest site of a kind of call, or why there is none."""
         return next(iter(self._known.get(key, ())), None)
 
     def traces_of(self, form: Hashable) -> Traces:
-        """The budget of calls of one form."""
+        """Return the budget of traces of calls of one form."""
         if len(self._traces) > _MAX_FORMS:
             self._traces.clear()
         return self._traces.setdefault(form, Traces())
 
     def refusal(self, key: Hashable, traces: Traces, *, of_objects: bool) -> str | None:
-        """Why a call of a kind is not traced although nothing that is known fits it; None if it may be.
+        """Return why a call of a kind that has no current site is not traced; None if it may be.
 
         Args:
             key: The kind.
             traces: The budget of its form.
-            of_objects: Whether it is passed an object without a value.
+            of_objects: Whether an argument is an object that is compared by identity.
         """
         last = self.latest(key)
         if last is not None or of_objects:
@@ -70,11 +70,11 @@ class Sites:
         return None
 
     def put(self, key: Hashable, site: Site | Refused) -> None:
-        """Remember it, and forget what is outdated for good."""
+        """Add a site, and forget the ones that cannot be current again."""
         before = self._known.pop(key, ())
-        kept = [other for other in before if other.may_return()][: MOST_VARIANTS - 1]
-        _forget(other for other in before if other not in kept)
-        self._known[key] = (site, *kept)
+        remaining = [other for other in before if other.may_return()][: MOST_VARIANTS - 1]
+        _forget(other for other in before if other not in remaining)
+        self._known[key] = (site, *remaining)
         while len(self._known) > self._limit:
             _, oldest = self._known.popitem(last=False)
             if any(other.calls >= SETTLED for other in oldest):
@@ -84,7 +84,7 @@ class Sites:
             _forget(oldest)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all sites."""
         self.baked.clear()
         self._traces.clear()
         self._turnover.renew()
@@ -92,23 +92,23 @@ class Sites:
             _forget(self._known.popitem()[1])
 
     def engines(self) -> Iterator[Engine]:
-        """The compiled functions of all sites."""
+        """Iterate over the engines of all sites."""
         for known in list(self._known.values()):
             for site in known:
                 yield from site.engines()
 
 
-# Forms of calls of which it is remembered what their traces cost.
+# Forms of calls whose budgets of traces are cached.
 _MAX_FORMS = 4096
 
 
 def _recorded(known: Site | Refused) -> float:
-    """What the compiled functions of a site have taken, in seconds."""
+    """Return how long the engines of a site have compiled, in seconds."""
     return sum(engine.cache.seconds for engine in known.engines())
 
 
 def _forget(known: Iterable[Site | Refused]) -> None:
-    """Give back the graphs of sites; a backward that is still to come records its own again."""
+    """Give back the graphs of sites; a later backward of an earlier call records its own again."""
     for site in known:
         site.discard_plans()
         for engine in list(site.engines()):

@@ -1,7 +1,7 @@
-"""Running a function with other tensors in the place of those that it closes over.
+"""Substitution: running a function with other tensors instead of the ones that it closes over.
 
-Tensors are told apart by identity, in every call of torch's Python functions; what a function closes over is not
-changed, so that other threads see nothing.
+Tensors are identified by ``id``, in every call of torch's Python functions; what a function closes over is not
+changed, so that other threads are not affected.
 """
 
 # Arguments are of any type, and torch.func's wrappers have no public names.
@@ -24,22 +24,22 @@ from pygraph.tracing.dynamo import fill_tables
 
 
 class Substitution(TorchFunctionMode):
-    """Pass other tensors to torch than the code says.
+    """A mode that passes other tensors to torch's functions than their caller does.
 
     Args:
-        given: The tensors to pass, by the id of the one in whose place.
+        given: The tensors to pass, by the id of the tensor that they replace.
     """
 
     def __init__(self, given: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
         self._given = given
 
-    def instead(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What is passed in the place of a tensor."""
+    def replacement(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that is passed instead of one."""
         return self._given.get(id(tensor), tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self.instead, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self.replacement, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
@@ -63,11 +63,11 @@ _add_batch_dim: Any = _vmaps._add_batch_dim
 
 @contextlib.contextmanager
 def substituting(mode: Substitution) -> Generator[None, None, None]:
-    """Have a substitution at work in this thread."""
+    """Enable a substitution in this thread."""
     before = _active.modes
     _active.modes = (*before, mode)
     try:
-        with _functions_seen(), mode:
+        with _functions_patched(), mode:
             yield
     finally:
         _active.modes = before
@@ -75,7 +75,7 @@ def substituting(mode: Substitution) -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def substituted(given: Mapping[int, torch.Tensor]) -> Generator[None, None, None]:
-    """The same for tensors by id; nothing is done if there are none."""
+    """Substitute tensors by the id of the tensor that they replace, if there are any."""
     if not given:
         yield
         return
@@ -84,11 +84,11 @@ def substituted(given: Mapping[int, torch.Tensor]) -> Generator[None, None, None
 
 
 @contextlib.contextmanager
-def _functions_seen() -> Generator[None, None, None]:
-    """Substitute also what no mode sees: arguments of custom Functions, and what torch.func's transforms wrap.
+def _functions_patched() -> Generator[None, None, None]:
+    """Substitute also arguments of custom Functions and of torch.func's transforms, which no mode intercepts.
 
-    They look at tensors before any operation does. ``Function.apply`` itself may have been taken before, as
-    ``apply = Function.apply``; what is replaced is what it calls. Checked with torch 2.11 and 2.13.
+    ``Function.apply`` itself may have been read before, as ``apply = Function.apply``; so the functions that it calls
+    are patched. Checked with torch 2.11 and 2.13.
     """
     global _users
     fill_tables()
@@ -111,23 +111,23 @@ def _functions_seen() -> Generator[None, None, None]:
 
 
 def _unwrap_substituted(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return _unwrap_dead_wrappers(pytree.tree_map_only(torch.Tensor, _instead, args))
+    return _unwrap_dead_wrappers(pytree.tree_map_only(torch.Tensor, _replacement, args))
 
 
 def _call_substituted(function: Any, *args: Any, **kwargs: Any) -> Any:
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _instead, (args, kwargs))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _replacement, (args, kwargs))
     return _custom_function_call(function, *args, **kwargs)
 
 
 def _wrap_substituted(tensor: torch.Tensor, level: int) -> torch.Tensor:
-    return _wrap_for_grad(_instead(tensor), level)
+    return _wrap_for_grad(_replacement(tensor), level)
 
 
 def _batch_substituted(tensor: torch.Tensor, dim: int, level: int) -> torch.Tensor:
-    return _add_batch_dim(_instead(tensor), dim, level)
+    return _add_batch_dim(_replacement(tensor), dim, level)
 
 
-def _instead(tensor: torch.Tensor) -> torch.Tensor:
+def _replacement(tensor: torch.Tensor) -> torch.Tensor:
     for mode in reversed(_active.modes):
-        tensor = mode.instead(tensor)
+        tensor = mode.replacement(tensor)
     return tensor

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What the mechanisms cost on a device, in microseconds; the host's time and the device's.
+    """The costs of mechanisms on a device, in microseconds; the host's time and the device's.
 
     Attributes:
         replay: Host: one replay.

@@ -50,7 +50,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What the choice depends on.
+    """The facts that the choice depends on.
 
     Attributes:
         words: The pointer words of every slot.
@@ -128,14 +128,14 @@ def _plan(question: Question, costs: Costs, mechanism: Mechanism, copied: frozen
 
 
 def _cost(choice: Choice) -> float:
-    """What a call takes in a row of calls, where host and device overlap, with some weight on a call on its own."""
+    """The time of a call in a row of calls, where host and device overlap, with some weight on a call on its own."""
     return max(choice.host_us, choice.device_us) + 0.25 * (choice.host_us + choice.device_us)
 
 
 def wiring(
     choice: Choice, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], written: frozenset[int]
 ) -> tuple[Wiring, list[tuple[int, int]]]:
-    """What to add to the graph for a choice.
+    """The nodes to add to the graph for a choice.
 
     Args:
         choice: The choice.

@@ -215,7 +215,7 @@ class Composition:
 
     @property
     def rounding(self) -> float:
-        """What gradients may differ by, relative to the largest: each is rounded to the dtypes that it passes through.
+        """The tolerance of gradients, relative to the largest: each is rounded to the dtypes of its operations.
 
         Three that meet in one value are added in another order than in eager (docs/limits.md).
         """
@@ -330,21 +330,27 @@ def check_ours_change_nothing(composition: Composition, device: torch.device) ->
     for call, layout in enumerate(("contiguous", "contiguous", "transposed")):
         mode, seeds = AMBIENT[composition.ambient], (call, layout)
         expected = Outcome(
-            _told(reference, mode, state, known), composition.arguments(device, *seeds), state.all_tensors(), call
+            _with_state(reference, mode, state, known),
+            composition.arguments(device, *seeds),
+            state.all_tensors(),
+            call,
         )
         got = Outcome(
-            _told(mine, mode, my_state, known), composition.arguments(device, *seeds), my_state.all_tensors(), call
+            _with_state(mine, mode, my_state, known),
+            composition.arguments(device, *seeds),
+            my_state.all_tensors(),
+            call,
         )
         got.check_same(expected, memory=not composition.is_differentiated, rounding=composition.rounding)
 
 
-def _told(call: Callable[..., Any], around: Callable[..., Any], state: State, known: bool) -> Callable[..., Any]:
-    """The call, with what autograd knows of its results, if that is ``known``, and of what the function closes over."""
+def _with_state(call: Callable[..., Any], around: Callable[..., Any], state: State, known: bool) -> Callable[..., Any]:
+    """Return the call, with autograd's state of closed-over tensors, and of results if that is ``known``."""
 
-    def told(*args: Any) -> Any:
+    def with_state(*args: Any) -> Any:
         result = around(call, args)
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         facts = [(t.requires_grad, t.is_leaf) for t in tensors if known]
         return result, facts, [t.grad for t in state.all_tensors()]
 
-    return told
+    return with_state

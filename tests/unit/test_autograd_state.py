@@ -1,4 +1,4 @@
-"""What autograd knows of tensors besides their values: versions, who requires grad, tangents, inference tensors."""
+"""Autograd's state of tensors: versions, `requires_grad`, tangents, inference tensors."""
 
 from __future__ import annotations
 

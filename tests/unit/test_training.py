@@ -222,7 +222,7 @@ def test_a_schedule_of_a_learning_rate_in_a_tensor(device: torch.device) -> None
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "for each"])
 def test_a_gradient_scaler_runs_as_it_is(device: torch.device, fused: bool) -> None:
-    """It keeps notes in Python, or reads whether there was an overflow; tracing it leaves nothing behind."""
+    """A scaler counts in Python, and reads whether there was an overflow; tracing it leaves nothing behind."""
     found: list[Any] = []
     for jitted in (False, True):
         net, _, _ = make(device)
@@ -516,7 +516,7 @@ def test_clipping_written_down_by_a_live_bound(device: torch.device) -> None:
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_checkpointing_draws_the_same_numbers_again(device: torch.device, dropout: float, reentrant: bool) -> None:
-    """It puts the generator's state back for that, which a replay does not: with dropout it runs as it is."""
+    """A checkpoint restores the generator's state, which a replay does not: with dropout it runs as it is."""
 
     def fn(x: Tensor, weight: Tensor) -> Tensor:
         leaf = weight.detach().requires_grad_()
@@ -599,7 +599,7 @@ def test_models(device: torch.device, model: Callable[[], nn.Module]) -> None:
 
 
 def test_a_step_waits_for_nothing_from_the_second_call_on(device: torch.device) -> None:
-    """What the counter of synchronisations counts, so that the other tests mean something."""
+    """The counter counts synchronisations of eager, so that the other tests mean something."""
     fast = pygraph.jit(lambda x: x * 2)
     x = torch.ones(3, device=device)
     fast(x)

@@ -221,7 +221,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", ["hessian", "Hessians of a batch", "Hessian times vector", "third derivative"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_second_derivatives(function: str, name: str, device: torch.device) -> None:
-    """Tangents of what torch takes apart for a second derivative are zero in part, and views of zeros."""
+    """Tangents of an operation that torch decomposes for a second derivative are zero in part, and views of zeros."""
 
     def derivative(x: Tensor, t: Tensor) -> Any:
         return DERIVATIVES[name](FUNCTIONS[function], x, t)

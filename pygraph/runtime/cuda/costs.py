@@ -1,4 +1,4 @@
-"""What the mechanisms cost on this machine: measured once, with a small graph, and kept in the cache directory."""
+"""The costs of mechanisms on this machine: measured once, with a small graph, and kept in the cache directory."""
 
 from __future__ import annotations
 

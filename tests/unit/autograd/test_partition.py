@@ -1,4 +1,4 @@
-"""Cutting a Program of results and gradients: both parts say the same as the whole, and the whole stays as it is."""
+"""Partition of a joint Program: forward and backward compute what the whole computes, and the whole is not changed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.autograd.partition import Parts, partition_program, with_numbers, without_results
+from pygraph.autograd.partition import Partition, partition_program
+from pygraph.autograd.specialization import with_numbers, without_results
 from pygraph.errors import TraceError
 from pygraph.ir.ops import cotangent
 
 
 def joint_of(fn: Callable[..., torch.Tensor], count: int) -> Callable[..., Any]:
-    """The function with the gradients of its first arguments, for a cotangent that is to come."""
+    """Return the function with the gradients of its first arguments, for a cotangent that is given later."""
 
     def joint(*args: Any) -> Any:
         with torch.enable_grad():
@@ -30,15 +31,15 @@ def joint_of(fn: Callable[..., torch.Tensor], count: int) -> Callable[..., Any]:
 
 def cut(
     fn: Callable[..., torch.Tensor], args: tuple[Any, ...], count: int = 1
-) -> tuple[pygraph.program.Program, Parts]:
+) -> tuple[pygraph.program.Program, Partition]:
     program = pygraph.trace(joint_of(fn, count))(*args)
-    return program, partition_program(program, "mark")
+    return program, partition_program(program, "pullback")
 
 
-def run(parts: Parts, args: tuple[Any, ...], given: torch.Tensor) -> tuple[Any, Any]:
-    """The result, and the gradients for a cotangent."""
-    result, saved, mark = pygraph.evaluate(parts.forward, *args)
-    assert mark == "mark"
+def run(parts: Partition, args: tuple[Any, ...], given: torch.Tensor) -> tuple[Any, Any]:
+    """Return the result, and the gradients for a cotangent."""
+    result, saved, pullback = pygraph.evaluate(parts.forward, *args)
+    assert pullback == "pullback"
     values: list[Any] = []
     for source in parts.sources:
         of = {"cotangent": [given], "saved": saved, "result": [result], "argument": args}[source.of]

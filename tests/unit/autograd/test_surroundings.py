@@ -1,4 +1,4 @@
-"""What is around a call, or between a call and its backward: settings, the places of tensors, threads, memory."""
+"""Surroundings of a call and of its backward: settings, the locations of tensors, threads, memory."""
 
 from __future__ import annotations
 

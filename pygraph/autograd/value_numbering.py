@@ -1,4 +1,4 @@
-"""Telling which values of several traces of one function are the same."""
+"""Value numbering: equal numbers for the values that several traces of one function compute in the same way."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pygraph.ir.effects import has_effect
 from pygraph.ir.program import Program
 
 
-class Values:
-    """Numbers for values: equal ones for what is computed in the same way of the same arguments."""
+class ValueNumbering:
+    """A table of value numbers: equal for values that the same operations compute of the same arguments."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._constants: dict[str, torch.Tensor] = {}
 
     def of(self, program: Program) -> dict[fx.Node, int]:
-        """The numbers of all values of a Program."""
+        """Return the numbers of all values of a Program."""
         found: dict[fx.Node, int] = {}
         inputs = dict(zip(program.placeholders, program.inputs, strict=True))
         effects = itertools.count()
@@ -50,5 +50,5 @@ def _operation(node: fx.Node, found: dict[fx.Node, int], effects: Iterator[int])
         return "other", id(node)
     leaves, tree = pytree.tree_flatten((node.args, node.kwargs))
     given: list[Any] = [found[leaf] if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf)) for leaf in leaves]
-    turn = next(effects) if has_effect(node) else None  # no draw is like another one
+    turn = next(effects) if has_effect(node) else None  # no random draw is equal to another one
     return node.target, tuple(given), repr(tree), turn

@@ -1,6 +1,6 @@
-"""Running a call once more as it was: with the random numbers that it drew, on what it has updated since.
+"""State that a second run of a function needs from before the first: random states, and tensors that it has updated.
 
-Second derivatives outside run the user's function again (`pygraph.autograd.joint.Backward`), as a checkpoint does.
+Second derivatives outside run the user's function again (`pygraph.autograd.backward.Backward`), as a checkpoint does.
 """
 
 # pyright: reportPrivateUsage=false
@@ -20,7 +20,7 @@ from pygraph.runtime.devices import driver_for
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Effects:
-    """What a function does besides computing results, so that it is not the same function twice.
+    """The effects of a function, so that a second run may give other results.
 
     Attributes:
         draws: Whether it draws random numbers.
@@ -33,15 +33,20 @@ class Effects:
     arguments: dict[int, bool]
     captured: tuple[tuple[torch.Tensor, bool], ...]
 
-    def before(self, tensors: Sequence[torch.Tensor]) -> Before:
-        """What it finds when it is called now."""
+    def preserve(self, tensors: Sequence[torch.Tensor]) -> PreservedState:
+        """Copy the state that a call with these tensors depends on."""
         arguments = (tensors[index] for index, is_read in self.arguments.items() if is_read)
         captured = (tensor for tensor, is_read in self.captured if is_read)
-        return Before([*arguments, *captured], {tensor.device for tensor in tensors} if self.draws else set())
+        return PreservedState([*arguments, *captured], {tensor.device for tensor in tensors} if self.draws else set())
 
 
-class Before:
-    """The contents of tensors and the states of the random generators of devices, if any, and the host, as of now."""
+class PreservedState:
+    """The present contents of tensors and states of random generators.
+
+    Args:
+        tensors: The tensors.
+        devices: The devices of the generators; none if no random numbers are drawn. The host's is added.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor], devices: set[torch.device]) -> None:
         with torch.no_grad():
@@ -52,16 +57,16 @@ class Before:
         self._tensors, self._devices = tensors, devices
 
     @contextlib.contextmanager
-    def again(self) -> Generator[None, None, None]:
-        """Have it as it was, for a while."""
-        now = Before(self._tensors, self._devices)
-        self._put_back()
+    def restored(self) -> Generator[None, None, None]:
+        """Restore the state for a while."""
+        now = PreservedState(self._tensors, self._devices)
+        self._restore()
         try:
             yield
         finally:
-            now._put_back()
+            now._restore()
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         with torch.no_grad():
             for tensor, contents in self._contents:
                 with _unsafe_preserve_version_counter(tensor):

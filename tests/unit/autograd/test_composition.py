@@ -37,7 +37,7 @@ Make = Callable[[Transform, torch.device], Callable[[], Any]]
 
 
 class Tensors:
-    """The same inputs for every call, in double precision."""
+    """Inputs in double precision, equal for every call."""
 
     def __init__(self, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -405,7 +405,7 @@ def ensemble(model: Any, tensors: Tensors) -> Any:
 
 
 def ensemble_without_elements(jit: Transform, device: torch.device) -> Callable[[], Any]:
-    """As torch's tutorial has it: the module on ``meta`` keeps places for the parameters."""
+    """An ensemble as in torch's tutorial: the module's own parameters are on ``meta``."""
     tensors = Tensors(device)
     torch.manual_seed(5)
     models = [network().to(device, torch.double) for _ in range(3)]
@@ -545,7 +545,7 @@ def test_second_derivatives_of_what_is_not_the_same_twice(device: torch.device, 
         for _ in range(3):
             x = torch.randn(3, 4, dtype=torch.float64, device=device, requires_grad=True)
             out = function(x * 2)
-            other = function(x.detach() + 1)  # is what the module has seen last
+            other = function(x.detach() + 1)  # is the last value that the module has had
             (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
             versions = [tensor._version for tensor in mine.buffers()]
             between = torch.rand(2, device=device)
@@ -659,7 +659,7 @@ def test_results_that_are_arguments_or_views(device: torch.device, name: str) ->
 
 
 class Materialized(torch.autograd.Function):
-    """Wants to know what there are no gradients of."""
+    """A Function whose backward reads which cotangents are missing."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Operations that torch.func takes apart round as in eager, to the last bit, wherever a jitted function is."""
+"""Operations that torch.func decomposes round as in eager, to the last bit, wherever a jitted function is."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_round_as_in_eager(device: torch.device, name: str, stack: str) -> None:
 
 
 def test_what_torch_takes_apart() -> None:
-    """Another one would have to be looked at: its parts may round otherwise than it does."""
+    """A new composite operation needs a look: its decomposition may round otherwise than it does."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key  # checked with torch 2.11 and 2.13
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     apart = {name for name in names if has(name, "FuncTorchDynamicLayerFrontMode")}

@@ -1,4 +1,4 @@
-"""Calls under autograd that find natively what is known of them: whatever has changed since, they do as eager."""
+"""Native lookup of the sites of calls under autograd: whatever has changed since, results are eager's."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def outcome(net: Net, call: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 
 class Pair:
-    """The same module in eager and transformed."""
+    """Two equal modules, in eager and transformed."""
 
     def __init__(self, device: torch.device) -> None:
         self.theirs, self.mine = Net().to(device), Net().to(device)
@@ -93,7 +93,7 @@ class Pair:
         self.device = device
 
     def check(self, calls: int, *args: Any, **kwargs: Any) -> None:
-        """Some calls, all as in eager."""
+        """Compare some calls with eager."""
         for call in range(calls):
             x = torch.full((4, 3), 0.1 * call, device=self.device) + torch.arange(12.0, device=self.device).view(4, 3)
             expected = outcome(self.theirs, self.theirs, x, *args, **kwargs)
@@ -135,7 +135,7 @@ def test_changes_between_calls(device: torch.device, native: bool, name: str) ->
 
 @native_or_not
 def test_numbers(device: torch.device, native: bool) -> None:
-    """Those that are live, and those that decide what is done."""
+    """Numbers may be live, or decide which operations run."""
     pair = Pair(device)
     for power in (1, 2, 2, 1, 3, 1):
         pair.check(2, power, shift=0.5 * power)
@@ -187,8 +187,8 @@ def test_arguments_that_require_grad(device: torch.device, native: bool) -> None
         torch.testing.assert_close(found[1], found[0])
 
 
-def test_replaced_parameters_are_let_go(device: torch.device) -> None:
-    """Also where they are replaced before each call."""
+def test_replaced_parameters_are_freed(device: torch.device) -> None:
+    """Parameters are freed also where they are replaced before each call."""
     pair = Pair(device)
     pair.check(3)
     before: list[weakref.ref[Tensor]] = []

@@ -1,6 +1,6 @@
-"""Operations that torch.func's transforms take apart before they differentiate or batch them.
+"""Operations that torch.func's transforms decompose before they differentiate or batch them.
 
-The parts round otherwise. A call inside a transform runs below it, where torch would not take them apart.
+The decompositions round differently. A call inside a transform runs below it, where torch would not decompose them.
 """
 
 # They have no public names. Checked with torch 2.11 and 2.13.
@@ -16,15 +16,15 @@ from torch._C import _functorch as functorch  # pyright: ignore
 from torch._functorch.eager_transforms import grad_increment_nesting
 from torch.overrides import TorchFunctionMode
 
-# The others that torch.func treats so are composite, and taken apart into the same parts everywhere.
+# The others that torch.func treats so are composite, and decomposed into the same operations everywhere.
 _FUNCTIONS = (
     torch.nn.functional.binary_cross_entropy_with_logits,
     torch.binary_cross_entropy_with_logits,
 )
 
 
-class TakenApart(TorchFunctionMode):
-    """Have them taken apart, as inside of a derivative of nothing."""
+class Decomposing(TorchFunctionMode):
+    """A mode in which these operations are decomposed, as they are inside ``torch.func.grad``."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _FUNCTIONS:

@@ -1,0 +1,228 @@
+"""Pull-backs: how a call is differentiated whose forward was traced together with its backward."""
+
+# Results are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # checked with torch 2.11 and 2.13
+
+from pygraph.autograd.backward import Backward, BackwardProgram
+from pygraph.autograd.derived import TransformableFunction
+from pygraph.autograd.flat_function import EngineOwner
+from pygraph.autograd.joint_function import JointFunction
+from pygraph.autograd.levels import plain_of
+from pygraph.autograd.partition import another_backward, partition_program
+from pygraph.autograd.placeholders import Metadata
+from pygraph.calls.engine import Engine
+from pygraph.errors import TraceError
+from pygraph.ir.descriptors import Captured
+from pygraph.tracing.function_kinds import Traced
+from pygraph.tracing.trace import trace_call
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadTensors:
+    """The tensors that the backward of a call reads, and those that it does not.
+
+    Attributes:
+        unlifted: The function's tensors that are read where it closes over them.
+        unread: The function's tensors that the backward does not read, by number.
+        captured: The tensors that the backward reads and that are none of the function's.
+        watched: The captured tensors, and the unlifted ones that the backward reads.
+    """
+
+    unlifted: tuple[torch.Tensor, ...]
+    unread: frozenset[int]
+    captured: tuple[torch.Tensor, ...]
+    watched: tuple[torch.Tensor, ...]
+
+
+class Pullback(EngineOwner):
+    """The derivative rule of one forward; the forward's Program returns it with each result.
+
+    Args:
+        joint: The function that was traced for the forward.
+        traced: The joint Program.
+
+    Attributes:
+        partition: The Programs of forward and backward.
+        inner: The function that is differentiated.
+        mask: Which of its tensors have gradients.
+        differentiated: The results that have a gradient, by number among its tensors.
+        passed: The function's tensors that the forward's Program takes; the others are captured.
+        count: How many tensors the function returns.
+        out_dims: The batch dimensions of its results.
+        first_result: The position among the saved tensors of the first result that the backward reads.
+        returns_fresh: Whether the function's results are known to share no memory with its arguments.
+    """
+
+    def __init__(self, joint: JointFunction, traced: Traced) -> None:
+        forward = joint.forward
+        self._joint = joint
+        self._static = traced.static_leaves
+        self.inner = joint.inner
+        self.mask = joint.mask
+        self.differentiated = joint.differentiated
+        self.out_dims = joint.out_dims
+        self.partition = partition_program(traced.program, self)
+        self.passed = [index for index in range(self.inner.arity) if index not in forward.unlifted]
+        self._unlifted = sorted(forward.unlifted)
+        programs = (self.partition.forward, self.partition.backward)
+        self._captured = {id(d.value) for program in programs for d in program.inputs if isinstance(d, Captured)}
+        self._read: ReadTensors | None = None
+        self._metadata: list[Metadata] | None = None
+        self.count = len(joint.tensor_leaves)
+        last = max(joint.tensor_leaves, default=-1)
+        shared = any(alias.leaf <= last for alias in self.partition.forward.aliases)
+        self.returns_fresh = not shared and self.inner.function.function.records
+        returned = {source.index for source in self.partition.sources if source.of == "result"}
+        self._returned = [joint.tensor_leaves.index(leaf) for leaf in sorted(returned)]
+        self._leaves = sorted(returned)
+        self._saved = sum(source.of == "saved" for source in self.partition.sources)
+        self.first_result = self.inner.arity + self._saved
+        of_all = BackwardProgram.of(self.partition.backward, self.partition.sources, joint.differentiated)
+        self._programs: dict[frozenset[int], BackwardProgram | None] = {frozenset(of_all.results): of_all}
+        self._with_cotangents = frozenset(of_all.results)
+        self._needed = {self._with_cotangents: self._read_by(of_all)}
+        self._backwards: dict[tuple[frozenset[int], tuple[bool, ...]], Backward] = {}
+
+    def engines(self) -> Iterator[Engine]:
+        """Iterate over the engines of its backwards."""
+        for backward in list(self._backwards.values()):
+            yield backward.own_engine
+
+    # -- the tensors of a call ----------------------------------------------------------------------------------------
+
+    def has_gradient(self, index: int) -> bool:
+        """Whether result number ``index`` of the forward has a gradient; saved tensors have none."""
+        return index in self.differentiated
+
+    def save(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the forward's tensors, the values that it saves, and its results that the backward reads."""
+        return [*tensors, *results[self.count :], *(results[index] for index in self._returned)]
+
+    def read_tensors(self, tensors: Sequence[torch.Tensor]) -> ReadTensors:
+        """Return which tensors the backward of a call reads."""
+        unlifted = [tensors[index] for index in self._unlifted]
+        if self._read is not None and all(map(operator.is_, unlifted, self._read.unlifted)):
+            return self._read
+        others = {tensor.data_ptr(): tensor for tensor in self.partition.captured}
+        inside = [i for i in self._unlifted if others.pop(tensors[i].data_ptr(), None) is not None]
+        read = {index for index in self._needed[self._with_cotangents] if index < self.inner.arity} | {*inside}
+        captured = tuple(others.values())
+        watched = (*captured, *(tensors[index] for index in inside))
+        found = ReadTensors(tuple(unlifted), frozenset(range(self.inner.arity)) - read, captured, watched)
+        if all(id(tensor) in self._captured for tensor in unlifted):
+            self._read = found
+        return found
+
+    def metadata(self, saved: Sequence[torch.Tensor]) -> Sequence[Metadata]:
+        """Return shapes, dtypes and devices of saved tensors, which are equal for all calls."""
+        if self._metadata is None:
+            self._metadata = [(tensor.shape, tensor.dtype, tensor.device) for tensor in saved]
+        return self._metadata
+
+    def needed(
+        self, saved: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor | None], numbers: Sequence[Any]
+    ) -> set[int]:
+        """Return which of the saved tensors a backward of these cotangents reads."""
+        given = self._given(cotangents)
+        if given not in self._needed:
+            self._needed[given] = self._read_by(self._program(given, saved[: self.inner.arity], numbers))
+        return self._needed[given]
+
+    def _read_by(self, backward: BackwardProgram | None) -> set[int]:
+        arity = self.inner.arity
+        if backward is None:
+            return set(range(arity))
+        found: set[int] = set()
+        for source in backward.sources:
+            if source.of == "saved":
+                found.add(arity + source.index)
+            elif source.of == "result":
+                found.add(self.first_result + self._leaves.index(source.index))
+            elif source.of == "argument" and source.spec is not None:
+                found.add(self.passed[source.index])
+        return found
+
+    # -- derivatives --------------------------------------------------------------------------------------------------
+
+    def push_forward(
+        self, saved: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor | None], results: tuple[int, ...]
+    ) -> tuple[TransformableFunction, list[torch.Tensor]]:
+        """Return the tangents of the function that is differentiated."""
+        return self.inner.push_forward(saved[: self.inner.arity], tangents, results)
+
+    def pull_back(
+        self,
+        saved: Sequence[torch.Tensor],
+        mask: tuple[bool, ...],
+        cotangents: Sequence[torch.Tensor | None],
+        numbers: Sequence[Any],
+    ) -> tuple[TransformableFunction, list[torch.Tensor]]:
+        """Return the `Backward`, and its tensors: the forward's, cotangents, and the rest of the saved tensors."""
+        arity = self.inner.arity
+        given = self._given(cotangents)
+        backward = self._program(given, saved[:arity], numbers)
+        if backward is None:
+            return self.inner.pull_back(saved[:arity], mask, cotangents[: self.count], numbers)
+        key = (given, mask)
+        if key not in self._backwards:
+            positions, extras = self._positions(backward), len(saved) - arity
+            made = Backward(self.inner, backward, positions, self.mask, mask, extras)
+            self._backwards.setdefault(key, made)
+        # A second run computes its own results for further derivatives: the backward reads them as constants.
+        extras = (tensor.detach() if tensor.requires_grad else tensor for tensor in saved[arity:])
+        filled = (cotangents[index] for index in backward.results)
+        return self._backwards[key], [*saved[:arity], *(c for c in filled if c is not None), *extras]
+
+    def _given(self, cotangents: Sequence[torch.Tensor | None]) -> frozenset[int]:
+        return frozenset(index for index in self._with_cotangents if cotangents[index] is not None)
+
+    def _program(
+        self, given: frozenset[int], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+    ) -> BackwardProgram | None:
+        """Return the backward of these results only; None if the forward has not saved the values that it needs."""
+        if given not in self._programs:
+            self._programs[given] = self._trace_again(given, tensors, numbers)
+        return self._programs[given]
+
+    def _trace_again(
+        self, given: frozenset[int], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+    ) -> BackwardProgram | None:
+        joint = self._joint.with_cotangents_of(given)
+        try:
+            with self.inner.function.turn(), temporarily_clear_interpreter_stack():
+                args = (*(plain_of(tensors[index]).detach() for index in self.passed), *numbers)
+                program = trace_call(joint, args, {}, static=self._static, name=self.inner.name).program
+                found = another_backward(program, self.partition)
+        except TraceError:
+            return None
+        return None if found is None else BackwardProgram.of(*found, joint.differentiated)
+
+    def _positions(self, backward: BackwardProgram) -> list[int]:
+        """Return where among a `Backward`'s tensors and numbers each argument of its Program is."""
+        first_saved = self.inner.arity + len(backward.results)
+        first_number = first_saved + self._saved + len(self._leaves)
+        positions: list[int] = []
+        cotangents = itertools.count(self.inner.arity)
+        for source in backward.sources:
+            if source.of == "cotangent":
+                positions.append(next(cotangents))
+            elif source.of == "saved":
+                positions.append(first_saved + source.index)
+            elif source.of == "result":
+                positions.append(first_saved + self._saved + self._leaves.index(source.index))
+            elif source.index < len(self.passed):
+                positions.append(self.passed[source.index])
+            else:
+                positions.append(first_number + source.index - len(self.passed))
+        return positions

@@ -1,0 +1,73 @@
+"""Runs that Inductor compiles: their inputs, results and updates. No GPU is needed, as nothing is computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import pygraph
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.program import Program
+from pygraph.transforms.fusable_run import FusableRun
+
+
+def program_on_cuda(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> Program:
+    """The Program of a function of tensors, as if they were on a GPU."""
+    tensors = [torch.ones(shape, device=pygraph.default_device()) for shape in shapes]
+    program = pygraph.trace(fn)(*tensors)
+    module = program.copy_graph()
+    for node in module.graph.nodes:
+        if isinstance(node.meta.get("spec"), TensorSpec):
+            node.meta["spec"] = dataclasses.replace(node.meta["spec"], device=torch.device("cuda", 0))
+    return program.replace(module=module)
+
+
+def run_of(program: Program, *names: str, before: tuple[str, ...] = ()) -> FusableRun:
+    """The run of the nodes that call operations of these names."""
+    nodes = [node for node in program.nodes if node.name in names]
+    assert len(nodes) == len(names)
+    return FusableRun(program, nodes, {node for node in program.nodes if node.name in before})
+
+
+def operations(run: FusableRun) -> list[str]:
+    return [node.target.__name__ for node in run.module.graph.nodes if node.op == "call_function"]
+
+
+def test_nodes_outside_are_inputs_and_nodes_needed_outside_are_results() -> None:
+    program = program_on_cuda(lambda x, y: (x.sin() * y).exp().cos(), (3,), (3,))
+    run = run_of(program, "mul", "exp")
+    assert [node.name for node in run.inputs] == ["sin", program.placeholders[1].name]
+    assert [node.name for node in run.outputs] == ["exp"]
+    assert run.specs == [node.meta["spec"] for node in run.inputs]
+
+
+def test_views_are_made_inside() -> None:
+    program = program_on_cuda(lambda x: x.t().sin() + x.t(), (2, 3))
+    run = run_of(program, "sin", "add")
+    assert run.inputs == program.placeholders
+    assert operations(run).count("t.default") >= 1
+    assert operations(run)[-1] == "add.Tensor"
+
+
+def test_an_update_whose_value_is_computed_is_part_of_the_run() -> None:
+    program = program_on_cuda(lambda x, y: x.mul_(y).sum(), (3,), (3,))
+    run = run_of(program, "mul", "sum_1")
+    assert [program.outputs[position].input for position in run.updates] == [0]
+    assert operations(run) == ["mul.Tensor", "sum.default", "copy_.default"]
+    assert [node.name for node in run.outputs] == ["sum_1"]
+
+
+def test_an_update_waits_for_readers_of_the_old_contents() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        old = x.sin()
+        x.mul_(y)
+        return old
+
+    program = program_on_cuda(fn, (3,), (3,))
+    later, earlier = run_of(program, "mul"), run_of(program, "mul", before=("sin",))
+    assert (later.updates, operations(later)) == ((), ["mul.Tensor"])
+    assert [node.name for node in later.outputs] == ["mul"]
+    assert operations(earlier) == ["mul.Tensor", "copy_.default"]

@@ -243,7 +243,7 @@ def donated(count: int) -> Case:
 @kind
 def inside_another_call(count: int) -> Case:
     """A finalizer, hook or operation makes the call."""
-    from pygraph.process.turns import here
+    from pygraph.process.reentrancy import here
 
     @contextlib.contextmanager
     def inside() -> Iterator[None]:

@@ -70,7 +70,7 @@ def jit(
 ) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
 
 
-def jit(
+def jit(  # noqa: PLR0913  # the options that users have
     fn: Any = None,
     /,
     *,

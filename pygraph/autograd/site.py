@@ -25,7 +25,7 @@ from pygraph.autograd.levels import (
 from pygraph.autograd.primal import Primal
 from pygraph.calls import retries
 from pygraph.calls.engine import Engine
-from pygraph.calls.plans import Reached
+from pygraph.calls.plan_description import Reached
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import NOTHING_ON_DEVICE, InlineError
 from pygraph.guards.environment import Environment

@@ -22,7 +22,7 @@ from pygraph.calls.entries import Differentiated, Entry, Evaluated, Refused, Sta
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, UnhashableError, flatten_call
 from pygraph.calls.options import Options
-from pygraph.calls.plans import Reached
+from pygraph.calls.plan_description import Reached
 from pygraph.calls.policy import Composition, CompositionFactory, Policy
 from pygraph.calls.recording import Recorder
 from pygraph.calls.reports import call_report

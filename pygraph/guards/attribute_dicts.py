@@ -56,7 +56,7 @@ class AttributeDicts:
         self._columns = None
 
     def description(self) -> tuple[Any, ...]:
-        """All objects with their dicts, as `native/dispatch.cpp` reads them."""
+        """All objects with their dicts, as `native/guards.h` reads them."""
         return tuple((value, attributes) for _, value, attributes in self._all)
 
 

@@ -129,7 +129,7 @@ class CodeGuards:
         return [known.cls for known in self._classes.values() if id(known.cls) not in below]
 
     def description(self) -> tuple[Any, ...]:
-        """All guards, as `native/dispatch.cpp` reads them."""
+        """All guards, as `native/guards.h` reads them."""
         return tuple(self.types), tuple(self.functions), tuple(self.kinds), tuple(self.partials), self.classes_hold
 
     # -- whether it is as it was --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Guards as tuples, which `native/dispatch.cpp` turns into the guards of `native/guards.h`."""
+"""Guards as tuples, which `native/guards.h` turns into guards in C++."""
 
 # Guarded containers hold values of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false

@@ -1,7 +1,8 @@
 """The interpreter's own version numbers of dicts and classes, read from Python.
 
 CPython gives a dict (3.11 and 3.12) and a class another number at every change. Where the numbers are as they were,
-nothing has to be compared. C++ reads them in `native/guards.h`; this is for calls that take the path in Python.
+nothing has to be compared. C++ reads them in `native/dict_guards.h` and `native/code_guards.h`; this is for calls that
+take the path in Python.
 """
 
 from __future__ import annotations

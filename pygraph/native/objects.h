@@ -2,8 +2,7 @@
 //
 // Another thread may be filling a tuple of unknown length, which fails if anybody else refers to that tuple when it
 // grows. Here everything is referred to by a list for a moment; so no other thread may run before that list is gone.
-// Nothing that may run Python code is called meanwhile, not even `id` or functions of `gc`, which tell audit hooks.
-
+// Nothing that may run Python code is called meanwhile, not even `id` or functions of `gc`, which call audit hooks.
 #pragma once
 
 #include <Python.h>
@@ -16,7 +15,7 @@ namespace pygraph {
 
 using Objects = std::unordered_set<PyObject*>;
 
-// A new list of all objects; audit hooks are told before it is made.
+// A new list of all objects; audit hooks are called before it is made.
 inline PyObject* all_objects() {
   PyObject* gc = PyImport_ImportModule("gc");
   if (gc == nullptr) return nullptr;
@@ -32,7 +31,7 @@ inline bool append_all(PyObject* list, const Objects& objects) {
   return true;
 }
 
-// Objects to look for. Of nearly all others a few bits of their address tell that they are none of these.
+// Objects to look for. A few bits of the address rule out nearly all others.
 class Wanted {
  public:
   explicit Wanted(const Objects& objects) : objects_(objects) {
@@ -47,27 +46,27 @@ class Wanted {
   std::bitset<8192> bits_;
 };
 
-struct Met {
+struct Search {
   const Wanted& wanted;
   Objects found;
 };
 
-inline int meet(PyObject* object, void* argument) {
-  Met& met = *static_cast<Met*>(argument);
-  if (met.wanted.has(object)) met.found.insert(object);
+inline int visit_referent(PyObject* object, void* argument) {
+  Search& search = *static_cast<Search*>(argument);
+  if (search.wanted.has(object)) search.found.insert(object);
   return 0;
 }
 
-// Which of these objects one refers to.
+// The wanted objects that an object refers to.
 inline Objects referents_among(PyObject* object, const Wanted& wanted) {
-  Met met{wanted, {}};
-  Py_TYPE(object)->tp_traverse(object, meet, &met);
-  return met.found;
+  Search search{wanted, {}};
+  Py_TYPE(object)->tp_traverse(object, visit_referent, &search);
+  return search.found;
 }
 
-// A new list of what ``choose`` takes of a new list of all objects; null with an error set.
+// A new list, which ``choose`` fills from a list of all objects; null with an error set.
 template <typename Choose>
-PyObject* chosen(Choose choose) {
+PyObject* list_of(Choose choose) {
   PyObject* result = PyList_New(0);
   PyObject* objects = result == nullptr ? nullptr : all_objects();
   const bool done = objects != nullptr && choose(objects, result);
@@ -82,11 +81,11 @@ inline Objects items_of(PyObject* tuple) {
   return items;
 }
 
-// What refers to one of the arguments, but tuples that belong to nothing: somebody may be filling them.
+// Objects that refer to one of the arguments, but no tuple that nothing refers to: somebody may be filling it.
 inline PyObject* referrers_of(PyObject*, PyObject* values) {
   const Objects items = items_of(values);
   const Wanted wanted(items);
-  return chosen([&](PyObject* objects, PyObject* result) {
+  return list_of([&](PyObject* objects, PyObject* result) {
     Objects found, tuples;
     const Py_ssize_t count = PyList_GET_SIZE(objects);
     for (Py_ssize_t i = 0; i < count; ++i) {
@@ -103,7 +102,7 @@ inline PyObject* referrers_of(PyObject*, PyObject* values) {
 }
 
 inline PyObject* classes_of_objects(PyObject*, PyObject*) {
-  return chosen([](PyObject* objects, PyObject* result) {
+  return list_of([](PyObject* objects, PyObject* result) {
     Objects found;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
       found.insert(reinterpret_cast<PyObject*>(Py_TYPE(PyList_GET_ITEM(objects, i))));
@@ -115,7 +114,7 @@ inline PyObject* classes_of_objects(PyObject*, PyObject*) {
 // All objects of the classes that are the arguments, of which none is `tuple`.
 inline PyObject* objects_of(PyObject*, PyObject* classes) {
   const Objects wanted = items_of(classes);
-  return chosen([&](PyObject* objects, PyObject* result) {
+  return list_of([&](PyObject* objects, PyObject* result) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(objects); ++i) {
       PyObject* object = PyList_GET_ITEM(objects, i);
       if (wanted.count(reinterpret_cast<PyObject*>(Py_TYPE(object))) == 0) continue;

@@ -29,7 +29,6 @@ import torch
 from pygraph.process.cache import cache_directory
 
 _FOLDER = Path(__file__).parent.parent / "native"
-_SOURCES = ("dispatch.cpp", "guards.h", "objects.h")
 _NAME = "pygraph_native"
 _TIMEOUT = 600
 
@@ -141,8 +140,8 @@ def _flags() -> list[str]:
 def _target() -> Path:
     """The path of the extension, built or not: its folder's name is a digest of everything that its bytes depend on."""
     digest = hashlib.sha256()
-    for name in _SOURCES:
-        digest.update((_FOLDER / name).read_bytes())
+    for source in sorted(path for path in _FOLDER.iterdir() if path.suffix in (".cpp", ".h")):
+        digest.update(source.read_bytes())
     for part in (sys.version, torch.__version__, torch.__file__, *_flags(), str(_compiler())):
         digest.update(part.encode())
     return cache_directory() / digest.hexdigest()[:20] / f"{_NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"

@@ -191,7 +191,12 @@ def _is_tuple(node: fx.Node) -> bool:
 
 def own_memory(result: Any, args: Any) -> Any:
     """Clone results that are memory of an argument although their operation is no view, and resolve lazy ones."""
-    if type(result) is torch.Tensor and not result.is_conj() and not result.is_neg() and _is_apart(result, args):
+    if (
+        type(result) is torch.Tensor
+        and not result.is_conj()
+        and not result.is_neg()
+        and _shares_no_memory(result, args)
+    ):
         return result
     taken = Ranges(tensor for tensor in pytree.tree_leaves(args) if isinstance(tensor, torch.Tensor))
 
@@ -205,7 +210,7 @@ def own_memory(result: Any, args: Any) -> Any:
     return pytree.tree_map(own, result)
 
 
-def _is_apart(result: torch.Tensor, args: Any) -> bool:
+def _shares_no_memory(result: torch.Tensor, args: Any) -> bool:
     """Whether a result certainly has no memory of an argument; cheap, as every launch asks for it."""
     if result.layout != torch.strided:
         return False
@@ -214,7 +219,7 @@ def _is_apart(result: torch.Tensor, args: Any) -> bool:
     end = start + storage.nbytes()
     for argument in args:
         if isinstance(argument, (list, tuple)):
-            if not _is_apart(result, argument):
+            if not _shares_no_memory(result, argument):
                 return False
         elif isinstance(argument, torch.Tensor):
             if argument.layout != torch.strided:

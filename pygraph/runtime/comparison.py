@@ -21,46 +21,46 @@ class Spread:
     Memory that a replay should have read or written, and has not, still shows: it is poisoned.
 
     Attributes:
-        apart: Per result, the largest difference; for integers, the share of elements that differ.
+        distances: Per result, the largest difference; for integers, the share of elements that differ.
         largest: The largest difference of any result that does not repeat, relative to the result's largest element;
             None if all repeat.
     """
 
-    apart: tuple[float, ...]
+    distances: tuple[float, ...]
     largest: float | None
 
     @classmethod
     def of(cls, first: Sequence[torch.Tensor], others: Iterable[Sequence[torch.Tensor]]) -> Spread:
         """The distances of the results of other runs from those of the first."""
-        apart = [0.0] * len(first)
+        distances = [0.0] * len(first)
         largest: float | None = None
         for results in others:
             for index, (got, expected) in enumerate(zip(results, first, strict=True)):
                 error = _error(got, expected) if got.numel() else None
                 if error is None:
                     continue
-                apart[index] = max(apart[index], _size(error))
+                distances[index] = max(distances[index], _size(error))
                 if not agree(got, expected):
                     relative = _size(error) / max(_scale(expected), 1e-30) if error.is_floating_point() else 0.0
                     largest = max(largest or 0.0, relative)
-        return cls(tuple(apart), largest)
+        return cls(tuple(distances), largest)
 
     def minimum(self, other: Spread) -> Spread:
         """The smaller of both spreads: that one kind of runs is further apart says nothing of the other kind."""
         largest = None if self.largest is None or other.largest is None else min(self.largest, other.largest)
-        return Spread(tuple(map(min, self.apart, other.apart)), largest)
+        return Spread(tuple(map(min, self.distances, other.distances)), largest)
 
     def covers(self, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
         """Whether results are as close to those expected as runs are to each other."""
         largest = self.largest
         return largest is not None and all(
-            _is_close(got, wanted, apart, largest)
-            for got, wanted, apart in zip(results, expected, self.apart, strict=True)
+            _is_close(got, wanted, distance, largest)
+            for got, wanted, distance in zip(results, expected, self.distances, strict=True)
         )
 
 
-def _is_close(got: torch.Tensor, expected: torch.Tensor, apart: float, largest: float) -> bool:
-    """Whether a result is as close to the one expected as runs are, ``apart``; but for a few elements of many."""
+def _is_close(got: torch.Tensor, expected: torch.Tensor, distance: float, largest: float) -> bool:
+    """Whether a result is as close to the one expected as runs are, ``distance``; but for a few elements of many."""
     if agree(got, expected):
         return True
     error = _error(got, expected)
@@ -68,10 +68,10 @@ def _is_close(got: torch.Tensor, expected: torch.Tensor, apart: float, largest: 
         return False
     few = error.numel() // _FEW
     if not error.is_floating_point():
-        return int(error.sum()) <= few + _FURTHER * apart * error.numel()
+        return int(error.sum()) <= few + _FURTHER * distance * error.numel()
     scale = _scale(expected)
-    outliers = error > _tolerance(got.dtype) * scale + _FURTHER * apart
-    return int(outliers.sum()) <= few and _size(error) <= _FURTHER * max(largest * scale, apart)
+    outliers = error > _tolerance(got.dtype) * scale + _FURTHER * distance
+    return int(outliers.sum()) <= few and _size(error) <= _FURTHER * max(largest * scale, distance)
 
 
 def _error(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
@@ -82,7 +82,7 @@ def _error(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
         return _bits(got) != _bits(expected)
     if not torch.equal(got.isnan(), expected.isnan()):
         return None
-    # The same infinities are not apart.
+    # Equal infinities have no distance.
     return (got - expected).abs().masked_fill(got == expected, 0.0).nan_to_num(0.0)
 
 

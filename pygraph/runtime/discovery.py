@@ -127,7 +127,7 @@ class Discovery:
         for _, position, dtype in body.scalar_nodes():
             kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
             sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
-        first, outputs, marks = self._record_once(self.input_buffers, sentinels[0])
+        first, outputs, allocations = self._record_once(self.input_buffers, sentinels[0])
         self.graph = first
         others = [aligned_copy(tensor) if tensor.numel() else None for tensor in inputs]
         try:
@@ -136,7 +136,7 @@ class Discovery:
             first.release()
             raise
         try:
-            self._plan(outputs, outputs_again, others, marks, second, sentinels)
+            self._plan(outputs, outputs_again, others, allocations, second, sentinels)
         except BaseException:
             first.release()
             raise
@@ -147,7 +147,7 @@ class Discovery:
         self, inputs: Sequence[torch.Tensor | None], numbers: list[Any]
     ) -> tuple[RecordedGraph, list[torch.Tensor], list[tuple[int, int]]]:
         position = -1
-        marks: list[tuple[int, int]] = []
+        allocations: list[tuple[int, int]] = []
         actual = [empty if tensor is None else tensor for tensor, empty in zip(inputs, self._empties, strict=True)]
 
         def record(mark: Callable[[int], None]) -> list[torch.Tensor]:
@@ -156,7 +156,7 @@ class Discovery:
 
             def note_allocations() -> None:
                 total, live = self._allocated()
-                marks.append((total - made, live - held))
+                allocations.append((total - made, live - held))
 
             def before_operation(index: int) -> None:
                 nonlocal position, made, held
@@ -170,7 +170,7 @@ class Discovery:
                     made, held = made + after[0] - before[0], after[1] - before[1]
                 mark(index)
 
-            marks.clear()
+            allocations.clear()
             outputs = self.body.run(actual, numbers, before_operation)  # pyright: ignore[reportArgumentType]
             note_allocations()
             return outputs
@@ -181,7 +181,7 @@ class Discovery:
         except CaptureError as error:
             self._settle_libraries()
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
-        return graph, outputs, marks
+        return graph, outputs, allocations
 
     def _allocated(self) -> tuple[int, int]:
         """Bytes allocated since the start, and those in use."""
@@ -197,14 +197,14 @@ class Discovery:
         outputs: list[torch.Tensor],
         outputs_again: list[torch.Tensor],
         others: Sequence[torch.Tensor | None],
-        marks: list[tuple[int, int]],
+        allocations: list[tuple[int, int]],
         second: RecordedGraph,
         sentinels: list[list[Any]],
     ) -> None:
         """Find the words of every input, output memory and number."""
         self.output_buffers = [physical(output) for output in outputs]
         self.lazy = {i: (t.is_conj(), t.is_neg()) for i, t in enumerate(outputs) if t.is_conj() or t.is_neg()}
-        memory_again = self._find_memory(outputs, outputs_again, marks)
+        memory_again = self._find_memory(outputs, outputs_again, allocations)
         nodes, nodes_again = self.graph.nodes, second.nodes
         comparable = same_structure(nodes, nodes_again)
         if not comparable:
@@ -220,7 +220,7 @@ class Discovery:
             self._find_unpointed()
 
     def _find_memory(
-        self, outputs: list[torch.Tensor], outputs_again: list[torch.Tensor], marks: list[tuple[int, int]]
+        self, outputs: list[torch.Tensor], outputs_again: list[torch.Tensor], allocations: list[tuple[int, int]]
     ) -> list[Extent]:
         """Find the memory of the outputs; return where it was in the second recording."""
         self.memory: list[FreshMemory] = []
@@ -232,7 +232,7 @@ class Discovery:
             if storage.data_ptr() not in known or not tensor.numel():
                 known[storage.data_ptr()] = len(self.memory)
                 op = self.body.producer(index)
-                self.memory.append(_fresh_memory(tensor, op, marks[op], marks[op + 1]))
+                self.memory.append(_fresh_memory(tensor, op, allocations[op], allocations[op + 1]))
                 again_extents.append(Extent(again.untyped_storage().data_ptr(), storage.nbytes(), op))
             self.views.append((known[storage.data_ptr()], TensorSpec.of(tensor)))
         return again_extents

@@ -209,7 +209,7 @@ class Executable:
         numbers: list[Any],
         run: Callable[[list[torch.Tensor], list[Any]], object],
     ) -> float:
-        """What the timer says of ``run``, which it may run as often as it likes, and which leaves no trace."""
+        """The time of ``run``, which the timer may run as often as it likes, and which leaves no trace."""
         assert self._timing is not None
         with Trial(self.driver, body, inputs) as trial:
 
@@ -247,9 +247,9 @@ class Executable:
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # checked with torch 2.11 and 2.13; no_grad() costs a microsecond more
         try:
-            apart = leaves if self._reused is None else self._reused.apart(leaves, self._shows_arguments)
-            env = self.plan.values(leaves if apart is None else apart)
-            run = _run if apart is not None else _launch
+            safe = leaves if self._reused is None else self._reused.moved_out(leaves, self._shows_arguments)
+            env = self.plan.values(leaves if safe is None else safe)
+            run = _run if safe is not None else _launch
             for bound in self._regions:
                 run(bound, env)
             out = self.plan.result_leaves(env, leaves)

@@ -38,7 +38,7 @@ class ReusedMemory:
         """Add the results of one more graph. A released graph's stay: the caller may hold them still."""
         self._memory.add(outputs)
 
-    def apart(self, leaves: Sequence[Any], shown: bool) -> Sequence[Any] | None:
+    def moved_out(self, leaves: Sequence[Any], shown: bool) -> Sequence[Any] | None:
         """The leaves of a call with copies of those that lie in this memory.
 
         Args:

@@ -16,18 +16,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.errors import StageError, describe
 from pygraph.ir.autocasting import without_autocast
-from pygraph.ir.descriptors import Captured, Fallback, Input, Mutation, TensorSpec, tensor_specs
-from pygraph.ir.effects import host_reason, is_operation, is_random, is_selection, is_view, is_work, root
+from pygraph.ir.descriptors import Captured, Fallback, Input, TensorSpec, tensor_specs
+from pygraph.ir.effects import host_reason, is_operation, is_random, is_selection, is_work, root
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.aten import lower
 from pygraph.lowering.inductor import FusedGraph, compile_graph, settings
 from pygraph.lowering.kernel_recorder import KernelGraph
+from pygraph.transforms.fusable_run import FusableRun
 from pygraph.transforms.schedule import alternating_runs
 
 aten = torch.ops.aten
 
-_LEAST = 2
-"""A run of fewer operations has nothing to fuse."""
+_MIN_OPERATIONS = 2
+"""Operations that a run must have at least, as fewer have nothing to fuse."""
 
 
 def fuse_program(program: Program) -> Program:
@@ -47,10 +48,11 @@ def fuse_program(program: Program) -> Program:
 
     Inductor decides what becomes one kernel. Random draws stay the operations that they were, so that the random
     numbers are eager's; so does what has to run between graphs, and what is no operation of ATen's, as a user's Triton
-    kernels and custom operations. Updates of inputs that follow from a run are part of it.
+    kernels and custom operations. Updates of inputs whose values a run computes are part of it.
 
     Args:
-        program: A Program at stage ``aten``. On a device other than ``cuda`` it is only lowered, and says so.
+        program: A Program at stage ``aten``. On a device other than ``cuda`` it is only lowered, with a
+            fallback that says so.
 
     Returns:
         A Program at stage ``kernels``.
@@ -96,7 +98,7 @@ def _is_fusable(node: fx.Node) -> bool:
 
 
 class _Fusion:
-    """One pass over a Program: a new graph, in which runs are replaced one after the other."""
+    """Fusion of one Program: a new graph, in which runs are replaced one after the other."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -105,11 +107,11 @@ class _Fusion:
         self._env: dict[fx.Node, fx.Node] = {}
         self._notes = list(program.fallbacks)
         self._inputs: list[Input] = list(program.inputs)
-        self._done: set[int] = set()
+        self._updated: set[int] = set()
         self._before: set[fx.Node] = set()
 
     def run(self) -> Program:
-        """The Program with kernels, still with the updates that no run has taken over."""
+        """The Program with kernels, and with those updates of inputs that are part of no run."""
         program = self._program
         for node in program.placeholders:
             self._env[node] = self._copy(node)
@@ -118,16 +120,16 @@ class _Fusion:
             node: "" for node in self._old.nodes if is_work(node) and not is_selection(node) and not _is_fusable(node)
         }
         for fusable, nodes in alternating_runs(self._old, reasons):
-            if not fusable or sum(not is_selection(node) for node in nodes) < _LEAST or not self._fuse(nodes):
+            if not fusable or sum(not is_selection(node) for node in nodes) < _MIN_OPERATIONS or not self._fuse(nodes):
                 for node in nodes:
                     self._env[node] = self._copy(node)
             self._before.update(nodes)
-        kept = [position for position in range(len(program.outputs)) if position not in self._done]
+        remaining = [position for position in range(len(program.outputs)) if position not in self._updated]
         values = output_values(self._old)
-        results = tuple(self._value(values[position]) for position in kept)
+        results = tuple(self._value(values[position]) for position in remaining)
         output = self._new.output(results)
         output.meta = dict(self._old.output_node().meta)
-        moved = {old: new for new, old in enumerate(kept)}
+        moved = {old: new for new, old in enumerate(remaining)}
         aliases = tuple(
             dataclasses.replace(alias, index=moved[alias.index]) if alias.of == "output" else alias
             for alias in program.aliases
@@ -135,7 +137,7 @@ class _Fusion:
         return program.replace(
             module=graph_module(program.module, self._new),
             inputs=tuple(self._inputs),
-            outputs=tuple(program.outputs[position] for position in kept),
+            outputs=tuple(program.outputs[position] for position in remaining),
             aliases=aliases,
             fallbacks=tuple(dict.fromkeys(self._notes)),
         )
@@ -146,7 +148,7 @@ class _Fusion:
         return copy
 
     def _value(self, value: Any) -> Any:
-        """What a node of the old graph is in the new one; views are made where they are needed."""
+        """The node of the new graph for one of the old; views are made where they are needed."""
         if not isinstance(value, fx.Node):
             return value
         if value not in self._env:
@@ -156,14 +158,14 @@ class _Fusion:
     # -- one run --------------------------------------------------------------------------------------------------
 
     def _fuse(self, nodes: Sequence[fx.Node]) -> bool:
-        run = _Run(self._program, nodes, self._before)
+        run = FusableRun(self._program, nodes, self._before)
         try:
             compiled = compile_run(run.module, run.specs, self._program.name)
         except Exception as error:  # whatever a compiler of a hundred thousand lines may raise
             first = str(error).strip().partition("\n")[0]
-            what = f"{len(nodes)} operations from {nodes[0].name} to {nodes[-1].name}"
+            operations = f"{len(nodes)} operations from {nodes[0].name} to {nodes[-1].name}"
             self._notes.append(
-                Fallback(what, f"not fused: {type(error).__name__}: {first}", nodes[0].meta.get("source"))
+                Fallback(operations, f"not fused: {type(error).__name__}: {first}", nodes[0].meta.get("source"))
             )
             return False
         if compiled is None:
@@ -174,17 +176,17 @@ class _Fusion:
         found = self._splice(kernels, [self._value(node) for node in run.inputs], nodes[0].meta.get("source"))
         for node, value in zip(run.outputs, found, strict=False):
             self._env[node] = value
-        self._done |= set(run.updates)
+        self._updated |= set(run.updates)
         return True
 
     def _splice(self, kernels: KernelGraph, inputs: list[fx.Node], source: str | None) -> list[fx.Node]:
-        """Put kernels in the new graph, and give the nodes of what they return, each with memory of its own."""
+        """Put kernels in the new graph, and return the nodes of their results, each with memory of its own."""
         inputs = [*inputs, *(self._captured(tensor) for tensor in kernels.constants)]
         env: dict[fx.Node, fx.Node] = {}
-        given = iter(inputs)
+        arguments = iter(inputs)
         for node in kernels.module.graph.nodes:
             if node.op == "placeholder":
-                env[node] = next(given)
+                env[node] = next(arguments)
             elif node.op != "output":
                 env[node] = self._new.node_copy(node, env.__getitem__)
                 env[node].meta = {**node.meta, "source": source}
@@ -203,98 +205,13 @@ class _Fusion:
         return found
 
     def _captured(self, tensor: torch.Tensor) -> fx.Node:
-        place = self._new._root if self._last_placeholder is None else self._last_placeholder
-        with self._new.inserting_after(place):
+        anchor = self._new._root if self._last_placeholder is None else self._last_placeholder
+        with self._new.inserting_after(anchor):
             node = self._new.placeholder(f"constant_{len(self._inputs)}")
         node.meta = {"spec": TensorSpec.of(tensor), "source": None}
         self._last_placeholder = node
         self._inputs.append(Captured("constant", f"constant of Inductor's, number {len(self._inputs)}", tensor))
         return node
-
-
-class _Run:
-    """Some nodes of a Program as a graph of their own.
-
-    Args:
-        program: The Program.
-        nodes: The nodes, in order.
-        before: The work that runs before them.
-
-    Attributes:
-        module: The graph; updates of inputs are ``copy_`` at its end.
-        inputs: The nodes that it takes; memory from outside, of which it makes its views itself.
-        specs: Their specs.
-        outputs: The nodes that are needed outside, in the order in which they are returned.
-        updates: Positions among the Program's outputs of the updates that are part of it.
-    """
-
-    def __init__(self, program: Program, nodes: Sequence[fx.Node], before: set[fx.Node]) -> None:
-        self._inside, self._before = set(nodes), before
-        self._graph = fx.Graph()
-        self._env: dict[fx.Node, fx.Node] = {}
-        self.inputs: list[fx.Node] = []
-        self._anchor: fx.Node | None = None
-        for node in nodes:
-            self._env[node] = self._graph.node_copy(node, self._local)
-        self.updates = self._take_updates(program)
-        values = [value for position, value in enumerate(program.results) if position not in self.updates]
-        self.outputs = [node for node in nodes if _is_needed(node, self._inside, values) and not _is_tuple(node)]
-        self._graph.output(tuple(self._env[node] for node in self.outputs))
-        self.module = fx.GraphModule(torch.nn.Module(), self._graph)
-        self.specs: list[TensorSpec] = [node.meta["spec"] for node in self.inputs]
-
-    def _local(self, node: fx.Node) -> fx.Node:
-        if node not in self._env:
-            self._env[node] = self._graph.node_copy(node, self._local) if is_view(node) else self._placeholder(node)
-        return self._env[node]
-
-    def _placeholder(self, node: fx.Node) -> fx.Node:
-        place = self._graph._root if self._anchor is None else self._anchor
-        with self._graph.inserting_after(place):
-            self._anchor = self._graph.placeholder(f"arg{len(self.inputs)}")
-        self.inputs.append(node)
-        return self._anchor
-
-    def _take_updates(self, program: Program) -> tuple[int, ...]:
-        """Write the new contents of inputs to them, where nobody else reads their old contents later."""
-        placeholders = program.placeholders
-        values = program.results
-        taken: list[int] = []
-        for position, descriptor in enumerate(program.outputs):
-            if not isinstance(descriptor, Mutation):
-                continue
-            value, target = values[position], placeholders[descriptor.input]
-            if not isinstance(value, fx.Node) or root(value) not in self._inside:
-                continue
-            others = [other for index, other in enumerate(values) if index != position]
-            if target.meta["spec"].device.type != "cuda" or _is_needed(target, self._inside | self._before, others):
-                continue
-            self._graph.call_function(aten.copy_.default, (self._local(target), self._local(value)))
-            taken.append(position)
-        return tuple(taken)
-
-
-def _is_needed(node: fx.Node, inside: set[fx.Node], values: Sequence[Any]) -> bool:
-    """Whether work outside of a run, or one of these values, takes a node or a view of it."""
-    wanted = {value for value in values if isinstance(value, fx.Node)}
-    pending, seen = [node], set[fx.Node]()
-    while pending:
-        one = pending.pop()
-        if one in wanted:
-            return True
-        for user in one.users:
-            if user in seen or user.op == "output":
-                continue
-            seen.add(user)
-            if is_view(user):
-                pending.append(user)
-            elif user not in inside:
-                return True
-    return False
-
-
-def _is_tuple(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("spec"), tuple)
 
 
 def compile_run(module: fx.GraphModule, specs: Sequence[TensorSpec], name: str) -> FusedGraph | None:
@@ -305,7 +222,7 @@ def compile_run(module: fx.GraphModule, specs: Sequence[TensorSpec], name: str) 
 
     def inner(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         output = graph.graph.output_node()
-        # All results are looked at by what follows, in the strides that they have in eager.
+        # All results need the strides that they have in eager: other nodes take them.
         output.meta["user_visible_output_idxs"] = [
             index for index, value in enumerate(output_values(graph.graph)) if isinstance(value, fx.Node)
         ]
@@ -326,6 +243,6 @@ def _never_called(inputs: list[Any]) -> Sequence[Any]:
 
 
 def _fake(spec: TensorSpec) -> torch.Tensor:
-    """A tensor that lies in its storage where the spec says, for Inductor to see whether it is aligned."""
+    """A fake tensor at the offset of the spec in its storage, by which Inductor sees whether it is aligned."""
     flat = torch.empty(spec.offset + spec.span, dtype=spec.dtype, device=spec.device)
     return flat.as_strided(spec.shape, spec.stride, spec.offset)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import fx
@@ -23,7 +23,7 @@ from pygraph.ir.effects import (
 from pygraph.ir.printing import target_text
 from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower
-from pygraph.transforms.schedule import alternating_runs, note_order
+from pygraph.transforms.schedule import Schedule, alternating_runs, note_order
 
 
 def graphify_program(program: Program) -> Program:
@@ -31,7 +31,7 @@ def graphify_program(program: Program) -> Program:
 
     Nodes that can be recorded are gathered into ``graph`` regions; what cannot be (it synchronises, its shapes
     depend on data, it is on the host) runs between them and is reported with its reason and source line. Views
-    cost nothing and are repeated in every region that needs them, so that only memory crosses a border.
+    cost nothing and are repeated in every region that needs them, so that regions share only memory.
 
     IR before::
 
@@ -49,7 +49,7 @@ def graphify_program(program: Program) -> Program:
 
     Args:
         program: A Program at stage ``aten`` (lowered first), ``kernels`` or ``pointers``. With pointer slots its
-            graphs are replayed on patched pointers, without on copied inputs.
+            graphs are replayed on patched pointers, and without on copied inputs.
 
     Returns:
         A Program at stage ``regions``.
@@ -73,54 +73,70 @@ def graphify_program(program: Program) -> Program:
     module = program.copy_graph()
     graph = module.graph
     note_order(graph)
-    reasons: dict[fx.Node, str] = {}
-    # A graph would always return the one that its number gave when it was recorded.
-    shown = {value for value in graph.output_node().all_input_nodes if is_view(value) and len(sources(value)) > 1}
-    for node in graph.nodes:
-        if node in shown:
-            reasons[node] = "it is a view by a number that is known on the host"
-        elif is_work(node):
-            reason = node.meta.get("refused") or _reason(node)
-            if reason is not None:
-                reasons[node] = reason
+    reasons = _reasons(graph)
     schedule = alternating_runs(graph, reasons)
     _rebuild(graph, schedule)
     module.recompile()
-    regions: list[Region] = []
-    for index, (recordable, nodes) in enumerate(schedule):
-        if recordable:
-            regions.append(Region(index, "graph", way))
-            continue
-        on_device = [node for node in nodes if touches_device(node)]
-        if not on_device:
-            regions.append(Region(index, "host", "launch"))
-            continue
-        first = on_device[0]
-        regions.append(Region(index, "eager", "launch", reasons[first], first.meta.get("source")))
-        fallbacks += [Fallback(_name(node), reasons[node], node.meta.get("source")) for node in on_device]
+    fallbacks += _fallbacks(schedule, reasons)
     return program.replace(
         module=module,
         stage="regions",
-        regions=tuple(regions),
+        regions=_regions(schedule, reasons, way),
         fallbacks=tuple(dict.fromkeys(fallbacks)),
         history=(*program.history, "graphify"),
     )
 
 
-def _name(node: fx.Node) -> str:
-    return target_text(node.target)
+def _reasons(graph: fx.Graph) -> dict[fx.Node, str]:
+    """By node that cannot be recorded in a graph, the reason."""
+    reasons: dict[fx.Node, str] = {}
+    # A graph would always return the view that the number gave when it was recorded.
+    returned = {value for value in graph.output_node().all_input_nodes if is_view(value) and len(sources(value)) > 1}
+    for node in graph.nodes:
+        if node in returned:
+            reasons[node] = "it is a view by a number that is known on the host"
+        elif is_work(node):
+            reason = node.meta.get("refused") or _reason(node)
+            if reason is not None:
+                reasons[node] = reason
+    return reasons
 
 
 def _reason(node: fx.Node) -> str | None:
     if is_selection(node):
-        return None  # goes where its source goes
+        return None  # it runs where its source does
     if is_host_number(node) and not touches_device(node):
         return "host arithmetic"
     return host_reason(node)
 
 
-def _rebuild(graph: fx.Graph, schedule: list[tuple[bool, list[fx.Node]]]) -> None:
-    """Put the graph's nodes in the order of the schedule, with the views that each region needs inside it."""
+def _regions(schedule: Schedule, reasons: Mapping[fx.Node, str], way: Way) -> tuple[Region, ...]:
+    """The region of each run of a schedule; graphs are replayed in the given way."""
+    regions: list[Region] = []
+    for index, (recordable, nodes) in enumerate(schedule):
+        first = next(filter(touches_device, nodes), None)
+        if recordable:
+            regions.append(Region(index, "graph", way))
+        elif first is None:
+            regions.append(Region(index, "host", "launch"))
+        else:
+            regions.append(Region(index, "eager", "launch", reasons[first], first.meta.get("source")))
+    return tuple(regions)
+
+
+def _fallbacks(schedule: Schedule, reasons: Mapping[fx.Node, str]) -> list[Fallback]:
+    """A fallback for each node that touches the device and is not recorded."""
+    return [
+        Fallback(target_text(node.target), reasons[node], node.meta.get("source"))
+        for recordable, nodes in schedule
+        if not recordable
+        for node in nodes
+        if touches_device(node)
+    ]
+
+
+def _rebuild(graph: fx.Graph, schedule: Schedule) -> None:
+    """Put the graph's nodes in the order of the schedule, with copies of the views that each region needs in it."""
     stores = [node for node in graph.nodes if is_store(node)]
     output = graph.output_node()
     home: dict[fx.Node, int] = {}
@@ -134,31 +150,31 @@ def _rebuild(graph: fx.Graph, schedule: list[tuple[bool, list[fx.Node]]]) -> Non
         for node in nodes:
             output.prepend(node)
             node.meta["region"] = index
-            _take_views(graph, node, index, views)
+            _copy_views(graph, node, index, views)
         for node in [store for store in stores if _region(store.args[2], home, 0) == index]:
             output.prepend(node)
             node.meta["region"] = index
-            _take_views(graph, node, index, views)
+            _copy_views(graph, node, index, views)
     last = max(len(schedule) - 1, 0)
     for node in [store for store in stores if "region" not in store.meta]:
         output.prepend(node)
         node.meta["region"] = last
-        _take_views(graph, node, last, {})
+        _copy_views(graph, node, last, {})
     for value in output.all_input_nodes:
         if is_view(value) and "region" not in value.meta:
-            _take_views(graph, output, _region(value, home, last), {})
+            _copy_views(graph, output, _region(value, home, last), {})
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and is_view(node) and not node.users:
             graph.erase_node(node)
 
 
 def _region(value: Any, home: dict[fx.Node, int], otherwise: int) -> int:
-    """The first region in which a value can be shown."""
+    """The first region in which all that a value needs is known."""
     return max((home[source] for source in sources(value) if source in home), default=otherwise)
 
 
-def _take_views(graph: fx.Graph, node: fx.Node, region: int, views: dict[fx.Node, fx.Node]) -> None:
-    """Give ``node`` the copies, made in its region, of the views that it uses."""
+def _copy_views(graph: fx.Graph, node: fx.Node, region: int, views: dict[fx.Node, fx.Node]) -> None:
+    """Replace the views that ``node`` takes by copies made in its region."""
 
     def local(argument: fx.Node) -> fx.Node:
         if not is_view(argument):
@@ -178,10 +194,10 @@ def _take_views(graph: fx.Graph, node: fx.Node, region: int, views: dict[fx.Node
 
 def refuse(program: Program, nodes: Iterable[fx.Node], reason: str) -> Program:
     """Cut a Program again, without recording ``nodes``, which the device refused for ``reason``."""
-    unwilling = {node.name for node in nodes}
+    refused = {node.name for node in nodes}
     module = program.copy_graph()
     for old, new in zip(program.nodes, module.graph.nodes, strict=True):
-        if old.name in unwilling:
+        if old.name in refused:
             new.meta["refused"] = reason
         new.meta.pop("region", None)
     uncut = program.replace(

@@ -14,7 +14,6 @@ from torch import fx
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::load and pygraph::store
 from pygraph.errors import StageError, describe
 from pygraph.ir.descriptors import (
-    Alias,
     Argument,
     Base,
     Input,
@@ -72,66 +71,100 @@ def indirect_program(program: Program, mechanism: Mechanism = "auto") -> Program
             )
         )  # fmt: skip
     program = lower(program)
-    device = program.device
-    if device.type == "cpu":
+    if program.device.type == "cpu":
         return program.replace(stage="pointers", history=(*program.history, "indirect"))
     module = program.copy_graph()
     graph = module.graph
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    slots: list[Slot] = []
-    inputs: list[Input] = []
-    kept: dict[int, int] = {}
-    slot_of: dict[int, int] = {}
+    table = _insert_table(graph)
+    loaded = _load_arguments(graph, table, program)
+    outputs, results = _store_results(graph, table, program, first_slot=len(loaded.slots))
+    slots = (*loaded.slots, *results)
+    table.meta = {"spec": TensorSpec((len(slots),), (1,), torch.int64, torch.device("cpu")), "source": None}
+    module.recompile()
+    return program.replace(
+        module=module,
+        inputs=(PointerTable(slots, mechanism), *loaded.inputs),
+        outputs=outputs,
+        aliases=tuple(
+            dataclasses.replace(alias, index=loaded.index_of(alias.index)) if alias.of == "input" else alias
+            for alias in program.aliases
+        ),
+        stage="pointers",
+        history=(*program.history, "indirect"),
+    )
 
-    with graph.inserting_before(placeholders[0] if placeholders else next(iter(graph.nodes))):
-        table = graph.placeholder("table")
+
+def _insert_table(graph: fx.Graph) -> fx.Node:
+    """A placeholder for the pointer table, before all others."""
+    with graph.inserting_before(next(iter(graph.nodes))):
+        return graph.placeholder("table")
+
+
+@dataclasses.dataclass
+class _Loaded:
+    """Inputs of a Program, once those on the device have slots.
+
+    Attributes:
+        slots: The slots, in order.
+        inputs: The descriptors of the inputs without a slot, which follow the table.
+        slot_of: By index among the inputs of the Program, the slot.
+        input_of: By index among the inputs of the Program, the index in ``inputs``.
+    """
+
+    slots: list[Slot] = dataclasses.field(default_factory=list[Slot])
+    inputs: list[Input] = dataclasses.field(default_factory=list[Input])
+    slot_of: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
+    input_of: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
+
+    def index_of(self, index: int) -> int:
+        """The index by which an alias names an input now: the table is 0, inputs come next, slots come last."""
+        if index in self.input_of:
+            return 1 + self.input_of[index]
+        return 1 + len(self.inputs) + self.slot_of[index]
+
+
+def _load_arguments(graph: fx.Graph, table: fx.Node, program: Program) -> _Loaded:
+    """Replace the placeholders of device arguments by loads of slots, one after the other."""
+    loaded, device = _Loaded(), program.device.type
+    placeholders = [node for node in graph.nodes if node.op == "placeholder" and node is not table]
     anchor = placeholders[-1] if placeholders else table
     for index, (node, descriptor) in enumerate(zip(placeholders, program.inputs, strict=True)):
-        if isinstance(descriptor, (Argument, Base)) and descriptor.spec.device.type == device.type:
-            slot_of[index] = len(slots)
+        if isinstance(descriptor, (Argument, Base)) and descriptor.spec.device.type == device:
+            loaded.slot_of[index] = len(loaded.slots)
             with graph.inserting_after(anchor):
-                load = anchor = _load(graph, table, len(slots), descriptor.spec)
-            slots.append(Slot("argument", descriptor, descriptor.spec))
-            node.replace_all_uses_with(load)
+                anchor = _load(graph, table, len(loaded.slots), descriptor.spec)
+            loaded.slots.append(Slot("argument", descriptor, descriptor.spec))
+            node.replace_all_uses_with(anchor)
             graph.erase_node(node)
         else:
-            kept[index] = 1 + len(inputs)
-            inputs.append(descriptor)
+            loaded.input_of[index] = len(loaded.inputs)
+            loaded.inputs.append(descriptor)
+    return loaded
 
+
+def _store_results(
+    graph: fx.Graph, table: fx.Node, program: Program, first_slot: int
+) -> tuple[tuple[Output, ...], list[Slot]]:
+    """Store device results through slots from ``first_slot`` on, and return the new outputs and these slots."""
     outputs: list[Output] = []
+    slots: list[Slot] = []
+    device = program.device.type
     values = output_values(graph)
     for position, descriptor in enumerate(program.outputs):
-        spec = values[position].meta.get("spec") if isinstance(values[position], fx.Node) else None
-        if isinstance(descriptor, Result) and isinstance(spec, TensorSpec) and spec.device.type == device.type:
+        value = values[position]
+        spec = value.meta.get("spec") if isinstance(value, fx.Node) else None
+        if isinstance(descriptor, Result) and isinstance(spec, TensorSpec) and spec.device.type == device:
+            slot = first_slot + len(slots)
             with graph.inserting_before(graph.output_node()):
-                store = graph.call_function(torch.ops.pygraph.store.default, (table, len(slots), values[position]))
-            store.meta = {"spec": None, "source": values[position].meta.get("source")}
+                store = graph.call_function(torch.ops.pygraph.store.default, (table, slot, value))
+            store.meta = {"spec": None, "source": value.meta.get("source")}
             values[position] = None
-            outputs.append(Stored(len(slots)))
+            outputs.append(Stored(slot))
             slots.append(Slot("result", descriptor, dataclasses.replace(spec, offset=0)))
         else:
             outputs.append(descriptor)
     graph.output_node().args = (tuple(values),)
-    table.meta = {
-        "spec": TensorSpec((len(slots),), (1,), torch.int64, torch.device("cpu")),
-        "source": None,
-    }
-    module.recompile()
-
-    def moved(alias: Alias) -> Alias:
-        if alias.of != "input":
-            return alias
-        index = kept[alias.index] if alias.index in kept else 1 + len(inputs) + slot_of[alias.index]
-        return dataclasses.replace(alias, index=index)
-
-    return program.replace(
-        module=module,
-        inputs=(PointerTable(tuple(slots), mechanism), *inputs),
-        outputs=tuple(outputs),
-        aliases=tuple(map(moved, program.aliases)),
-        stage="pointers",
-        history=(*program.history, "indirect"),
-    )
+    return tuple(outputs), slots
 
 
 def _load(graph: fx.Graph, table: fx.Node, slot: int, spec: TensorSpec) -> fx.Node:

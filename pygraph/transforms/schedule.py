@@ -1,6 +1,8 @@
-"""In which order nodes can run, so that those of a kind come together."""
+"""Schedule of nodes: those for a graph and the others in alternating runs, in an order that effects allow."""
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 from torch import fx
 
@@ -17,25 +19,30 @@ from pygraph.ir.effects import (
     written_arguments,
 )
 
+Schedule: TypeAlias = list[tuple[bool, list[fx.Node]]]
+"""Runs of nodes, each with whether they are for a graph."""
+
 
 def note_order(graph: fx.Graph) -> None:
-    """Write on all nodes in which order the function has called for them, if that is not there yet."""
+    """Number the nodes in the order in which the function calls for them, unless an earlier pass has done so."""
     if not any("order" in node.meta for node in graph.nodes):
         for order, node in enumerate(graph.nodes):
             node.meta["order"] = order
 
 
-def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> list[tuple[bool, list[fx.Node]]]:
-    """Order nodes in alternating runs of those without a reason and the others, starting with the others.
+def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> Schedule:
+    """Order nodes in alternating runs: those that are not for a graph, those that are, and so on.
 
-    These are all work nodes, and views that have a reason.
+    Args:
+        graph: The graph; it is not changed.
+        reasons: By node that is not for a graph, the reason. Views without a reason are no part of the schedule.
     """
     work = [node for node in graph.nodes if is_work(node) or node in reasons]
     needs = _dependencies(graph, work)
     _keep_errors_in_order(work, needs, [node for node in work if _leader(node) in reasons and may_raise(node)])
     waiting = dict.fromkeys(work)
     done: set[fx.Node] = set()
-    runs: list[tuple[bool, list[fx.Node]]] = []
+    runs: Schedule = []
     recordable = False
     while waiting:
         run: list[fx.Node] = []
@@ -58,7 +65,7 @@ def _leader(node: fx.Node) -> fx.Node:
 
 
 def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
-    """What must have run before each work node: its data; random draws, assertions and writes in order."""
+    """The nodes that must run before each: those of its data, and earlier draws, assertions and writes."""
     needs: dict[fx.Node, set[fx.Node]] = {node: set() for node in work}
     last_effect: fx.Node | None = None
     readers: dict[fx.Node, list[fx.Node]] = {}
@@ -85,13 +92,20 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
 
 
 def _keep_errors_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.Node]], raising: list[fx.Node]) -> None:
-    """Add to ``needs`` that an error leaves what it leaves in eager: what was updated and drawn before, and no more.
+    """Order updates and random draws around nodes that may raise, so that an error leaves the state that eager leaves.
 
-    An update of which the error needs another step, or that runs with a later one, stays where it has to be.
+    Where dependencies demand another order, it stays.
+
+    Args:
+        work: The nodes that are scheduled.
+        needs: The nodes that must run before each; it is extended.
+        raising: The nodes that may raise.
     """
-    effects = [node for node in work if node.meta.get("order") is not None and (is_random(node) or _shows(node))]
+    effects = [
+        node for node in work if node.meta.get("order") is not None and (is_random(node) or _writes_outside(node))
+    ]
     for error in raising if effects else []:
-        # A view by a number that is out of range is where eager raises, whoever makes it here.
+        # Eager raises at a view by a number that is out of range, and here the node that takes the view does.
         orders = [node.meta.get("order") for node in (error, *_views_of(error))]
         at = min((order for order in orders if order is not None), default=None)
         if at is None:
@@ -109,21 +123,21 @@ def _keep_errors_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.Node]
 
 
 def _views_of(node: fx.Node) -> list[fx.Node]:
-    """The views that a node takes, and those that they are views of."""
+    """The views that a node takes, and the views that these are taken of."""
     found = [argument for argument in node.all_input_nodes if is_view(argument)]
     for view in found:
         found += [argument for argument in view.all_input_nodes if is_view(argument)]
     return found
 
 
-def _shows(node: fx.Node) -> bool:
+def _writes_outside(node: fx.Node) -> bool:
     """Whether a node writes to memory that is there before and after the call."""
     origins = map(root, written_arguments(node))
     return any(origin.op == "placeholder" or is_load(origin) for origin in origins)
 
 
 def _reached(node: fx.Node, edges: dict[fx.Node, set[fx.Node]]) -> set[fx.Node]:
-    """A node and all that edges lead to from there."""
+    """A node and all nodes that edges lead to from it."""
     found, waiting = {node}, [node]
     while waiting:
         new = edges[waiting.pop()] - found

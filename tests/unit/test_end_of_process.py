@@ -85,14 +85,14 @@ def test_nothing_is_printed_after_doctests_that_compile() -> None:
 
 def test_finalizers_need_no_names_of_their_modules(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     from pygraph.interop import boxed
-    from pygraph.runtime import recorded
+    from pygraph.runtime import recorded_region
 
     unraised: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraised.append)
     replaying = boxed.BoxedReplay.__new__(boxed.BoxedReplay)
-    region = recorded.RecordedRegion.__new__(recorded.RecordedRegion)
+    region = recorded_region.RecordedRegion.__new__(recorded_region.RecordedRegion)
     with monkeypatch.context() as gone:
         gone.setattr(boxed, "sys", None)
-        gone.setattr(recorded, "sys", None)
+        gone.setattr(recorded_region, "sys", None)
         del replaying, region
     assert not unraised

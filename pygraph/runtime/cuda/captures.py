@@ -152,7 +152,7 @@ def is_capturing(stream: torch.cuda.Stream) -> bool:
 
 
 @contextlib.contextmanager
-def beside_captures() -> Generator[None, None, None]:
+def allowed_during_captures() -> Generator[None, None, None]:
     """A block in which calls of this thread do not end the captures of other threads, whatever those forbid."""
     before = check(cu.cuThreadExchangeStreamCaptureMode(cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
     try:

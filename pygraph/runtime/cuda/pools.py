@@ -120,7 +120,7 @@ def _new_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:
 
 def destroy_graph(graph: torch.cuda.CUDAGraph, pool: CudaPool | None = None, held: list[object] | None = None) -> bool:
     """Destroy a graph, and then drop ``held``; False if a replay may still run and cannot be waited for now."""
-    with captures.beside_captures():
+    with captures.allowed_during_captures():
         if pool is not None and not pool.wait():
             return False
         graph.reset()

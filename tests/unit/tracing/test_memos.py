@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.test_retries import Clock
 
 import pygraph
 from pygraph.calls import retries
 from pygraph.calls.retries import MAX_RETRACES
 from tests.fakes import assert_no_fake_left
-from tests.unit.test_retries import Clock
 from tests.unit.tracing.test_leaks import Node, chain, last
 
 pytestmark = pytest.mark.rotates

@@ -18,7 +18,8 @@ from pygraph.ir.evaluate import evaluate
 from pygraph.ir.program import Program
 from pygraph.tracing.trace import trace
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
-from pygraph.transforms.scalar_rules import RULES, SCALAR, Emitter, Host, aten
+from pygraph.transforms.rules.emitter import SCALAR, Emitter, HostNumber, aten
+from pygraph.transforms.rules.scalar_rules import RULES
 from tests import extent
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -46,7 +47,7 @@ def rewritten(
 
     def lift(value: Any) -> Any:
         if value is K:
-            return Host(placeholder(number, type(number)), type(number)(1))
+            return HostNumber(placeholder(number, type(number)), type(number)(1))
         return placeholder(value, TensorSpec.of(value)) if isinstance(value, torch.Tensor) else value
 
     bound = {a.name: a.default_value for a in op._schema.arguments}

@@ -9,7 +9,7 @@ import torch
 
 import pygraph
 from pygraph.transforms.devicify import devicify_program
-from pygraph.transforms.foreach_rules import PER_ENTRY
+from pygraph.transforms.rules.foreach_rules import PER_ENTRY
 
 OPERATIONS = sorted(PER_ENTRY, key=str)
 
@@ -50,7 +50,8 @@ def test_numbers_are_live(op: Any, dtype: torch.dtype, device: torch.device) -> 
         tolerance = {"rtol": 0, "atol": 0} if exact else {}
         torch.testing.assert_close(fast(given, k), fn(given, k), **tolerance)
     info = fast.cache_info()
-    by_value = device.type == "cuda" and op.name().startswith("aten::_foreach_pow")  # each number is another graph
+    # torch 2.11 asks for the exponent's value during the trace, which bakes it in: each number is another graph.
+    by_value = op.name().startswith("aten::_foreach_pow") and torch.__version__ < "2.12"
     if dtype.is_floating_point and not by_value:
         assert (info.hits, info.misses, info.captures) == (3, 1, 1)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pygraph
-from pygraph.calls.stateful import MAX_SHAPES
+from pygraph.calls.state_policy import MAX_SHAPES
 from pygraph.errors import StateChangeError
 from tests import extent
 

@@ -1,4 +1,4 @@
-"""How operations on lists of tensors (``torch._foreach_add_``, of optimizers) are rewritten for numbers from the host.
+"""Rules for operations on lists of tensors (``torch._foreach_add_``, of optimizers) with a number from the host.
 
 Where one kernel for the whole list can take the number from the device (`ONE_KERNEL`), it stays one operation.
 Otherwise there is one operation per entry, by the rule for single tensors (`PER_ENTRY`).
@@ -12,11 +12,14 @@ import torch
 from torch import fx
 
 from pygraph.ir.descriptors import TensorSpec
-from pygraph.transforms.scalar_rules import RULES, Args, Emitter, Rule, addcdiv, addcmul, aten, wide
+from pygraph.transforms.rules.arithmetic import addcdiv, addcmul
+from pygraph.transforms.rules.emitter import Args, Emitter, Rule, aten
+from pygraph.transforms.rules.families import wide
+from pygraph.transforms.rules.scalar_rules import RULES
 
 
 def _addcmul(emit: Emitter, args: Args) -> fx.Node | None:
-    """``self + value * (tensor1 * tensor2)``, the order of CUDA's kernel for lists; the CPU takes single tensors."""
+    """``self + value * (tensor1 * tensor2)``, the order of CUDA's kernel for lists; the CPU has none of its own."""
     if not emit.cuda:
         return addcmul(emit, args)
     a, b, c, value = (emit.tensor(args[name], emit.wide) for name in ("self", "tensor1", "tensor2", "value"))
@@ -46,7 +49,7 @@ PER_ENTRY: dict[Any, tuple[Rule, Args, tuple[str, ...]]] = {
     )
     for overload in overloads
 }
-"""The rule for an entry, arguments that the operation may leave out, and what the rule calls its arguments in turn."""
+"""By operation: the rule for one entry, defaults of arguments, and the rule's names for the arguments in turn."""
 
 ONE_KERNEL: dict[Any, Any] = {
     aten._foreach_add.Scalar: aten._foreach_add.Tensor,

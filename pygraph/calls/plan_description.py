@@ -1,0 +1,252 @@
+"""The description of a plan, which C++ reads: what a call must match, and how it is replayed.
+
+Everything that a plan does without Python is described exactly. A replay is described only where it is one graph on the
+caller's own tensors and numbers; other executables are called in Python by their plan.
+"""
+
+# Descriptions are made of parts of entries, executables and environments, and hold values of any type.
+# pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
+from torch.utils import _pytree as pytree
+
+from pygraph.calls.entries import Entry
+from pygraph.calls.function import Call
+from pygraph.guards.environment import Environment
+from pygraph.guards.native_description import NO_GUARDS, describe_guards
+from pygraph.ir.constants import IMMUTABLE
+
+if TYPE_CHECKING:
+    from pygraph.runtime.call_plan import CallPlan
+    from pygraph.runtime.capture import RegionGraph
+    from pygraph.runtime.executable import Executable
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """State besides the arguments that calls depend on where another function runs them, see `pygraph.autograd`.
+
+    Attributes:
+        environment: State that the function reaches, without the items and variables below.
+        tensors: The tensors that it reaches, whose layouts and gradients are compared.
+        items: Containers, keys, and the tensors that were found there.
+        cells: Closed-over variables, and the tensors that they were.
+    """
+
+    environment: Environment
+    tensors: tuple[torch.Tensor, ...]
+    items: tuple[tuple[Any, Any, torch.Tensor], ...]
+    cells: tuple[tuple[Any, torch.Tensor], ...]
+
+    def is_same(self, other: Reached) -> bool:
+        """Whether the same tensors are reached."""
+        both = zip(self.tensors, other.tensors, strict=False)
+        return len(self.tensors) == len(other.tensors) and all(mine is theirs for mine, theirs in both)
+
+    def is_plain(self) -> bool:
+        """Whether all its tensors have strides, by which a plan describes them."""
+        return all(tensor.layout == torch.strided and not tensor.is_nested for tensor in self.tensors)
+
+
+def is_describable(leaves: Sequence[Any], live: frozenset[int]) -> bool:
+    """Whether static leaves are immutable, or equal to nothing but themselves."""
+    return all(
+        isinstance(leaf, torch.Tensor)
+        or index in live
+        or type(leaf) in IMMUTABLE
+        or type(leaf).__hash__ is object.__hash__
+        for index, leaf in enumerate(leaves)
+    )
+
+
+def describe_plan(
+    entry: Entry,
+    call: Call,
+    live: frozenset[int],
+    fn: Any,
+    device_type: str,
+    released: Sequence[int],
+    reached: Reached | None,
+) -> dict[str, Any]:
+    """Describe what calls like this one must match, and how they run, as `native/plan_type.h` reads it.
+
+    Args:
+        entry: The entry that runs such calls.
+        call: The call.
+        live: Positions of numbers that are read at every call.
+        fn: The function that runs them if the entry has no executable.
+        device_type: The accelerator whose settings matter.
+        released: Leaves that are released before results are allocated.
+        reached: State that calls depend on, if it is not that of the entry.
+
+    Returns:
+        Addresses and objects by name. C++ holds references to the objects; ``owners`` own what addresses point to.
+    """
+    executable = entry.executable
+    if reached is None:
+        captured, guards = _captured(entry), _guards(entry.environment)
+    else:
+        captured = tuple((tensor, None) for tensor in reached.tensors)
+        guards = _guards(reached.environment, reached.items, reached.cells)
+    return {
+        "live": live,
+        "leaves": call.leaves,
+        "device": device_type,
+        "captured": captured,
+        "owned": tuple(entry.captured.owned.pairs),
+        "environment": guards,
+        "callable": fn if executable is None else executable,
+        "is_executable": executable is not None,
+        "is_eager": executable is None and reached is None,
+        "replay": None if executable is None else _replay(executable),
+        "stream": None if executable is None else _stream(executable),
+        "released": tuple(released),
+    }
+
+
+def _captured(entry: Entry) -> tuple[tuple[torch.Tensor, int | None], ...]:
+    """Captured tensors, and the addresses at which graphs read them."""
+    if entry.executable is None:
+        return tuple((tensor, None) for tensor in entry.captured.tensors)
+    return tuple(zip(entry.executable.captured, entry.executable.static_addresses, strict=True))
+
+
+def _guards(
+    environment: Environment | None,
+    more_items: Sequence[tuple[Any, Any, Any]] = (),
+    more_cells: Sequence[tuple[Any, Any]] = (),
+) -> tuple[Any, ...]:
+    """The guards of an environment, as C++ reads them."""
+    if environment is None:
+        return NO_GUARDS
+    # In Python, a call with tangents does not come as far as an environment.
+    variables: Any = vars(forward_ad)
+    return describe_guards(environment.guards, [(variables, "_current_level", -1)], more_items, more_cells)
+
+
+def _replay(executable: Executable) -> dict[str, Any] | None:
+    """The replay of an executable that is one graph on the caller's tensors and numbers; None if it is more."""
+    if len(executable._regions) != 1 or executable._regions[0].graph is None or executable.plan.aliases:
+        return None
+    region = executable._regions[0]
+    graph, body = region.graph, region.body
+    assert graph is not None
+    if graph.reuses_outputs or region.adoption is not None or graph.lazy:
+        return None  # results are not in fresh memory, or are read in a way that is not described
+    tensors, numbers = dict(executable.plan.tensors), dict(executable.plan.numbers)
+    outputs = {node: index for index, node in enumerate(body.outputs)}
+    if not all(node in tensors for node in body.inputs) or not all(node in numbers for node in body.numbers):
+        return None
+    if not all(node in outputs and not foreign for _, node, foreign in executable.plan.results):
+        return None
+    parameters = _parameters(graph)
+    launch = graph.graph.native_launch()
+    if parameters is None or launch is None or executable.driver.native_stream() is None:
+        return None
+    commits, slots, values = parameters
+    captured = {id(tensor): index for index, tensor in enumerate(executable.captured)}
+    return {
+        "inputs": tuple(tensors[body.inputs[position]] for position in graph.slots),
+        "memory": tuple((_empty(m.spec.dtype, m.spec.device), m.spec.shape, m.spec.stride) for m in graph.memory),
+        "slots": slots,
+        "numbers": tuple(
+            (numbers[node], *cells) for node, cells in zip(body.numbers, values, strict=True)
+        ),
+        "commits": commits,
+        "synced": ctypes.addressof(graph.patcher.synced),
+        "launch": launch,
+        "updated": tuple(tensors[body.inputs[position]] for position in body.written),
+        "updated_captured": tuple(captured[id(tensor)] for tensor in body.versioned_statics),
+        "outputs": tuple(
+            (number, None if graph.outputs_are_memory else (spec.shape, spec.stride, spec.offset))
+            for number, spec in graph.views
+        ),
+        "results": _results(executable.plan, outputs),
+        **_returned(executable.plan.out_tree),
+        "owners": (graph, executable),  # alive while addresses of theirs are used
+    }  # fmt: skip
+
+
+@functools.cache
+def _empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An empty tensor of a dtype and device, which plans share and hold a reference to."""
+    return torch.empty(0, dtype=dtype, device=device)
+
+
+def _stream(executable: Executable) -> dict[str, Any] | None:
+    """Functions that read the current stream, and the stream of the last replay; None on devices without streams.
+
+    On any other stream, or one that is being captured, Python serves the call: a replay has to wait, or must not run.
+    """
+    stream = executable.driver.native_stream()
+    if stream is None:
+        return None
+    current_stream, is_capturing = stream
+    return {
+        "last_stream": ctypes.addressof(executable.pool.last_stream),  # pyright: ignore
+        "is_capturing": is_capturing,
+        "current_stream": current_stream,
+        "device_index": executable.driver.device.index or 0,
+        "owner": executable.pool,
+    }
+
+
+def _parameters(graph: RegionGraph) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]] | None:
+    """Commits, and for each slot and each number its cells and commits; None if Python must set a node's parameters."""
+    patcher = graph.patcher
+    if len(patcher.cells) != len(graph.slots) + len(graph.memory):
+        return None
+    index: dict[int, int] = {}
+    commits: list[tuple[int, ...]] = []
+    for node in dict.fromkeys(n for nodes in (*patcher.slot_nodes, *patcher.number_nodes) for n in nodes):
+        commit = graph.graph.native_commit(node)
+        if commit is None:
+            return None
+        index[node] = len(commits)
+        commits.append(dataclasses.astuple(commit))
+
+    def described(cells: Sequence[Any], nodes: Sequence[Sequence[int]]) -> tuple[Any, ...]:
+        return tuple(
+            (tuple(its_cells), tuple(index[n] for n in dict.fromkeys(its_nodes)))
+            for its_cells, its_nodes in zip(cells, nodes, strict=True)
+        )
+
+    return (
+        tuple(commits),
+        described(patcher.cells, patcher.slot_nodes),
+        described(patcher.number_cells, patcher.number_nodes),
+    )
+
+
+def _results(plan: CallPlan, outputs: dict[fx.Node, int]) -> tuple[tuple[str, Any], ...]:
+    """The origin of every result leaf: an output of the graph, a static value, an argument or an earlier leaf."""
+    results: list[Any] = [None] * plan.out_tree.num_leaves
+    for leaf, node, _ in plan.results:
+        results[leaf] = ("output", outputs[node])
+    for leaf, value in plan.statics:
+        results[leaf] = ("static", value)
+    for leaf, argument in plan.arguments:
+        results[leaf] = ("argument", argument)
+    for leaf, earlier in plan.repeats:
+        results[leaf] = ("repeat", earlier)
+    return tuple(results)
+
+
+def _returned(tree: pytree.TreeSpec) -> dict[str, Any]:
+    """The structure of the returned object: an example of it, or else a function that makes it of all leaves."""
+    if _is_plain(tree):
+        return {"example": pytree.tree_unflatten(range(tree.num_leaves), tree), "unflatten": None}
+    return {"unflatten": functools.partial(pytree.tree_unflatten, treespec=tree)}
+
+
+def _is_plain(tree: pytree.TreeSpec) -> bool:
+    return tree.is_leaf() or (tree.type in (tuple, list, dict) and all(map(_is_plain, tree.children())))

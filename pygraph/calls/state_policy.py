@@ -1,0 +1,152 @@
+"""The rules of a function whose state is inputs and outputs: when it must take more, and when it is of no use."""
+
+# Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from pygraph.calls.cache import Cache
+from pygraph.calls.engine import Engine
+from pygraph.calls.entries import Entry, Evaluated, Recorded
+from pygraph.calls.function import Call, Function
+from pygraph.calls.keys import Key
+from pygraph.calls.policy import Policy
+from pygraph.calls.stateful_function import StatefulFunction
+from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError
+from pygraph.guards.environment import Environment
+from pygraph.tracing.function_kinds import StateInputs
+
+# After this many kinds of calls in a row that are unlike each one before, what is left behind is taken to change shape
+# at every call, as a cache that grows.
+MAX_SHAPES = 4
+
+
+class OutdatedError(Exception):
+    """The function reaches other tensors than before, or something has changed that is not passed.
+
+    Args:
+        passed: What is to be passed from now on.
+    """
+
+    def __init__(self, passed: StateInputs = StateInputs()) -> None:  # noqa: B008  (it is immutable)
+        super().__init__()
+        self.passed = passed
+
+
+class UnsteadyError(Exception):
+    """No call is like another: what each leaves behind has another shape, or decides what the next one does."""
+
+
+def state_left_behind(error: TraceError, *, is_known: bool) -> StateInputs | None:
+    """The state that calls are to take and return, if that is all that is in the way of a trace.
+
+    Args:
+        error: The error of the trace.
+        is_known: Whether there was a call like this: a first one may fill attributes that later ones only read.
+    """
+    if isinstance(error, (GradientChangeError, SpentGraphError)):
+        return StateInputs(gradients=True)
+    if isinstance(error, StateChangeError) and error.locations and is_known:
+        return StateInputs(locations=error.locations)
+    return None
+
+
+class StatePolicy(Policy):
+    """The rules of a `StatefulFunction`.
+
+    Attributes:
+        releases: Whether calls take gradients out of the list that they are passed.
+    """
+
+    def __init__(self, function: StatefulFunction, users: Engine, state: StateInputs) -> None:
+        self.composes = not state.gradients
+        self.releases = False
+        self._function, self._users, self._state = function, users, state
+        # The number of calls that were found again, up to the last that was not, and of those that were not since.
+        self._found_again = self._missed = 0
+
+    def restart(self) -> None:
+        """Forget what became of calls."""
+        self._found_again = self._missed = 0
+
+    def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+        """Leaf positions that the options of the user's function make static."""
+        first = _stored_leaves(args).stop
+        return frozenset(first + leaf for leaf in self._users.keys.static_leaves(*args[3:]))
+
+    def released_items(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
+        """Positions of the gradients that a call replaces and does not read, as after ``zero_grad``."""
+        (gradients, *_), executable = args, entry.executable
+        unread: frozenset[int] = frozenset() if executable is None else executable.unread
+        found = [index for index in range(len(gradients)) if index in unread and gradients[index] is not None]
+        self.releases = self.releases or bool(found)
+        return found
+
+    def before_compilation(self, key: Key, call: Call, cache: Cache) -> None:
+        """Refuse a call that needs other state to be passed, or that is unlike each one before.
+
+        Raises:
+            OutdatedError: Other state is to be passed.
+            UnsteadyError: No call is like another.
+        """
+        function, now = self._function, reached_state(self._users, *call.args[3:])
+        if self._state.gradients and not _are_same(now.differentiable, function.differentiated):
+            raise OutdatedError
+        traced = (entry.environment for entry in cache.entries.of(key) if isinstance(entry, (Recorded, Evaluated)))
+        environments = list(traced)
+        if self._state.learning_rates:
+            if not _are_same(now.rates, function.groups):
+                raise OutdatedError
+        elif any(not environment.rates_are_current() for environment in environments):
+            raise OutdatedError(StateInputs(learning_rates=True))
+        if not self._state.gradients and any(not environment.step_is_current() for environment in environments):
+            raise OutdatedError(StateInputs(gradients=True))
+        if function.locations:
+            cache.settle()
+            found_again = sum(entry.calls - 1 for entry in cache.entries)
+            self._missed = self._missed + 1 if found_again == self._found_again else 0
+            self._found_again = found_again
+            if self._missed > MAX_SHAPES:
+                raise UnsteadyError
+
+    def after_compilation(self, key: Key, call: Call, cache: Cache) -> None:
+        """Refuse a call in which state is a number that changes at every call, and decides what the call does.
+
+        Raises:
+            UnsteadyError: It is so.
+        """
+        if not cache.baked(key[0]).isdisjoint(_stored_leaves(call.args)):
+            raise UnsteadyError
+
+    def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
+        """Nothing more: what is found is to be passed as well.
+
+        Raises:
+            OutdatedError: More state is left behind than is passed.
+        """
+        found = state_left_behind(error, is_known=is_known)
+        if found is not None and (more := self._state | found) != self._state:
+            raise OutdatedError(more)
+        return None
+
+
+def _stored_leaves(args: tuple[Any, ...]) -> range:
+    """The leaves of a `StatefulFunction`'s arguments that are stored at its locations."""
+    gradients, rates, values, *_ = args
+    first = len(gradients) + len(rates)
+    return range(first, first + len(pytree.tree_leaves(values)))
+
+
+def reached_state(function: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
+    """The Python state that a call of the function can reach."""
+    return Environment(function.fn, {"args": args, "kwargs": kwargs})
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))

@@ -1,0 +1,147 @@
+"""A function whose state is inputs and outputs: gradients, learning rates, attributes and variables."""
+
+# Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
+from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
+from torch.utils import _pytree as pytree
+
+from pygraph.errors import TraceError
+from pygraph.guards.locations import Location
+from pygraph.guards.objects import with_parts
+from pygraph.ir.paths import flatten_with_path
+from pygraph.tracing.function_kinds import WithStateInputs
+from pygraph.tracing.gradients import is_spent
+from pygraph.tracing.results import is_known_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned:
+    """What a call returned: its structure, and which of its leaves require grad but have no graph left for it."""
+
+    tree: pytree.TreeSpec
+    spent: tuple[int, ...]
+
+
+class AsItIsError(Exception):
+    """A call has no graph: the function itself is to run, and sets gradients and attributes by itself."""
+
+
+class StatefulFunction(WithStateInputs):
+    """A function of gradients, learning rates, attributes, and another function's arguments, to be traced.
+
+    Args:
+        fn: The other function.
+        name: What reports call it.
+        differentiated: The tensors whose gradients it takes and returns, by the names that reports have for them.
+        groups: The parameter groups whose learning rates it takes.
+        locations: The attributes and variables that it takes and returns.
+
+    Attributes:
+        returned: What calls have returned.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        name: str,
+        differentiated: Sequence[tuple[str, torch.Tensor]],
+        groups: Sequence[dict[str, Any]],
+        locations: Sequence[Location],
+    ) -> None:
+        self.differentiated, self.groups = [tensor for _, tensor in differentiated], groups
+        self.locations = locations
+        self.returned: list[Returned] = []
+        self._names = [name for name, _ in differentiated]
+        self._paths: list[str] = []
+        self.__name__ = name
+        self.__wrapped__ = fn  # where the walk over what a function reaches finds it
+
+    def __call__(
+        self, gradients: list[Any], rates: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The new gradients, the number of what is in ``returned``, and the leaves of what is stored at the locations
+        then and of what the function returns.
+        """
+        if get_proxy_mode() is None:
+            raise AsItIsError
+        before = self.found()
+        try:
+            self._put(gradients, rates, values)
+            result = self.__wrapped__(*args, **kwargs)
+            returned = with_parts(([location.get() for location in self.locations], result), is_known_size, FakeTensor)
+            for location, value in zip(self.locations, returned[0], strict=True):
+                if any(map(_has_live_graph, pytree.tree_leaves(value))):
+                    raise TraceError(f"it stores {location.name} with a graph of autograd, for outside")
+            return [*(tensor.grad for tensor in self.differentiated), *self._numbered(returned)]
+        finally:
+            self._put(*before)
+
+    def found(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """The gradients, the learning rates, and what lies in the locations now."""
+        gradients = [tensor.grad for tensor in self.differentiated]
+        return gradients, [group["lr"] for group in self.groups], [location.get() for location in self.locations]
+
+    def _put(self, gradients: list[Any], rates: list[Any], values: list[Any]) -> None:
+        for tensor, gradient in zip(self.differentiated, gradients, strict=True):
+            tensor.grad = gradient
+        for group, rate in zip(self.groups, rates, strict=True):
+            group["lr"] = rate
+        for location, value in zip(self.locations, values, strict=True):
+            location.put(value)
+
+    def _numbered(self, result: Any) -> list[Any]:
+        keyed, tree = flatten_with_path(result, is_leaf=is_known_size)
+        self._paths = [self._result_path(path) for path, _ in keyed]
+        leaves = [leaf for _, leaf in keyed]
+        spent = [
+            index
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad and is_spent(leaf)
+        ]
+        detached = {id(leaves[index]): leaves[index].detach() for index in spent}
+        leaves = [detached.get(id(leaf), leaf) for leaf in leaves]
+        returned = Returned(tree, tuple(spent))
+        if returned not in self.returned:
+            self.returned.append(returned)
+        return [self.returned.index(returned), *leaves]
+
+    def _result_path(self, path: pytree.KeyPath) -> str:
+        rest = pytree.keystr(path[2:] if path[0] == _LEFT else path[1:])
+        return self.locations[path[1].idx].name + rest if path[0] == _LEFT else f"result{rest}"  # pyright: ignore
+
+    def path(self, path: str) -> str:
+        """What reports call an argument or a result of this function."""
+        kind, first, rest = path.partition("]")[0].partition("[")[0], _index(path), path.partition("]")[2]
+        count = len(self.differentiated)
+        if kind == "result":
+            if first < count:
+                return f"{self._names[first]}.grad"
+            return "what is returned" if first == count else self._paths[first - count - 1]
+        if first == 0:
+            return f"{self._names[_index(rest)]}.grad"
+        if first == 2:
+            return self.locations[_index(rest)].name + rest.partition("]")[2]
+        return f"learning rate {_index(rest)}" if first == 1 else ("args", "kwargs")[first - 3] + rest
+
+
+def _index(path: str) -> int:
+    """The first index in a path, as the 1 in ``args[1][2]``."""
+    return int(path.partition("[")[2].partition("]")[0])
+
+
+# The first of the two parts of what is returned.
+_LEFT = pytree.SequenceKey(0)
+
+
+def _has_live_graph(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and not is_spent(value)

@@ -1,0 +1,262 @@
+// Arguments of a call, matched with those of the planned call: their structure, the kind of every leaf, and the layout,
+// alignment and gradient of every tensor. Tensors, addresses and numbers of a call are collected on the way.
+#pragma once
+
+#include "conversions.h"
+#include "pytree.h"
+#include "tensors.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <cmath>
+#include <cstring>
+
+namespace pygraph {
+namespace {
+
+struct LeafSpec {
+  enum Kind { Tensor, Integer, Float, Same, Equal, EqualFloat } kind;
+  PyTypeObject* type;         // borrowed from the plan
+  PyObject* value = nullptr;  // of a static leaf; borrowed from the plan
+  uint64_t bits = 0;          // of a static float
+  int index = 0;              // among tensors, or among numbers that are read at every call
+};
+
+struct TensorSpec {
+  Layout layout;
+  bool requires_grad;  // matters under no_grad too: a function may ask for it, or enable gradients inside
+  bool host;           // graphs read it through a copy: its alignment does not matter
+  bool empty;          // has no memory
+  c10::DeleterFnPtr deleter = nullptr;  // of its device's allocator
+  uint64_t alignment;
+
+  explicit TensorSpec(const c10::TensorImpl& tensor) : layout(tensor) {}
+};
+
+struct ArgumentSpec {
+  Tree tree;  // of args, then of kwargs
+  std::vector<LeafSpec> leaves;
+  std::vector<TensorSpec> tensors;
+  int numbers = 0;
+};
+
+union Number {
+  int64_t integer;
+  double real;
+};
+
+// Leaves of the call that is being matched.
+struct Call {
+  c10::SmallVector<PyObject*, 40> leaves;    // owned: while Python code runs, a list may lose its items
+  c10::SmallVector<c10::TensorImpl*, 40> tensors;
+  c10::SmallVector<uint64_t, 40> addresses;  // by tensor
+  c10::SmallVector<const void*, 40> storages;
+  bool foreign = false;  // whether storages may overlap that begin at different addresses
+  c10::SmallVector<Number, 8> numbers;
+
+  Call() = default;
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call() { clear(); }
+
+  void add(PyObject* leaf) {
+    Py_INCREF(leaf);
+    leaves.push_back(leaf);
+  }
+
+  void clear() {
+    tensors.clear();
+    addresses.clear();
+    storages.clear();
+    foreign = false;
+    numbers.clear();
+    for (PyObject* leaf : leaves) Py_DECREF(leaf);
+    leaves.clear();
+  }
+};
+
+// mutable_data also gives a lazily cloned tensor memory of its own, as Tensor.data_ptr() does.
+uint64_t argument_address(const TensorSpec& spec, c10::TensorImpl* tensor) {
+  return spec.empty ? 0 : reinterpret_cast<uint64_t>(spec.host ? tensor->data() : tensor->mutable_data());
+}
+
+// ---- matching ------------------------------------------------------------------------------------------------------
+
+bool match_tensor(const TensorSpec& spec, PyObject* object, Call& call) {
+  c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
+  if (!spec.layout.fits(*tensor) || requires_grad(*tensor) != spec.requires_grad) return false;
+  const uint64_t address = argument_address(spec, tensor);
+  if (!spec.host && alignment_of(address) != spec.alignment) return false;
+  call.tensors.push_back(tensor);
+  call.addresses.push_back(address);
+  call.storages.push_back(storage_of(*tensor));
+  if (!spec.empty && is_foreign(*tensor, spec.deleter)) call.foreign = true;
+  return true;
+}
+
+bool read_integer(PyObject* object, Call& call) {
+  int overflow = 0;
+  Number number;
+  if (PyLong_Check(object)) {
+    number.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
+  } else {
+    PyObject* index = PyNumber_Index(object);
+    if (index == nullptr) {
+      PyErr_Clear();
+      return false;
+    }
+    number.integer = PyLong_AsLongLongAndOverflow(index, &overflow);
+    Py_DECREF(index);
+  }
+  if (overflow != 0) return false;
+  call.numbers.push_back(number);
+  return true;
+}
+
+bool read_float(PyObject* object, Call& call) {
+  Number number;
+  number.real = PyFloat_AsDouble(object);
+  if (number.real == -1.0 && PyErr_Occurred()) {
+    PyErr_Clear();
+    return false;
+  }
+  if (!std::isfinite(number.real)) return false;
+  call.numbers.push_back(number);
+  return true;
+}
+
+// Whether an object is the static one or equal to it. Both are int or both str, exactly: no Python code compares them.
+bool match_equal(const LeafSpec& leaf, PyObject* object) {
+  if (object == leaf.value) return true;
+  if (Py_TYPE(object) != leaf.type) return false;
+  int equal = PyObject_RichCompareBool(object, leaf.value, Py_EQ);
+  if (equal < 0) PyErr_Clear();
+  return equal == 1;
+}
+
+bool match_bits(const LeafSpec& leaf, PyObject* object) {
+  double value = PyFloat_AS_DOUBLE(object);
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits == leaf.bits;
+}
+
+bool match_leaf(const ArgumentSpec& spec, const LeafSpec& leaf, PyObject* object, Call& call) {
+  bool fits = false;
+  switch (leaf.kind) {
+    case LeafSpec::Tensor:
+      fits = Py_TYPE(object) == leaf.type && match_tensor(spec.tensors[leaf.index], object, call);
+      break;
+    case LeafSpec::Integer:
+      fits = Py_TYPE(object) == leaf.type && read_integer(object, call);
+      break;
+    case LeafSpec::Float:
+      fits = Py_TYPE(object) == leaf.type && read_float(object, call);
+      break;
+    case LeafSpec::Same:
+      fits = object == leaf.value;
+      break;
+    case LeafSpec::Equal:
+      fits = match_equal(leaf, object);
+      break;
+    case LeafSpec::EqualFloat:
+      fits = Py_TYPE(object) == leaf.type && match_bits(leaf, object);
+      break;
+  }
+  if (fits) call.add(object);
+  return fits;
+}
+
+// Match an object with the node at `position` and the nodes below it.
+bool match_tree(const ArgumentSpec& spec, size_t& position, PyObject* object, Call& call) {
+  const TreeNode& node = spec.tree[position++];
+  switch (node.kind) {
+    case TreeNode::Leaf:
+      return match_leaf(spec, spec.leaves[call.leaves.size()], object, call);
+    case TreeNode::Tuple:
+    case TreeNode::List:
+      if (Py_TYPE(object) != (node.kind == TreeNode::Tuple ? &PyTuple_Type : &PyList_Type)) return false;
+      if (PySequence_Fast_GET_SIZE(object) != node.size) return false;
+      for (Py_ssize_t i = 0; i < node.size; ++i) {
+        if (i >= PySequence_Fast_GET_SIZE(object)) return false;  // a list may change while a number is read
+        if (!match_tree(spec, position, PySequence_Fast_GET_ITEM(object, i), call)) return false;
+      }
+      return true;
+    case TreeNode::Dict: {
+      if (Py_TYPE(object) != &PyDict_Type || PyDict_GET_SIZE(object) != node.size) return false;
+      Py_ssize_t cursor = 0, index = 0;
+      PyObject *key, *value;
+      while (PyDict_Next(object, &cursor, &key, &value)) {
+        if (index >= node.size) return false;
+        PyObject* expected = node.keys[index++];
+        bool same = key == expected ||
+            (PyUnicode_CheckExact(key) && PyUnicode_CheckExact(expected) && PyUnicode_Compare(key, expected) == 0);
+        if (!same || !match_tree(spec, position, value, call)) return false;
+      }
+      return index == node.size;
+    }
+  }
+  return false;
+}
+
+// ---- the planned call ----------------------------------------------------------------------------------------------
+
+void describe_tensor(ArgumentSpec& spec, PyObject* object, Call& call) {
+  c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
+  TensorSpec one(*tensor);
+  one.requires_grad = tensor->requires_grad();
+  one.host = tensor->is_cpu();
+  one.empty = tensor->numel() == 0;
+  const uint64_t address = argument_address(one, tensor);
+  one.alignment = alignment_of(address);
+  one.deleter = deleter_of(tensor->device_type());
+  spec.tensors.push_back(one);
+  call.tensors.push_back(tensor);
+  call.addresses.push_back(address);
+  call.storages.push_back(storage_of(*tensor));
+}
+
+// Describe a leaf of (args, kwargs); `live` are the positions of numbers that are read at every call.
+void describe_leaf(ArgumentSpec& spec, References& references, PyObject* object, PyObject* live, Call& call) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject* position = checked(PyLong_FromSize_t(call.leaves.size()));
+  int is_live = PySet_Contains(live, position);
+  Py_DECREF(position);
+  if (is_live < 0) throw PythonError();
+  LeafSpec leaf{LeafSpec::Same, type};
+  references.add(reinterpret_cast<PyObject*>(type));
+  if (THPVariable_Check(object)) {
+    leaf.kind = LeafSpec::Tensor;
+    leaf.index = static_cast<int>(call.tensors.size());
+    describe_tensor(spec, object, call);
+  } else if (is_live) {
+    leaf.kind = PyFloat_Check(object) || !PyIndex_Check(object) ? LeafSpec::Float : LeafSpec::Integer;
+    leaf.index = spec.numbers++;
+  } else {
+    leaf.value = object;
+    references.add(object);
+    if (type == &PyFloat_Type) {
+      leaf.kind = LeafSpec::EqualFloat;
+      double value = PyFloat_AS_DOUBLE(object);
+      std::memcpy(&leaf.bits, &value, sizeof(value));
+    } else if (type == &PyLong_Type || type == &PyUnicode_Type) {
+      leaf.kind = LeafSpec::Equal;
+    }
+  }
+  spec.leaves.push_back(leaf);
+  call.add(object);
+}
+
+// Describe the arguments of a call, and collect them in `call`.
+void describe_arguments(ArgumentSpec& spec, References& references, PyObject* args, PyObject* kwargs, PyObject* live,
+                        Call& call) {
+  auto add = [&](PyObject* leaf) { describe_leaf(spec, references, leaf, live, call); };
+  describe_tree(spec.tree, args, add);
+  describe_tree(spec.tree, kwargs, add);
+  for (const TreeNode& node : spec.tree) {
+    for (PyObject* key : node.keys) references.add(key);
+  }
+}
+
+}  // namespace
+}  // namespace pygraph

@@ -1,0 +1,70 @@
+// Nested tuples, lists and dicts: described by an example of them, and built of leaves.
+#pragma once
+
+#include <Python.h>
+
+#include <utility>
+#include <vector>
+
+namespace pygraph {
+namespace {
+
+struct TreeNode {
+  enum Kind { Tuple, List, Dict, Leaf } kind;
+  Py_ssize_t size = 0;
+  std::vector<PyObject*> keys;  // of a dict, in order; borrowed from the plan
+};
+
+using Tree = std::vector<TreeNode>;  // each node before its children
+
+// Append the nodes of a container, whose keys the caller refers to, and call `add` with each leaf.
+template <typename Add>
+void describe_tree(Tree& tree, PyObject* object, Add add) {
+  PyTypeObject* type = Py_TYPE(object);
+  if (type == &PyTuple_Type || type == &PyList_Type) {
+    Py_ssize_t size = PySequence_Fast_GET_SIZE(object);
+    tree.push_back({type == &PyTuple_Type ? TreeNode::Tuple : TreeNode::List, size, {}});
+    for (Py_ssize_t i = 0; i < size; ++i) describe_tree(tree, PySequence_Fast_GET_ITEM(object, i), add);
+  } else if (type == &PyDict_Type) {
+    TreeNode node{TreeNode::Dict, PyDict_GET_SIZE(object), {}};
+    Py_ssize_t cursor = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(object, &cursor, &key, &value)) node.keys.push_back(key);
+    tree.push_back(std::move(node));
+    cursor = 0;
+    while (PyDict_Next(object, &cursor, &key, &value)) describe_tree(tree, value, add);
+  } else {
+    tree.push_back({TreeNode::Leaf, 0, {}});
+    add(object);
+  }
+}
+
+// The container at a node, whose leaves are moved out of `leaves`; nullptr with an exception.
+PyObject* unflatten(const Tree& tree, size_t& position, std::vector<PyObject*>& leaves, size_t& leaf) {
+  const TreeNode& node = tree[position++];
+  if (node.kind == TreeNode::Leaf) return std::exchange(leaves[leaf++], nullptr);
+  PyObject* made = node.kind == TreeNode::Tuple ? PyTuple_New(node.size)
+      : node.kind == TreeNode::List             ? PyList_New(node.size)
+                                                : PyDict_New();
+  if (made == nullptr) return nullptr;
+  for (Py_ssize_t i = 0; i < node.size; ++i) {
+    PyObject* child = unflatten(tree, position, leaves, leaf);
+    bool added = child != nullptr;
+    if (added && node.kind == TreeNode::Dict) {
+      added = PyDict_SetItem(made, node.keys[i], child) == 0;
+      Py_DECREF(child);
+    } else if (added && node.kind == TreeNode::Tuple) {
+      PyTuple_SET_ITEM(made, i, child);
+    } else if (added) {
+      PyList_SET_ITEM(made, i, child);
+    }
+    if (!added) {
+      Py_DECREF(made);
+      return nullptr;
+    }
+  }
+  return made;
+}
+
+}  // namespace
+}  // namespace pygraph

@@ -1,0 +1,170 @@
+// Results of a replay: fresh memory for them, views of that memory, and the object that the function returns.
+#pragma once
+
+#include "arguments.h"
+#include "conversions.h"
+#include "pytree.h"
+
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace pygraph {
+namespace {
+
+struct ResultMemory {
+  std::vector<int64_t> sizes, strides;
+  at::TensorOptions options;
+  c10::Allocator* allocator;  // nullptr where a device makes tensors in a way of its own
+
+  // As torch does (2.11 and 2.13), without the dispatcher, which takes half as long again.
+  at::Tensor make(bool filled) const {
+    if (allocator == nullptr || filled) return at::empty_strided(sizes, strides, options);
+    const c10::DispatchKeySet keys(options.computeDispatchKey());
+    const auto dtype = c10::typeMetaToScalarType(options.dtype());
+    return at::Tensor(at::detail::empty_strided_generic(sizes, strides, allocator, keys, dtype));
+  }
+};
+
+struct Output {
+  int memory;
+  bool whole;
+  std::vector<int64_t> sizes, strides;  // of the view, if it is not the whole memory
+  int64_t offset;
+};
+
+struct ResultLeaf {
+  enum Kind { FromOutput, Static, Argument, Repeat } kind;
+  int index = 0;              // of the output, the argument or the earlier leaf
+  PyObject* value = nullptr;  // of a static leaf; borrowed from the plan
+};
+
+struct Results {
+  std::vector<ResultMemory> memory;
+  std::vector<Output> outputs;
+  std::vector<ResultLeaf> leaves;
+  Tree tree;                      // of the returned object
+  PyObject* unflatten = nullptr;  // borrowed from the plan; makes that object of all leaves if it is no such tree
+};
+
+// ---- a replay ------------------------------------------------------------------------------------------------------
+
+std::vector<at::Tensor> allocate(const Results& results) {
+  std::vector<at::Tensor> memory;
+  memory.reserve(results.memory.size());
+  const at::Context& context = at::globalContext();
+  const bool filled = context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+  for (const ResultMemory& one : results.memory) memory.push_back(one.make(filled));
+  return memory;
+}
+
+std::vector<at::Tensor> outputs_in(const Results& results, const std::vector<at::Tensor>& memory) {
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(results.outputs.size());
+  for (const Output& output : results.outputs) {
+    const at::Tensor& base = memory[output.memory];
+    outputs.push_back(output.whole ? base : at::as_strided(base, output.sizes, output.strides, output.offset));
+  }
+  return outputs;
+}
+
+// Objects by leaf, each a new reference or nullptr.
+struct OwnedObjects {
+  std::vector<PyObject*> objects;
+
+  explicit OwnedObjects(size_t count) : objects(count, nullptr) {}
+  OwnedObjects(const OwnedObjects&) = delete;
+  OwnedObjects& operator=(const OwnedObjects&) = delete;
+  ~OwnedObjects() {
+    for (PyObject* object : objects) Py_XDECREF(object);
+  }
+};
+
+void fill(OwnedObjects& leaves, const Results& results, const Call& call, const std::vector<at::Tensor>& outputs) {
+  auto& objects = leaves.objects;
+  for (const bool repeated : {false, true}) {  // after the leaves that they repeat
+    for (size_t i = 0; i < objects.size(); ++i) {
+      const ResultLeaf& leaf = results.leaves[i];
+      if ((leaf.kind == ResultLeaf::Repeat) != repeated) continue;
+      switch (leaf.kind) {
+        case ResultLeaf::FromOutput: objects[i] = THPVariable_Wrap(outputs[leaf.index]); break;
+        case ResultLeaf::Static: objects[i] = Py_NewRef(leaf.value); break;
+        case ResultLeaf::Argument: objects[i] = Py_NewRef(call.leaves[leaf.index]); break;
+        case ResultLeaf::Repeat: objects[i] = Py_XNewRef(objects[leaf.index]); break;
+      }
+      checked(objects[i]);
+    }
+  }
+}
+
+// The object that the function returns.
+PyObject* assemble(const Results& results, const Call& call, const std::vector<at::Tensor>& outputs) {
+  OwnedObjects leaves(results.leaves.size());
+  fill(leaves, results, call, outputs);
+  if (results.unflatten == nullptr) {
+    size_t node = 0, leaf = 0;
+    return checked(unflatten(results.tree, node, leaves.objects, leaf));
+  }
+  PyObject* all = checked(PyList_New(leaves.objects.size()));
+  for (size_t i = 0; i < leaves.objects.size(); ++i) {
+    PyList_SET_ITEM(all, i, std::exchange(leaves.objects[i], nullptr));
+  }
+  PyObject* result = PyObject_CallOneArg(results.unflatten, all);
+  Py_DECREF(all);
+  return checked(result);
+}
+
+// ---- their description ---------------------------------------------------------------------------------------------
+
+// (an empty tensor of the right dtype and device, sizes, strides)
+ResultMemory describe_memory(PyObject* description) {
+  const at::Tensor& tensor = THPVariable_Unpack(item(description, 0));
+  const bool known = tensor.is_cuda() || tensor.is_cpu();
+  c10::Allocator* allocator = known ? tensor.storage().allocator() : nullptr;
+  return {to_ints(item(description, 1)), to_ints(item(description, 2)), tensor.options(), allocator};
+}
+
+// (memory, None) or (memory, (sizes, strides, offset))
+Output describe_output(PyObject* description) {
+  PyObject* view = item(description, 1);
+  Output output{static_cast<int>(to_int(item(description, 0))), view == Py_None, {}, {}, 0};
+  if (!output.whole) {
+    output.sizes = to_ints(item(view, 0));
+    output.strides = to_ints(item(view, 1));
+    output.offset = to_int(item(view, 2));
+  }
+  return output;
+}
+
+// ("static", value), or "output", "argument" or "repeat" with an index
+ResultLeaf describe_result(PyObject* description) {
+  const char* name = PyUnicode_AsUTF8(item(description, 0));
+  if (name == nullptr) throw PythonError();
+  const std::string kind = name;
+  if (kind == "static") return {ResultLeaf::Static, 0, item(description, 1)};
+  return {
+      kind == "output" ? ResultLeaf::FromOutput
+          : kind == "argument" ? ResultLeaf::Argument
+                               : ResultLeaf::Repeat,
+      static_cast<int>(to_int(item(description, 1))),
+  };
+}
+
+Results describe_results(PyObject* description) {
+  Results results;
+  for_each(field(description, "memory"), [&](PyObject* one) { results.memory.push_back(describe_memory(one)); });
+  for_each(field(description, "outputs"), [&](PyObject* one) { results.outputs.push_back(describe_output(one)); });
+  for_each(field(description, "results"), [&](PyObject* one) { results.leaves.push_back(describe_result(one)); });
+  PyObject* unflatten = field(description, "unflatten");
+  if (unflatten == Py_None) describe_tree(results.tree, field(description, "example"), [](PyObject*) {});
+  else results.unflatten = unflatten;
+  return results;
+}
+
+}  // namespace
+}  // namespace pygraph

@@ -1,0 +1,75 @@
+// Running a call that a plan matches: as a replay, through the executable in Python, or as the function itself.
+#pragma once
+
+#include "plan.h"
+
+#include <c10/core/GradMode.h>
+
+namespace pygraph {
+namespace {
+
+// Release arguments that nothing reads any more, so that results can have their memory. The caller cannot make the same
+// call again: from here on it ends in a result or in an error.
+void release_arguments(const PlanState& plan, Call& call, PyObject* args) {
+  // In reverse: an allocator that hands out first what came back last gives a result the same address again.
+  for (auto index = plan.released.rbegin(); index != plan.released.rend(); ++index) {
+    Py_SETREF(call.leaves[*index], Py_NewRef(Py_None));
+    if (PyList_SetItem(PyTuple_GET_ITEM(args, 0), *index, Py_NewRef(Py_None)) < 0) throw PythonError();
+  }
+}
+
+// The memory of the results; nothing if there is none left, and Python is to meet the same error and raise it.
+std::optional<std::vector<at::Tensor>> try_allocate(const PlanState& plan) {
+  try {
+    return allocate(plan.replay->results);
+  } catch (const std::exception&) {
+    if (!plan.released.empty()) {
+      torch::translate_exception_to_python(std::current_exception());
+      throw PythonError();
+    }
+    PyErr_Clear();
+    return std::nullopt;
+  }
+}
+
+// The result, or nullptr without an exception if Python must serve the call. From the first patch to the launch no
+// Python code runs, so that nothing can come between.
+PyObject* run_replay(PlanState& plan, Call& call, PyObject* args, Stopwatch& watch) {
+  Replay& replay = *plan.replay;
+  auto stream = replay_stream(*plan.stream);
+  if (!stream) return nullptr;
+  if (replay.ready != nullptr && (!is_true(replay.ready) || plan.dead)) return nullptr;
+  watch.lap(Profile::Lock);
+  c10::AutoGradMode no_grad(false);
+  release_arguments(plan, call, args);
+  auto refused = [&](const char* problem) -> PyObject* {
+    if (plan.released.empty()) return nullptr;
+    PyErr_Format(PyExc_RuntimeError, "pygraph: %s, after the call had released tensors that it replaces", problem);
+    throw PythonError();
+  };
+  const auto memory = try_allocate(plan);
+  if (!memory) return nullptr;
+  // A device whose allocator is written in Python may do anything.
+  if (plan.dead) return refused("the graph was released while memory for its results was allocated");
+  watch.lap(Profile::Allocation);
+  if (!patch(replay.parameters, call, *memory, plan.patches)) {
+    return refused("the driver refused to update a node of the graph");
+  }
+  watch.lap(Profile::Patches);
+  if (!launch(replay, *stream)) return refused("the graph could not be launched");
+  watch.lap(Profile::Launch);
+  for (int tensor : replay.updated) increment_version(call.tensors[tensor]);
+  for (int index : replay.updated_captured) increment_version(plan.captured[index].now());
+  return assemble(replay.results, call, outputs_in(replay.results, *memory));
+}
+
+PyObject* call_executable(PlanState& plan, const Call& call) {
+  PyObject* leaves = checked(PyList_New(call.leaves.size()));
+  for (size_t i = 0; i < call.leaves.size(); ++i) PyList_SET_ITEM(leaves, i, Py_NewRef(call.leaves[i]));
+  PyObject* result = PyObject_CallOneArg(plan.callable, leaves);
+  Py_DECREF(leaves);
+  return checked(result);
+}
+
+}  // namespace
+}  // namespace pygraph

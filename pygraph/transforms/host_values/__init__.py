@@ -1,0 +1,1 @@
+"""Parts of `devicify`: constants, uploads, operands of device operations, and the order of host work."""

@@ -403,7 +403,7 @@ class Engine:
                 yield entry.runner.engine
 
     def static_results(self) -> Iterator[Any]:
-        """What the Programs of its calls return that is made of nothing that a call passes."""
+        """Results of the Programs of its calls that no input is part of."""
         for entry in self.cache.entries:
             program = entry.reported
             yield from (static.value for static in program.statics) if program is not None else ()

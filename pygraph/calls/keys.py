@@ -12,11 +12,11 @@ from pygraph.calls.function import Call
 from pygraph.guards.iterators import is_opaque
 from pygraph.guards.torch_settings import mode_key
 from pygraph.ir.leaves import is_live_number, overlap_groups
-from pygraph.ir.ranges import are_apart, holder, span_of
+from pygraph.ir.ranges import are_disjoint, holder, span_of
 from pygraph.runtime.alignment import ALIGNMENT, alignment_of
 
 Key: TypeAlias = tuple[Hashable, tuple[tuple[int, Hashable], ...]]
-"""What is known of a call before its trace, and by leaf the values of the numbers that its trace turned out to need."""
+"""The kind of a call before its trace, and by leaf the values of the numbers that its trace turned out to need."""
 
 
 class UnhashableError(TypeError):
@@ -57,7 +57,7 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
 
 
 def form_of(key: Key) -> Hashable:
-    """What a key has in common with those of other calls with objects of no value, as one that is made for each call.
+    """The part of a key that calls have in common which pass objects without a value, as one that is made for each call.
 
     It is the first part of the key where there are no such objects.
     """
@@ -92,7 +92,7 @@ def overlap_key(leaves: Sequence[Any]) -> Hashable:
     Also whether one storage holds all that overlaps: without one there is no view that stands for all of it.
     """
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if len(tensors) < 2 or are_apart(tensors) or not (groups := overlap_groups(leaves)):
+    if len(tensors) < 2 or are_disjoint(tensors) or not (groups := overlap_groups(leaves)):
         return ()
     key: list[Hashable] = []
     for group in groups:

@@ -55,7 +55,7 @@ class Policy:
     def state_runner(
         self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
     ) -> StateRunner:
-        """What runs calls of an engine that leave state behind."""
+        """A runner of calls of an engine that leave state behind."""
         raise NotImplementedError
 
 

@@ -22,7 +22,7 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.process.reentrancy import here
 
 E = TypeVar("E")
-"""What is kept for a kind of call."""
+"""The entry of a kind of call."""
 
 clock = time.perf_counter
 """Seconds, as of all budgets."""
@@ -196,7 +196,7 @@ class Looks(Generic[E]):
 
 
 def look_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """What is seen of a call at a glance: the types of its arguments, flags and texts, and what surrounds it."""
+    """The look of a call at a glance: the types of its arguments, flags and texts, and what surrounds it."""
     interpreter: Any = peek_interpreter_stack()
     modes = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
     seen: list[Any] = [here.inside, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), interpreter is None]

@@ -114,7 +114,7 @@ class Compiled:
         return evaluate(self.program, *args, **kwargs)
 
     def explain(self) -> Explanation:
-        """What runs how, and why."""
+        """The report of how it runs, and why."""
         return Explanation(self._name, (call_report(self._entry),), {}, slow_calls=extension.reason())
 
 

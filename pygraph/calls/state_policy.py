@@ -28,12 +28,12 @@ class OutdatedError(Exception):
     """The function reaches other tensors than before, or something has changed that is not passed.
 
     Args:
-        passed: What is to be passed from now on.
+        state: The state that is to be taken from now on.
     """
 
-    def __init__(self, passed: StateInputs = StateInputs()) -> None:  # noqa: B008  (it is immutable)
+    def __init__(self, state: StateInputs = StateInputs()) -> None:  # noqa: B008  (it is immutable)
         super().__init__()
-        self.passed = passed
+        self.state = state
 
 
 class UnsteadyError(Exception):

@@ -58,7 +58,7 @@ class UsersPolicy(Policy):
     def state_runner(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
     ) -> StateRunner:
-        """What runs calls of an engine that leave state behind."""
+        """A runner of calls of an engine that leave state behind."""
         return StatefulCalls(engine, args, kwargs, state)
 
 
@@ -69,7 +69,7 @@ class StatefulCalls:
         function: The function.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        passed: What changes from call to call, and is passed.
+        state: The state that changes from call to call, and that they take.
 
     Attributes:
         engine: What runs them.
@@ -81,21 +81,21 @@ class StatefulCalls:
         function: Engine,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        passed: StateInputs,
+        state: StateInputs,
     ) -> None:
-        self._function, self._passed = function, passed
+        self._function, self._state = function, state
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
         self._why_not = _CHANGING
         self.engine = self._make(args, kwargs)
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
-        found, passed = reached_state(self._function, args, kwargs), self._passed
-        groups = found.rates if passed.learning_rates else []
-        tensors = found.differentiable if passed.gradients else []
+        found, state = reached_state(self._function, args, kwargs), self._state
+        groups = found.rates if state.learning_rates else []
+        tensors = found.differentiable if state.gradients else []
         named = [(found.names[id(tensor)], tensor) for tensor in tensors]
-        self.stateful = StatefulFunction(self._function.fn, self._function.name, named, groups, passed.locations)
-        self.policy = StatePolicy(self.stateful, self._function, passed)
+        self.stateful = StatefulFunction(self._function.fn, self._function.name, named, groups, state.locations)
+        self.policy = StatePolicy(self.stateful, self._function, state)
         return self._function.derive(self.stateful, self.policy)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -117,7 +117,7 @@ class StatefulCalls:
                     self.policy.restart()
                     return self._inline(args, kwargs)
                 except OutdatedError as error:
-                    self._passed |= error.passed
+                    self._state |= error.state
                 self._renewals.lose(self.engine.cache.seconds)
                 self._settled = 0
                 self.engine.release()
@@ -134,7 +134,7 @@ class StatefulCalls:
         return self._function.run_inline(self._why_not, args, kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as the function is called."""
+        """Run a call, with its arguments as the function takes them."""
         return self(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

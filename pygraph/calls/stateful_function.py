@@ -26,7 +26,7 @@ from pygraph.tracing.results import is_known_size
 
 @dataclasses.dataclass(frozen=True)
 class Returned:
-    """What a call returned: its structure, and which of its leaves require grad but have no graph left for it."""
+    """The structure of a result, and which of its leaves require grad but have no graph left for it."""
 
     tree: pytree.TreeSpec
     spent: tuple[int, ...]
@@ -120,7 +120,7 @@ class StatefulFunction(WithStateInputs):
         return self.locations[path[1].idx].name + rest if path[0] == _LEFT else f"result{rest}"  # pyright: ignore
 
     def path(self, path: str) -> str:
-        """What reports call an argument or a result of this function."""
+        """The name that reports give to an argument or a result of this function."""
         kind, first, rest = path.partition("]")[0].partition("[")[0], _index(path), path.partition("]")[2]
         count = len(self.differentiated)
         if kind == "result":

@@ -110,7 +110,7 @@ def special_tensor(leaves: Sequence[Any]) -> str | None:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """What a tensor is that has no memory of its own, or more than one piece."""
+    """The kind of a tensor that has no memory of its own, or more than one piece."""
     if tensor.layout != torch.strided:
         return f"of layout {tensor.layout}"
     return "a nested tensor" if tensor.is_nested else "on the meta device" if tensor.is_meta else "a tensor of zeros"

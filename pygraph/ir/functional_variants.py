@@ -113,7 +113,7 @@ def _present(value: Any) -> list[Any]:
     return [item for item in pytree.tree_leaves(value) if item is not None]
 
 
-def check_apart(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_disjoint_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse arguments that share memory where one of them is written: the variant's copies would not.
 
     Raises:

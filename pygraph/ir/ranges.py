@@ -27,7 +27,7 @@ def memory_range(tensor: torch.Tensor) -> Range:
     return (start, start + size) if start and size else (0, 0)
 
 
-def are_apart(tensors: Iterable[torch.Tensor]) -> bool:
+def are_disjoint(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether certainly no two of the tensors share memory; cheap, as it is asked at every call."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     reach = 0

@@ -13,7 +13,7 @@ from pygraph.ir.source_lines import user_lines
 
 
 @contextlib.contextmanager
-def dispatch_state_kept() -> Generator[None, None, None]:
+def preserved_dispatch_state() -> Generator[None, None, None]:
     """Free errors that leave this block of guards of torch's dispatcher in their frames, which would undo later guards.
 
     Torch has such guards in the variables of functions. Private; checked with torch 2.11 and 2.13.

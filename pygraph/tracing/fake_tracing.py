@@ -20,7 +20,7 @@ def fake_tracing(mode: FakeTensorMode) -> Generator[None, None, None]:
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
     try:
-        with mode, launches_recorded(), patched(), fx_notes.apart():
+        with mode, launches_recorded(), patched(), fx_notes.separated():
             yield
     finally:
         torch.set_autocast_cache_enabled(autocast_cache)

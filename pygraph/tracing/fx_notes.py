@@ -33,7 +33,7 @@ FUNCTIONS = tuple(name for name in NAMES if hasattr(shared, name))
 
 
 @contextlib.contextmanager
-def apart() -> Generator[None, None, None]:
+def separated() -> Generator[None, None, None]:
     """Give threads that are in a trace of ours notes of their own."""
     with contextlib.ExitStack() as stack:
         for name in FUNCTIONS:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
 
 from pygraph.errors import TraceError
 from pygraph.ir.descriptors import TensorSpec
-from pygraph.ir.functional_variants import check_apart, needs_functional_variant
+from pygraph.ir.functional_variants import check_disjoint_arguments, needs_functional_variant
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.descriptions import without_undescribed
@@ -163,7 +163,7 @@ class OperationsMode(TorchDispatchMode):
         if func in _MOVES_MEMORY:
             raise TraceError("it gives a tensor other memory, by set_()")
         if needs_functional_variant(func):
-            check_apart(func, args, kwargs)
+            check_disjoint_arguments(func, args, kwargs)
         return check_write(func, args, kwargs)
 
 

@@ -165,14 +165,14 @@ def _traced(function: Callable[..., Any], values: tuple[Any, ...], tracer: Any) 
     out = wrapped(*placeholders)
     tracer.create_node("output", "output", (tracer.create_arg(out),), {})
     graph: fx.Graph = tracer.graph
-    graph.eliminate_dead_code(_is_kept)
+    graph.eliminate_dead_code(_has_effects)
     from torch._inductor.fx_passes.dedupe_symint_uses import dedupe_symints
 
     dedupe_symints(graph)
     return _LazyGraphModule(tracer.root, graph, getattr(function, "__name__", "traced"))  # most are never run
 
 
-def _is_kept(node: fx.Node) -> bool:
+def _has_effects(node: fx.Node) -> bool:
     """Whether a node stays without users; size queries and arithmetic of numbers do not."""
     if node.is_impure():
         return True

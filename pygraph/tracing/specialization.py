@@ -17,7 +17,7 @@ from pygraph.errors import TraceError, describe
 from pygraph.guards.environment import Environment
 from pygraph.ir.leaves import is_live_number
 from pygraph.process.collection import no_collection
-from pygraph.tracing.error_frames import dispatch_state_kept
+from pygraph.tracing.error_frames import preserved_dispatch_state
 from pygraph.tracing.interruptions import uninterrupted
 from pygraph.tracing.recording import Recording, record
 from pygraph.tracing.turn import turn
@@ -51,7 +51,7 @@ def record_specialized(
     Raises:
         TraceError: The function cannot be traced.
     """
-    with turn(), no_collection(), _saved_tensors_unseen(), dispatch_state_kept():
+    with turn(), no_collection(), _saved_tensors_unseen(), preserved_dispatch_state():
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs})
             asked: set[int] = set()

@@ -26,7 +26,7 @@ from pygraph.ir.program import Program
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.process.collection import no_collection
 from pygraph.tracing.call_environment import reached_besides, with_state_inputs
-from pygraph.tracing.error_frames import dispatch_state_kept
+from pygraph.tracing.error_frames import preserved_dispatch_state
 from pygraph.tracing.function_kinds import Rebinding, SelfTracing, Traced, WithStateInputs
 from pygraph.tracing.functionalize import functionalize
 from pygraph.tracing.interruptions import uninterrupted
@@ -109,7 +109,7 @@ def trace_call(
 def _trace_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
 ) -> Traced:
-    with turn(), no_collection(), dispatch_state_kept():
+    with turn(), no_collection(), preserved_dispatch_state():
         recording, static = record_specialized(fn, args, kwargs, static, name)
         outer = with_state_inputs(fn)
         inputs = {id(tensor) for tensor in outer.differentiated} if outer is not None else set[int]()

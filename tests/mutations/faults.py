@@ -170,8 +170,8 @@ FAULTS = (
     Fault(
         "key-without-overlap",
         "Calls whose arguments share memory run what was made for arguments that do not.",
-        "    if len(tensors) < 2 or are_apart(tensors) or not (groups := overlap_groups(leaves)):\n",
-        "    if len(tensors) < 3 or are_apart(tensors) or not (groups := overlap_groups(leaves)):\n",
+        "    if len(tensors) < 2 or are_disjoint(tensors) or not (groups := overlap_groups(leaves)):\n",
+        "    if len(tensors) < 3 or are_disjoint(tensors) or not (groups := overlap_groups(leaves)):\n",
     ),
     Fault(
         "key-without-the-default-dtype",
@@ -377,29 +377,29 @@ FAULTS = (
         "out[leaf] = clone_strided(env[node]) if foreign else env[node]",
         "out[leaf] = env[node]",
     ),
-    # -- composition --------------------------------------------------------------------------------------------------
+    # -- autograd -----------------------------------------------------------------------------------------------------
     Fault(
         "saved-after-it-was-written",
         "The backward takes an argument as it finds it, although the forward updates it.",
-        "        if descriptor is not None and self._input_number[node] not in self._written:\n",
+        "        if descriptor is not None and joint.input_number[node] not in joint.written:\n",
         "        if descriptor is not None:\n",
     ),
     Fault(
         "draws-made-again",
         "The backward draws random numbers again instead of taking the ones that the forward has drawn.",
-        "        return not takes_tensors and not is_random(node)\n",
-        "        return not takes_tensors\n",
+        "    return not takes_tensors and not is_random(node)\n",
+        "    return not takes_tensors\n",
     ),
     Fault(
         "gradients-that-are-views",
         "A gradient is the memory of what the backward was given.",
-        "        if root(value) not in given:\n            return mapping[value]\n",
-        "        if root(value) is not None:\n            return mapping[value]\n",
+        "    if root(value) not in given:\n        return mapping[value]\n",
+        "    if root(value) is not None:\n        return mapping[value]\n",
     ),
     Fault(
-        "twin-results-apart",
+        "duplicate-results-apart",
         "A tensor that a function returns twice is no longer one tensor when it is differentiated.",
-        "    for index, first in outcome.twins.items():\n        results[index] = results[first]\n",
+        "    for index, first in outcome.duplicates.items():\n        results[index] = results[first]\n",
         "",
     ),
     Fault(

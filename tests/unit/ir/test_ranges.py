@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import pygraph
 from pygraph.calls.keys import overlap_key
 from pygraph.errors import ArgumentError
-from pygraph.ir.ranges import Ranges, are_apart, holder, memory_range, share_memory, sharing, span_of
+from pygraph.ir.ranges import Ranges, are_disjoint, holder, memory_range, share_memory, sharing, span_of
 from pygraph.runtime.devices import driver_for
 
 
@@ -75,8 +75,8 @@ def test_groups_are_what_overlaps_directly_or_through_others(places: list[tuple[
     expected = [[i for i, p in enumerate(parent) if p == root] for root in dict.fromkeys(parent)]
     expected = [group for group in expected if len(group) > 1]
     assert sharing(enumerate(tensors)) == expected
-    assert are_apart(tensors) == (not expected) or not all(size for _, size in places)
-    assert not (are_apart(tensors) and expected)
+    assert are_disjoint(tensors) == (not expected) or not all(size for _, size in places)
+    assert not (are_disjoint(tensors) and expected)
     assert bool(overlap_key(tensors)) == bool(expected)
     half = len(places) // 2
     owned = Ranges(tensors[:half])

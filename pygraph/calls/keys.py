@@ -57,7 +57,7 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
 
 
 def form_of(key: Key) -> Hashable:
-    """The part of a key that calls have in common which pass objects without a value, as one that is made for each call.
+    """The part of a key that calls have in common which pass objects without a value, as one that each call makes.
 
     It is the first part of the key where there are no such objects.
     """

@@ -89,7 +89,7 @@ class Transformed(Generic[P, R]):
         return lower(self.engine, self.donation, args, kwargs)
 
     def explain(self) -> Explanation:
-        """The report of how calls run, for every kind of call so far, with the reason for everything that is not a graph."""
+        """The report of how every kind of call runs, with the reason for everything that is not a graph."""
         report = self.engine.explain()
         return report if self.donation is None else report.with_donated(self.donation.notes)
 

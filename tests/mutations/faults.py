@@ -73,14 +73,14 @@ FAULTS = (
     Fault(
         "written-tensors-that-tell-nobody",
         "A replay does not move the versions of the arguments that it updates, so that autograd uses saved tensors.",
-        "changed = [*(self._kept or ()), *(inputs[i] for i in self.body.written), *self.body.told_statics]",
-        "changed = [*(self._kept or ()), *self.body.told_statics]",
+        "changed = [*(self._reused_memory or ()), *(inputs[i] for i in self.body.written), *self.body.versioned_statics]",
+        "changed = [*(self._reused_memory or ()), *self.body.versioned_statics]",
     ),
     Fault(
         "results-at-the-start-of-their-memory",
         "Results that share memory all begin where it begins.",
-        "found = [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self._views]",
-        "found = [fresh[number].as_strided(spec.shape, spec.stride, 0) for number, spec in self._views]",
+        "found = [fresh[number].as_strided(spec.shape, spec.stride, spec.offset) for number, spec in self.views]",
+        "found = [fresh[number].as_strided(spec.shape, spec.stride, 0) for number, spec in self.views]",
     ),
     Fault(
         "a-poison-of-nothing",
@@ -121,13 +121,13 @@ FAULTS = (
     Fault(
         "captured-tensors-that-moved",
         "Graphs are replayed though a tensor that they read has other memory by now.",
-        "return [tensor.data_ptr() for tensor in self._captured] == self.static_addresses",
+        "return [tensor.data_ptr() for tensor in self.captured] == self.static_addresses",
         "return True",
     ),
     Fault(
         "repeated-results-apart",
         "A tensor that is returned twice comes back as None in its second place.",
-        "            for leaf, earlier in self._repeats:\n                out[leaf] = out[earlier]\n",
+        "        for leaf, earlier in self.repeats:\n            out[leaf] = out[earlier]\n",
         "",
     ),
     Fault(
@@ -145,7 +145,7 @@ FAULTS = (
     Fault(
         "alignment-that-is-forgotten",
         "A region runs on an argument that is placed in another way than the kernels were chosen for.",
-        "        return same and is_placed(tensor.data_ptr(), self._placements[position])",
+        "        return same and is_aligned(tensor.data_ptr(), self._alignments[position])",
         "        return same",
     ),
     # -- the call path: keys, entries, native, steps, donation --------------------------------------------------------
@@ -158,7 +158,7 @@ FAULTS = (
     Fault(
         "key-without-placement",
         "Calls with a tensor at an odd address run kernels that were chosen for an aligned one.",
-        "            placed = ALIGNMENT if address % ALIGNMENT == 0 else placement(address)\n",
+        "            placed = ALIGNMENT if address % ALIGNMENT == 0 else alignment_of(address)\n",
         "            placed = ALIGNMENT\n",
     ),
     Fault(
@@ -189,13 +189,13 @@ FAULTS = (
         "entries-that-are-never-outdated",
         "A trace is used although what the function read besides its arguments has changed.",
         "        if environment is not None and not environment.is_current():\n            return False\n"
-        "        return [_layout",
-        "        return [_layout",
+        "        return self.captured.have",
+        "        return self.captured.have",
     ),
     Fault(
         "arguments-in-captured-memory",
         "A call runs graphs although it is passed memory that the graphs write to as a captured tensor.",
-        "        return any(isinstance(x, torch.Tensor) and owned.meet(x) for x in leaves)\n",
+        "        return any(isinstance(leaf, torch.Tensor) and owned.meet(leaf) for leaf in leaves)\n",
         "        return False\n",
     ),
     Fault(
@@ -213,20 +213,20 @@ FAULTS = (
     Fault(
         "native-pointers-by-the-first-input",
         "In C++ the pointers of every input are set to the first input's address.",
-        "        ? call.addresses[replay.inputs[i]]",
-        "        ? call.addresses[replay.inputs[0]]",
+        "        ? call.addresses[parameters.inputs[i]]",
+        "        ? call.addresses[parameters.inputs[0]]",
     ),
     Fault(
         "native-layouts-without-strides",
         "In C++ a transposed tensor matches a plan for a contiguous one.",
-        "        tensor.device() == device && equal(tensor.sizes(), sizes) && equal(tensor.strides(), strides);",
-        "        tensor.device() == device && equal(tensor.sizes(), sizes);",
+        "        tensor.device() == device && is_equal(tensor.sizes(), sizes) && is_equal(tensor.strides(), strides);",
+        "        tensor.device() == device && is_equal(tensor.sizes(), sizes);",
     ),
     Fault(
         "native-sharing-at-any-distance",
         "In C++ arguments that overlap at another distance match a plan.",
-        "      return spec.first == first && spec.same == same && spec.distance == distance;",
-        "      return spec.first == first && spec.same == same;",
+        "  bool operator==(const Sharing&) const = default;",
+        "  bool operator==(const Sharing& other) const { return first == other.first && same == other.same; }",
     ),
     Fault(
         "native-storages-that-overlap-unseen",
@@ -237,19 +237,19 @@ FAULTS = (
     Fault(
         "native-versions-that-stay",
         "In C++ a replay does not move the versions of the tensors that it updates.",
-        "    if (!tensor->is_inference()) tensor->bump_version();",
-        "    if (tensor->is_inference()) tensor->bump_version();",
+        "  if (!tensor->is_inference()) tensor->bump_version();",
+        "  if (tensor->is_inference()) tensor->bump_version();",
     ),
     Fault(
         "native-captured-tensors-that-moved",
         "In C++ a plan matches though a captured tensor has other memory by now.",
-        "    return !placed || address_of(*now) == address;",
+        "    return !has_address || address_of(*impl) == address;",
         "    return true;",
     ),
     Fault(
         "native-settings-ignored",
         "In C++ a plan matches under other global settings of torch.",
-        "  if (plan.dead || settings != plan.settings) return false;",
+        "  if (plan.dead || !plan.settings.holds(settings)) return false;",
         "  if (plan.dead) return false;",
     ),
     Fault(
@@ -263,7 +263,7 @@ FAULTS = (
     Fault(
         "steps-of-other-rates",
         "A step is run though the optimizer has other groups of parameters than when it was traced.",
-        "            if not _are_same(now.rates, step.groups):\n                raise OutdatedError\n",
+        "            if not _are_same(now.rates, function.groups):\n                raise OutdatedError\n",
         "            pass\n",
     ),
     Fault(
@@ -276,8 +276,8 @@ FAULTS = (
     Fault(
         "guard-lists-by-length-at-most",
         "In C++ a list that has become shorter holds.",
-        "      if (guard.length >= 0 && PyList_GET_SIZE(guard.list) != guard.length) return false;\n",
-        "      if (guard.length >= 0 && PyList_GET_SIZE(guard.list) > guard.length) return false;\n",
+        "    if (length >= 0 && PyList_GET_SIZE(list) != length) return false;\n",
+        "    if (length >= 0 && PyList_GET_SIZE(list) > length) return false;\n",
     ),
     Fault(
         "guard-dicts-in-any-order",
@@ -288,8 +288,8 @@ FAULTS = (
     Fault(
         "guard-cells-ignored",
         "In C++ a variable that a function closes over may have any value.",
-        "      if (value == nullptr || !is_expected(value, guard.expected)) return false;\n    }\n    for (SetGuard",
-        "      if (value == nullptr) return false;\n    }\n    for (SetGuard",
+        "    return value != nullptr && is_expected(value, expected, same);",
+        "    return value != nullptr;",
     ),
     Fault(
         "guard-code-ignored",
@@ -301,20 +301,20 @@ FAULTS = (
     Fault(
         "view-at-the-wrong-place",
         "A result that is a view of an argument in the middle of a storage begins too late.",
-        "    start = source.storage_offset() - (view.offset if view is not None else 0)\n",
-        "    start = 0\n",
+        "        start = source.storage_offset() - (layout.offset if layout is not None else 0)\n",
+        "        start = 0\n",
     ),
     Fault(
         "base-that-is-too-short",
         "The memory that stands for overlapping arguments ends where the first one ends.",
-        "            size = max(spec.offset - start + spec.span for spec in specs.values())\n",
-        "            size = specs[first].span\n",
+        "    size = max(spec.offset - start + spec.span for spec in specs.values())\n",
+        "    size = specs[first].span\n",
     ),
     Fault(
         "base-of-the-last",
         "The view of each of several overlapping arguments begins where the first one given begins.",
-        "            first = min(group, key=lambda member: values[member].storage_offset())\n",
-        "            first = group[0]\n",
+        "    first = min(group, key=lambda member: values[member].storage_offset())\n",
+        "    first = group[0]\n",
     ),
     Fault(
         "seeds-that-nobody-notices",
@@ -350,8 +350,8 @@ FAULTS = (
     Fault(
         "aliases-of-the-wrong-input",
         "After indirect a result that is an argument's memory is another argument's.",
-        "1 + len(inputs) + slot_of[alias.index]",
-        "len(inputs) + slot_of[alias.index]",
+        "        return 1 + len(self.inputs) + self.slot_of[index]",
+        "        return len(self.inputs) + self.slot_of[index]",
     ),
     Fault(
         "writes-before-their-readers",
@@ -374,8 +374,8 @@ FAULTS = (
     Fault(
         "results-that-are-views-of-arguments",
         "A result that is an argument's memory for evaluate, and must be cloned, is returned as it is.",
-        "out[leaf] = clone_strided(env[node]) if foreign else env[node]",
-        "out[leaf] = env[node]",
+        "out[leaf] = clone_strided(values[node]) if foreign else values[node]",
+        "out[leaf] = values[node]",
     ),
     # -- autograd -----------------------------------------------------------------------------------------------------
     Fault(

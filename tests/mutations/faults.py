@@ -73,8 +73,8 @@ FAULTS = (
     Fault(
         "written-tensors-that-tell-nobody",
         "A replay does not move the versions of the arguments that it updates, so that autograd uses saved tensors.",
-        "changed = [*(self._reused_memory or ()), *(inputs[i] for i in self.body.written), *self.body.versioned_statics]",
-        "changed = [*(self._reused_memory or ()), *self.body.versioned_statics]",
+        "*(self._reused_memory or ()), *(inputs[i] for i in self.body.written), *self.body.versioned_statics]",
+        "*(self._reused_memory or ()), *self.body.versioned_statics]",
     ),
     Fault(
         "results-at-the-start-of-their-memory",

@@ -17,6 +17,7 @@ from pygraph.tracing.trace import trace
 __version__ = "0.1.0"
 
 __all__ = [
-    "PygraphError", "Program", "backend", "check_program", "check_transform", "default_device", "devicify", "errors",
-    "evaluate", "explain", "fuse", "graphify", "indirect", "jit", "make_graphed_callables", "select", "trace", "transform",
+    "Program", "PygraphError", "backend", "check_program", "check_transform", "default_device", "devicify", "errors",
+    "evaluate", "explain", "fuse", "graphify", "indirect", "jit", "make_graphed_callables", "select", "trace",
+    "transform",
 ]  # fmt: skip

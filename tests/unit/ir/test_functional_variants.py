@@ -259,13 +259,13 @@ def test_nothing_is_copied_where_nobody_reads_the_old_contents() -> None:
 def test_overlapping_arguments_are_refused() -> None:
     x = torch.ones(4)
     for fn in (lambda x: scale(x[:3], x[1:], 2.0), lambda x: scale(x, x, 2.0)):
-        with pytest.raises(TraceError, match=r"shares memory with another.*test_twins"):
+        with pytest.raises(TraceError, match=r"shares memory with another.*test_functional_variants"):
             pygraph.trace(fn)(x)
     with pytest.raises(TraceError, match="elements share memory"):
         pygraph.trace(lambda x: scale(x, torch.zeros(1).expand(4), 2.0))(x)
     pygraph.trace(lambda x: scale(x[:2], x[2:], 2.0))(x)
     for fn in (lambda x: optional.clear(x[:3], [None, x[1:]]), lambda x: optional.shift(x, more=x)):
-        with pytest.raises(TraceError, match=r"shares memory with another.*test_twins"):
+        with pytest.raises(TraceError, match=r"shares memory with another.*test_functional_variants"):
             pygraph.trace(fn)(x)
 
 

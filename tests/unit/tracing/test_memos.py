@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.test_retries import Clock
 
 import pygraph
 from pygraph.calls import limits, retries
 from tests.fakes import assert_no_fake_left
+from tests.unit.calls.test_retries import Clock
 from tests.unit.tracing.test_leaks import Node, chain, last
 
 pytestmark = pytest.mark.rotates

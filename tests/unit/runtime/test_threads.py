@@ -24,6 +24,7 @@ from pygraph.calls.keys import Keys
 from pygraph.errors import FallbackError
 from pygraph.process.reentrancy import INSIDE_CALL, here
 from pygraph.runtime.pointers import Patcher
+from tests import extent
 
 ROOT = Path(pygraph.__file__).parent.parent
 
@@ -624,7 +625,7 @@ def test_finalizers_that_call_the_function(device: torch.device) -> None:
     jitted = pygraph.jit(fn, max_graphs=1)
     other = torch.full((5,), 2.0, device=device)
     wrong: list[Any] = []
-    count = 0
+    count, steps = 0, extent.examples(4, 14)
 
     def finalizer() -> None:
         nonlocal count
@@ -636,7 +637,7 @@ def test_finalizers_that_call_the_function(device: torch.device) -> None:
     threshold = gc.get_threshold()
     gc.set_threshold(50, 1, 1000)  # young objects alone: all tests before this one have left many others
     try:
-        for step in range(1, 15):
+        for step in range(1, steps + 1):
             for _ in range(3):
                 _Ring(finalizer)
             x = torch.full((step % 3 + 1,), float(step), device=device)
@@ -645,7 +646,7 @@ def test_finalizers_that_call_the_function(device: torch.device) -> None:
     finally:
         gc.set_threshold(*threshold)
     gc.collect()
-    assert count == 14 * 3
+    assert count == steps * 3
     assert wrong == []
     assert here.inside is False
     assert gc.isenabled()

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
-from pygraph.api.module import TransformedModule, transformed
+from pygraph.api.module import TransformedModule, transformed, transformed_behind
 from pygraph.api.options import make_options, merged_options
 from pygraph.api.transforms import completed, passes_of
 from pygraph.calls.transformed import Transformed
@@ -137,7 +137,7 @@ def jit(  # noqa: PLR0913  # the options that users have
     if passes is not None and fuse:
         raise ArgumentError(describe("jit(…)", "fuse=True and passes", remedy="Put pygraph.fuse among the passes."))
     stack = (PASSES if fuse else UNFUSED) if passes is None else passes_of(passes)
-    inner = getattr(fn, "_pygraph_transformed", fn) if isinstance(fn, torch.nn.Module) else fn
-    if isinstance(inner, Transformed) and not records(inner.passes):
+    inner = transformed_behind(fn)
+    if inner is not None and not records(inner.passes):
         return transformed(inner.fn, completed(inner.passes, stack), merged_options(inner.options, options))
     return transformed(fn, stack, make_options(**options))

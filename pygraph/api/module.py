@@ -111,3 +111,9 @@ def transformed(fn: Any, passes: tuple[Pass, ...], options: Options) -> Any:
     if isinstance(fn, torch.nn.Module):
         return TransformedModule(fn, function)
     return function
+
+
+def transformed_behind(fn: Any) -> Transformed[..., Any] | None:
+    """The transformed function that something is, or that a transformed module calls; None if it is neither."""
+    inner: Any = getattr(fn, "_pygraph_transformed", fn) if isinstance(fn, torch.nn.Module) else fn
+    return inner if isinstance(inner, Transformed) else None  # pyright: ignore[reportUnknownVariableType]

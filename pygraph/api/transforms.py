@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from pygraph.api.module import transformed
+from pygraph.api.module import transformed, transformed_behind
 from pygraph.api.options import make_options, merged_options
 from pygraph.calls.measuring import measured_program
-from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
-from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import MECHANISMS, STAGES, Mechanism, Stage
 from pygraph.ir.program import Program
 from pygraph.transforms.passes import (
@@ -25,7 +21,7 @@ from pygraph.transforms.passes import (
     Pass,
     check_order,
     check_passes,
-    stage_after,
+    with_pass,
 )
 
 
@@ -50,7 +46,7 @@ def devicify(fn: Any = None, /) -> Any:
         >>> pygraph.devicify(lambda x, k: x * k)(x, 2.5).tolist()
         [2.5, 2.5]
     """
-    return _apply(DEVICIFY, fn, DEVICIFY, {})
+    return _apply(DEVICIFY, fn, {})
 
 
 def fuse(fn: Any = None, /) -> Any:
@@ -74,7 +70,7 @@ def fuse(fn: Any = None, /) -> Any:
         >>> pygraph.graphify(pygraph.indirect(pygraph.fuse(lambda x: x.exp() + 1)))(x).shape
         torch.Size([2])
     """
-    return _apply(FUSE, fn, FUSE, {})
+    return _apply(FUSE, fn, {})
 
 
 def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
@@ -103,8 +99,7 @@ def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
     if mechanism not in MECHANISMS:
         expected = " or ".join(map(repr, MECHANISMS))
         raise ArgumentError(describe("indirect(…)", f"mechanism={mechanism!r}", expected=expected))
-    on_program = functools.partial(INDIRECT, mechanism=mechanism)
-    return _apply(INDIRECT, fn, on_program, {"mechanism": mechanism})
+    return _apply(INDIRECT, fn, {"mechanism": mechanism})
 
 
 def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False) -> Any:
@@ -132,7 +127,7 @@ def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, r
         [3.0, 3.0]
     """
     options = {"max_graphs": max_graphs, "strict": strict, "reuse_outputs": reuse_outputs}
-    return _apply(GRAPHIFY, fn, GRAPHIFY, options)
+    return _apply(GRAPHIFY, fn, options)
 
 
 def select(fn: Any = None, /, *, timer: Callable[[Callable[[], object]], float] | None = None) -> Any:
@@ -158,16 +153,26 @@ def select(fn: Any = None, /, *, timer: Callable[[Callable[[], object]], float] 
         >>> pygraph.select(pygraph.graphify(torch.sin))(x).shape
         torch.Size([2])
     """
-    return _apply(SELECT, fn, functools.partial(measured_program, timer=timer), {"timer": timer})
+    return _apply(SELECT, fn, {"timer": timer}, functools.partial(measured_program, timer=timer))
 
 
-def _apply(one: Pass, fn: Any, on_program: Callable[[Program], Program], options: dict[str, Any]) -> Any:
+def _apply(
+    one: Pass, fn: Any, options: Mapping[str, Any], on_program: Callable[[Program], Program] | None = None
+) -> Any:
+    """Apply a pass to a function or a module, whose stack it joins, or to a Program.
+
+    Args:
+        one: The pass.
+        fn: A function, a module, or a Program; None for a decorator.
+        options: Options of the stack.
+        on_program: What is done to a Program, if that is not the pass with its options.
+    """
     if fn is None:
-        return functools.partial(_apply, one, on_program=on_program, options=options)
+        return functools.partial(_apply, one, options=options, on_program=on_program)
     if isinstance(fn, Program):
-        return check_program(on_program(fn))
-    inner = getattr(fn, "_pygraph_transformed", fn) if isinstance(fn, torch.nn.Module) else fn
-    if not isinstance(inner, Transformed):
+        return on_program(fn) if on_program is not None else one(fn, **{name: options[name] for name in one.options})
+    inner = transformed_behind(fn)
+    if inner is None:
         check_order(one, (), getattr(fn, "__name__", type(fn).__name__))
         return transformed(fn, (one,), make_options(**options))
     check_order(one, inner.passes, inner.engine.name)
@@ -187,7 +192,7 @@ class Transform:
 
     def __call__(self, fn: Any, /) -> Any:
         """Apply the transform to a function, a module or a Program; the same kind of thing is returned."""
-        return _apply(self.applied, fn, self.applied, {})
+        return _apply(self.applied, fn, {})
 
     def __repr__(self) -> str:
         return f"<pygraph transform {self.applied.name}>"
@@ -246,9 +251,9 @@ def transform(
     return Transform(Pass(name or getattr(fn, "__name__", type(fn).__name__), fn, takes, leaves))
 
 
-_STANDARD: dict[Any, Pass] = {
-    devicify: DEVICIFY, fuse: FUSE, indirect: INDIRECT, graphify: GRAPHIFY, select: SELECT,
-}  # fmt: skip
+_STANDARD: tuple[tuple[Any, Pass], ...] = (
+    (devicify, DEVICIFY), (fuse, FUSE), (indirect, INDIRECT), (graphify, GRAPHIFY), (select, SELECT),
+)  # fmt: skip
 
 
 def passes_of(transforms: Iterable[Any]) -> tuple[Pass, ...]:
@@ -260,7 +265,7 @@ def passes_of(transforms: Iterable[Any]) -> tuple[Pass, ...]:
     """
     found: list[Pass] = []
     for one in transforms:
-        known = one.applied if isinstance(one, Transform) else _STANDARD.get(one)
+        known = one.applied if isinstance(one, Transform) else next((p for fn, p in _STANDARD if fn is one), None)
         if known is None:
             raise ArgumentError(
                 describe("jit(…)", f"{one!r} in passes is no transform",
@@ -274,7 +279,5 @@ def completed(passes: tuple[Pass, ...], defaults: Sequence[Pass]) -> tuple[Pass,
     """Passes with those that are missing of a default stack, each where it fits."""
     for one in defaults:
         if one not in passes:
-            fitting = [i for i in range(len(passes) + 1) if stage_after(passes[:i]) in one.takes]
-            if fitting:
-                passes = (*passes[: fitting[-1]], one, *passes[fitting[-1] :])
+            passes = with_pass(passes, one) or passes
     return passes

@@ -92,6 +92,12 @@ def stage_after(passes: Iterable[Pass], stage: Stage = "aten") -> Stage:
     return stage
 
 
+def with_pass(passes: tuple[Pass, ...], new: Pass) -> tuple[Pass, ...] | None:
+    """A stack with one more pass, as late as it fits; None if it fits nowhere."""
+    fitting = [i for i in range(len(passes) + 1) if stage_after(passes[:i]) in new.takes]
+    return (*passes[: fitting[-1]], new, *passes[fitting[-1] :]) if fitting else None
+
+
 def check_order(new: Pass, before: tuple[Pass, ...], function: str) -> None:
     """Raise StageError unless a pass may follow those before it, saying the right order."""
     if new in before:
@@ -99,14 +105,13 @@ def check_order(new: Pass, before: tuple[Pass, ...], function: str) -> None:
     if stage_after(before) in new.takes:
         return
     later = next((one for i, one in enumerate(before) if stage_after(before[: i + 1]) not in new.takes), None)
-    fitting = [i for i in range(len(before) + 1) if stage_after(before[:i]) in new.takes]
+    right = with_pass(before, new)
     if new is SELECT and GRAPHIFY not in before:
         raise _order_error(new, before, (*before, GRAPHIFY, new), function, "there are no graphs to choose from yet")
-    if not fitting or later is None:
+    if right is None or later is None:
         wanted = " or ".join(map(repr, new.takes))
         problem = f"it takes a Program at stage {wanted}, and this one is at stage {stage_after(before)!r}"
         raise StageError(describe(f"{new.name}({_nested(before, function)})", problem))
-    right = (*before[: fitting[-1]], new, *before[fitting[-1] :])
     raise _order_error(new, before, right, function, f"{new.name} comes before {later.name}")
 
 

@@ -116,8 +116,9 @@ def test_a_pass_that_comes_too_late(x: torch.Tensor) -> None:
 
 
 def test_what_is_no_transform(x: torch.Tensor) -> None:
-    with pytest.raises(ArgumentError, match=r"in passes is no transform"):
-        pygraph.jit(step, passes=[torch.sin])
+    for other in (torch.sin, [pygraph.devicify]):
+        with pytest.raises(ArgumentError, match=r"in passes is no transform"):
+            pygraph.jit(step, passes=[other])
     with pytest.raises(ArgumentError, match="there is no stage 'atens'"):
         pygraph.transform(lambda program: program, stage="atens")
     with pytest.raises(ArgumentError, match="expected a function from Program to Program"):

@@ -22,7 +22,7 @@ from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import InlineError, UntraceableError
 from pygraph.errors import DisturbedTraceError, StateChangeError, TraceError
 from pygraph.guards.environment import Environment, modes_of
-from pygraph.guards.locations import are_same
+from pygraph.guards.locations import are_same, filled_locations
 from pygraph.ir.leaves import is_live_number
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.leaks import leaving_nothing
@@ -57,7 +57,7 @@ def find_site(
         known.serves()
         return known
     form = form_of((key, ()))
-    traces = sites.traces_of(form)
+    traces = sites.traces.of(form)
     reason = sites.refusal(kind, traces, of_objects=form is not key)
     if reason is not None:
         raise InlineError(reason)
@@ -101,7 +101,7 @@ def _refuse(
         if not once:  # twice in a row
             until.is_unsteady(retries.clock() - began)
     modes = modes_now() if not once and until is None else None
-    filled = error.locations or () if isinstance(error, StateChangeError) and error.fills else ()
+    filled = filled_locations(error)
     sites.put(kind, Refused(str(error), modes, once, until, filled))
     # A call that fills other locations than the last one fills a memo, for another key.
     is_memo = until is not None and not (last is not None and are_same(filled, last.filled))

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from pygraph.autograd.site import Refused, Site
 from pygraph.calls import limits
 from pygraph.calls.engine import Engine
-from pygraph.calls.retries import Budget, Traces
+from pygraph.calls.retries import Budget, Traces, TracesByForm
 
 
 class Sites:
@@ -21,13 +21,14 @@ class Sites:
         limit: How many kinds are cached.
 
     Attributes:
+        traces: The budgets of traces of calls, by their form.
         baked: By kind of call, the leaves whose numbers distinguish sites: they decide which operations the function
             runs.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._traces: dict[Hashable, Traces] = {}
+        self.traces = TracesByForm()
         # Traces of kinds of calls that were evicted before they had been used a few times.
         self._turnover = Budget(2 * limit, limits.LIMITS.trace_share)
         self._known: collections.OrderedDict[Hashable, tuple[Site | Refused, ...]] = collections.OrderedDict()
@@ -40,12 +41,6 @@ class Sites:
     def latest(self, key: Hashable) -> Site | Refused | None:
         """Return the newest site of a kind of call, or why there is none."""
         return next(iter(self._known.get(key, ())), None)
-
-    def traces_of(self, form: Hashable) -> Traces:
-        """Return the budget of traces of calls of one form."""
-        if len(self._traces) > limits.LIMITS.forms:
-            self._traces.clear()
-        return self._traces.setdefault(form, Traces())
 
     def refusal(self, key: Hashable, traces: Traces, *, of_objects: bool) -> str | None:
         """Return why a call of a kind that has no current site is not traced; None if it may be.
@@ -86,7 +81,7 @@ class Sites:
     def clear(self) -> None:
         """Forget all sites."""
         self.baked.clear()
-        self._traces.clear()
+        self.traces.clear()
         self._turnover.renew()
         while self._known:
             _forget(self._known.popitem()[1])

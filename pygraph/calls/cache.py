@@ -14,7 +14,7 @@ from pygraph.calls import limits
 from pygraph.calls.entries import Entries, Entry, Recorded
 from pygraph.calls.keys import Key, form_of
 from pygraph.calls.plans import CallPath
-from pygraph.calls.retries import Budget, Looks, Traces
+from pygraph.calls.retries import Budget, Looks, TracesByForm
 from pygraph.ir.descriptors import Fallback
 from pygraph.runtime.driver import Pool
 
@@ -71,6 +71,7 @@ class Cache:
         entries: The entries.
         native: Their plans in the extension.
         looks: Calls that run as they are without a lookup.
+        traces: The budgets of traces of calls, by their form.
         inlined: Calls that ran as they are without an entry, by reason.
         seconds: The time that all traces and recordings have taken.
     """
@@ -84,7 +85,7 @@ class Cache:
         self._counts = shared.counts
         self._max_graphs = max_graphs
         self._baked: dict[Hashable, frozenset[int]] = {}
-        self._traces: dict[Hashable, Traces] = {}
+        self.traces = TracesByForm()
         # Traces of kinds of calls that were pushed out by others before they had been used a few times.
         self._turnover = Budget(2 * max_graphs, limits.LIMITS.trace_share)
         self._seen: set[Key] = set()
@@ -96,7 +97,7 @@ class Cache:
         """Keep a new entry, and drop the least recently used ones if there are too many."""
         self.entries.add(key, entry)
         entry.calls = 1
-        entry.traces = self.traces_of(form_of(key))
+        entry.traces = self.traces.of(form_of(key))
         entry.stamp = self.native.tick()
         while len(self.entries) > self._max_graphs:
             oldest = self.entries.oldest()
@@ -146,7 +147,7 @@ class Cache:
         self.looks.clear()
         self.settle()
         self._baked.clear()
-        self._traces.clear()
+        self.traces.clear()
         self._turnover.renew()
         self._seen.clear()
         self.inlined.clear()
@@ -163,16 +164,6 @@ class Cache:
         self._baked[base] = self.baked(base) | leaves
 
     # -- budgets ----------------------------------------------------------------------------------------------------
-
-    def known_traces(self, form: Hashable) -> Traces | None:
-        """The budget of traces of calls of one form; None if there was none."""
-        return self._traces.get(form)
-
-    def traces_of(self, form: Hashable) -> Traces:
-        """The budget of traces of calls of one form."""
-        if len(self._traces) > limits.LIMITS.forms:
-            self._traces.clear()
-        return self._traces.setdefault(form, Traces())
 
     def is_past_budget(self, key: Key) -> bool:
         """Whether a new kind of call is not compiled, as kinds only push out each other before they are used again."""

@@ -27,7 +27,7 @@ from pygraph.errors import (
     describe,
 )
 from pygraph.guards.environment import Environment, modes_of
-from pygraph.guards.locations import Location, are_same
+from pygraph.guards.locations import are_same, filled_locations
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
 from pygraph.process import extension
@@ -140,7 +140,7 @@ class Compiler:
         last = entries[0] if entries else None
         state = self._outdated_state(entries)
         wasted = last is not None and last.calls == 1
-        traces = self._cache.known_traces(form)
+        traces = self._cache.traces.get(form)
         moved = self._cache.make_room(key)
         if traces is not None and (last is not None or form is not key[0]):
             traces.is_outdated(wasted=wasted)
@@ -240,10 +240,10 @@ class Compiler:
         if isinstance(error, DisturbedTraceError):
             return Refused(fallbacks=[note], is_cached=False)
         # What a first call changes (a cache that it fills), a second one may leave as it is.
-        filled = _filled(error)
+        filled = filled_locations(error)
         once = changes and (past.last is None or _adds_again(past, error))
         if changes and error.fills and not once:  # twice in a row
-            traces = self._cache.traces_of(past.form)
+            traces = self._cache.traces.of(past.form)
             traces.is_unsteady(seconds)
             return self._cache.add(key, Refused(fallbacks=[note], until=traces, filled=filled))
         modes = None if once else modes_of(self._function.fn, objects_among(call.args, call.kwargs))
@@ -255,7 +255,7 @@ class Compiler:
 
     def _state_left_behind(self, past: _Past, error: TraceError) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
-        last, filled = past.last_refusal, _filled(error)
+        last, filled = past.last_refusal, filled_locations(error)
         # One that fills another location than the last time fills a memo, for another key.
         if last is not None and last.filled and filled and not are_same(filled, last.filled):
             return None
@@ -274,11 +274,6 @@ class Compiler:
         entry = self._cache.add(key, Stateful(fallbacks=[], runner=runner))
         runner.traces = entry.traces
         return entry
-
-
-def _filled(error: TraceError) -> tuple[Location, ...]:
-    """The locations that a function has filled where nothing was, if that is all that it has changed."""
-    return error.locations or () if isinstance(error, StateChangeError) and error.fills else ()
 
 
 def _adds_again(past: _Past, error: TraceError) -> bool:

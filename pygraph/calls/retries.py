@@ -106,6 +106,27 @@ class Traces:
         return self._wasted.allows() and self._outdated.allows()
 
 
+class TracesByForm:
+    """The budgets of traces of calls, by their form; they begin anew where there are too many forms."""
+
+    def __init__(self) -> None:
+        self._traces: dict[Hashable, Traces] = {}
+
+    def get(self, form: Hashable) -> Traces | None:
+        """The budget of a form; None if there is none yet."""
+        return self._traces.get(form)
+
+    def of(self, form: Hashable) -> Traces:
+        """The budget of a form."""
+        if len(self._traces) > limits.LIMITS.forms:
+            self._traces.clear()
+        return self._traces.setdefault(form, Traces())
+
+    def clear(self) -> None:
+        """Forget all budgets."""
+        self._traces.clear()
+
+
 class Look(Generic[E]):
     """Calls that look alike.
 

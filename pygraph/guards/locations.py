@@ -11,6 +11,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+from pygraph.errors import StateChangeError
 from pygraph.guards.storage import delete_item, store_item, stored_item
 
 
@@ -130,3 +131,8 @@ class Variable(Location):
 def are_same(some: Sequence[Location], others: Sequence[Location]) -> bool:
     """Whether locations are the same ones, in the same order."""
     return len(some) == len(others) and all(a.is_same(b) for a, b in zip(some, others, strict=True))
+
+
+def filled_locations(error: Exception) -> tuple[Location, ...]:
+    """The locations that a function has filled where nothing was, if that is all that it has changed."""
+    return error.locations or () if isinstance(error, StateChangeError) and error.fills else ()

@@ -12,6 +12,7 @@ from pygraph.ir.check import check_program
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.program import Program
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.driver import random_states_restored
 
 
 def check_transform(transform: Any, program: Program, *args: Any, rtol: float | None = None, **kwargs: Any) -> Program:
@@ -58,15 +59,9 @@ def _run(program: Program, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]
     leaves, tree = pytree.tree_flatten((args, kwargs))
     copies = {id(leaf): clone_strided(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
     copied = [copies.get(id(leaf), leaf) for leaf in leaves]
-    driver = driver_for(program.device)
-    state, host_state = None if driver is None else driver.random_state(), torch.get_rng_state()
-    try:
-        passed, named = pytree.tree_unflatten(copied, tree)
+    passed, named = pytree.tree_unflatten(copied, tree)
+    with random_states_restored(driver_for(program.device)):
         results = pytree.tree_leaves(program(*passed, **named))
-    finally:
-        torch.set_rng_state(host_state)
-        if driver is not None:
-            driver.set_random_state(state)
     return [_plain(value) for value in results], [_plain(value) for value in copied]
 
 

@@ -33,7 +33,7 @@ def attributed_to(line: str | None) -> Generator[None, None, None]:
 def line_in(stack: str | None) -> str | None:
     """The innermost line outside torch and pygraph in the text of a stack, as the nodes of Dynamo's graphs have it.
 
-    >>> line_in('  File "/home/me/train.py", line 41, in step')
+    >>> line_in('  File "src/train.py", line 41, in step')
     'train.py:41'
     """
     found: list[tuple[str, str]] = re.findall(r'File "([^"]+)", line (\d+)', stack or "")

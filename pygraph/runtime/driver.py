@@ -9,7 +9,7 @@ import abc
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -211,3 +211,15 @@ class Driver(abc.ABC):
         On the emulated device this is a model (counted launches, copies and patches times fixed costs), so that
         choices there are the same in every run.
         """
+
+
+@contextlib.contextmanager
+def random_states_restored(driver: Driver | None) -> Generator[None, None, None]:
+    """Have the random generators of the host and of a device, if there is one, as they are now afterwards."""
+    state, host_state = None if driver is None else driver.random_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        if driver is not None:
+            driver.set_random_state(state)
+        torch.set_rng_state(host_state)

@@ -34,7 +34,7 @@ from pygraph.runtime.call_plan import CallPlan, Values
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.copies import copied_leaves
 from pygraph.runtime.discovery import RefusedError
-from pygraph.runtime.driver import Driver, Pool, Run
+from pygraph.runtime.driver import Driver, Pool, Run, random_states_restored
 from pygraph.runtime.proof import Example, Trial
 from pygraph.runtime.reuse import ReusedMemory
 
@@ -224,14 +224,10 @@ class Executable:
         """An environment on copies of the arguments; captured tensors and random generators are put back after."""
         written = [bound.body.static_values[i].detach() for bound in self._regions for i in bound.body.written_statics]
         saved = [(tensor, clone_strided(tensor)) for tensor in written]
-        random = self.driver.random_state()
-        host_random = torch.get_rng_state()
         try:
-            with torch.no_grad():
+            with random_states_restored(self.driver), torch.no_grad():
                 yield self.plan.values(copied_leaves(leaves))
         finally:
-            self.driver.set_random_state(random)
-            torch.set_rng_state(host_random)
             with torch.no_grad():
                 for tensor, contents in saved:
                     tensor.copy_(contents)

@@ -5,15 +5,21 @@
 
 Three functions of N tensors: one Triton kernel that reads all of them; one Triton kernel for each, with N results;
 and a chain of N operations of PyTorch's own. Two sets of tensors in turn, so that every pointer changes at every
-call; all ways take turns in one process; medians with quartiles over rounds. CPU is the time until the call returns,
-wall the time per call in a row of calls, single the time of one call with a synchronisation after it. ``replay alone``
-is a capture by torch replayed on the captured tensors, whatever is passed: the limit.
+call; all ways take turns in one process, each round from another one on, and each after a few calls that are not
+timed, as another way has just had the caches; medians with quartiles over rounds. CPU is the time until the call
+returns, wall the time per call in a row of calls, single the time of one call with a synchronisation after it.
+``replay alone`` is a capture by torch replayed on the captured tensors, whatever is passed: the limit.
+
+``--check 1.03`` ends with an error if ``auto`` takes more than 1.03 times as long as the best of the mechanisms
+``host``, ``device`` and ``table`` in any combination: by its wall time, and by more than the spread of both, as rounds
+differ as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import gc
 import importlib.util
 import json
@@ -32,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from reporting import command_line, quartiles
 
 import pygraph
+from pygraph.runtime.devices import driver_for
 
 LIMIT = "replay alone"
 MECHANISMS = ("auto", "host", "device", "table", "copy")
@@ -39,6 +46,9 @@ WAYS = (LIMIT, *(f"pygraph {m}" for m in MECHANISMS), "copies + replay", "reduce
 MEASURES = ("cpu", "wall", "single")
 JUDGED = ("one kernel", 32, 4 << 20)
 """32 tensors of 4 MB into one kernel: wanted within 1.1 times replay alone."""
+
+_WARM_UP = 6
+"""Calls before each row of timed ones; even, as the number of those, so that every row begins with the other set."""
 
 _MEMORY = 16 << 30
 """Bytes of one set of tensors beyond which a combination is left out; there are two sets."""
@@ -196,6 +206,8 @@ def measure(run: Callable[..., Any], sets: Sequence[Arguments], calls: int) -> t
     """Microseconds per call: CPU in a row, wall in a row, and the median of single synchronised calls."""
     device = sets[0][0].device
     turns = [sets[index % len(sets)] for index in range(calls)]
+    for arguments in turns[:_WARM_UP]:
+        run(*arguments)
     synchronise(device)
     start = time.perf_counter()
     for arguments in turns:
@@ -217,12 +229,14 @@ def benchmark(config: Config, fn: Callable[..., Any], device: torch.device, roun
     _, count, nbytes = config
     sets = [tuple(torch.randn(nbytes // 4, device=device) for _ in range(count)) for _ in range(2)]
     ways = make_ways(config, fn, sets)
-    slowest = max(measure(run, sets, 2)[2] for run in ways.values())
-    calls = 2 * max(2, min(20, int(5_000 / slowest)))  # even, so that both sets have the same share
+    # Even numbers, so that both sets have the same share, and not too few: the first call of a row overlaps with none.
+    calls = {way: 2 * max(8, min(20, int(5_000 / measure(run, sets, 2)[2]))) for way, run in ways.items()}
     found: dict[str, list[tuple[float, float, float]]] = collections.defaultdict(list)
+    order = list(ways)
     for _ in range(rounds):
-        for way, run in ways.items():
-            found[way].append(measure(run, sets, calls))
+        for way in order:
+            found[way].append(measure(ways[way], sets, calls[way]))
+        order = [*order[1:], order[0]]
     result: dict[str, Any] = {"function": config[0], "inputs": count, "bytes": nbytes, "calls": calls, "ways": {}}
     for way, rows in found.items():
         result["ways"][way] = {
@@ -232,7 +246,6 @@ def benchmark(config: Config, fn: Callable[..., Any], device: torch.device, roun
             result["ways"][way]["graph"] = what_happened(ways[way])
             ways[way].cache_clear()  # pyright: ignore
     ways.clear()
-    del run
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -245,6 +258,23 @@ def what_happened(fast: Any) -> dict[str, Any]:
     keys = ("nodes", "patched_nodes", "bytes_copied_per_replay", "mechanisms")
     reasons = list(dict.fromkeys(f"{f['what']}: {f['reason']}" for f in report["fallbacks"]))
     return {**{key: report[key] for key in keys if key in report}, **({"fallbacks": reasons} if reasons else {})}
+
+
+def slower_than_the_best(row: dict[str, Any], share: float) -> str | None:
+    """How much longer ``auto`` takes than the best mechanism, if that is more than ``share`` and no noise.
+
+    Args:
+        row: The times of one combination.
+        share: What its wall time may be of the best mechanism's.
+    """
+    times = {m: row["ways"][f"pygraph {m}"]["wall"] for m in MECHANISMS if f"pygraph {m}" in row["ways"]}
+    mine = times.pop("auto")
+    times.pop("copy")  # which reads every byte once more; `auto` copies nothing that it can patch
+    best = min(times, key=lambda m: times[m][1])
+    if mine[1] <= share * times[best][1] or mine[0] <= share * times[best][2]:
+        return None
+    what = f"{row['function']}, {row['inputs']} × {size_text(row['bytes'])}"
+    return f"{what}: auto takes {mine[1]:.1f} µs, {best} {times[best][1]:.1f} ({mine[1] / times[best][1]:.2f})"
 
 
 def configs(quick: bool) -> Iterator[Config]:
@@ -279,9 +309,9 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         "# What changing a pointer costs", "",
         "Calls of a graph on two sets of tensors in turn, so that every pointer changes at every call. Microseconds,",
-        "medians over rounds in which all ways take turns. *CPU*: until the call returns; *wall*: per call in a row of",
-        "calls; *single*: one call with a synchronisation after it. *replay alone* does not look at its arguments: the",
-        "limit. Written by a program; do not edit.", "",
+        "medians over rounds in which all ways take turns, each after a few calls that are not timed. *CPU*: until the",
+        "call returns; *wall*: per call in a row of calls; *single*: one call with a synchronisation after it. *replay",
+        "alone* does not look at its arguments: the limit. Written by a program; do not edit.", "",
         f"`{result['command']}`", "", ", ".join(f"{k} {v}" for k, v in result["versions"].items()), "",
     ]  # fmt: skip
     rows = result["rows"]
@@ -383,6 +413,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few combinations and rounds")
     parser.add_argument("--rounds", type=int, default=0, help="9, or 5 if quick")
     parser.add_argument("--minutes", type=float, default=5.5, help="after this, start no other combination")
+    parser.add_argument("--check", type=float, help="fail if auto takes more than this share of the best mechanism")
     options = parser.parse_args()
     begin = time.monotonic()
     device = pygraph.default_device()
@@ -393,7 +424,7 @@ def main() -> None:
         functions = _TRITON
     result: dict[str, Any] = {
         "command": command_line(),
-        "versions": versions(device), "rows": [],
+        "versions": versions(device), "costs": dataclasses.asdict(driver_for(device).costs()), "rows": [],
     }  # fmt: skip
     with torch.no_grad():
         for config in planned:
@@ -411,6 +442,14 @@ def main() -> None:
         options.table.write_text(markdown(result) + "\n")
     if options.plot:
         plot(result, options.plot)
+    if options.check:
+        slow = [text for row in result["rows"] if (text := slower_than_the_best(row, options.check)) is not None]
+        print(
+            *slow,
+            f"auto is within {options.check} of the best in all but {len(slow)} of {len(result['rows'])}",
+            sep="\n",
+        )
+        sys.exit(bool(slow))
 
 
 if __name__ == "__main__":

@@ -126,6 +126,7 @@ class RegionGraph:
             must_copy=every - proven,
             inputs=[self._input_specs[position].nbytes for position in region.slots],
             replay_us=proof.replay_us,
+            allocations=0 if self._reused is not None else len(region.memory),
         )
         if request == "table":
             _explain_tables(region, question)

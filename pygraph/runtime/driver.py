@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """The costs of mechanisms on a device, in microseconds; the host's time and the device's.
+    """Times of the mechanisms on a device, in microseconds of the host or of the device.
 
     Attributes:
         replay: Host: one replay.
@@ -34,6 +34,8 @@ class Costs:
         load: Device: each pointer loaded from the table.
         copy: Device: the node that copies.
         copy_rate: Bytes that it copies in a microsecond.
+        allocation: Host: allocating one result, whatever the mechanism.
+        upload: Device: each node that was sent since the last replay.
     """
 
     replay: float
@@ -44,6 +46,8 @@ class Costs:
     load: float
     copy: float
     copy_rate: float
+    allocation: float = 0.0
+    upload: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

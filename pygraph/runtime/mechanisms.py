@@ -1,9 +1,10 @@
-"""How each pointer of a graph changes between replays: the choice, by a cost model.
+"""The mechanism by which each pointer of a graph changes between replays, chosen by a cost model.
 
 The host can change parameters of nodes, at a cost for each; a node at the graph's start can change them on the device,
 at a constant cost for the host and some time of the device; Triton kernels can load their pointers from a table that
 such a node fills; or the data is copied. Which is cheapest depends on how many nodes there are and on whether the host
-or the device is the bottleneck. See docs/design/0007.
+or the device is the bottleneck, which needs all that a call costs the host: allocating results as well as sending
+nodes. See docs/design/0007.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Choice:
         device: Words that a node at the graph's start changes.
         table: Words whose kernels load the pointer from a table.
         copied: Slots whose data is copied.
-        host_us: What a replay costs the host, as far as the mechanisms go.
-        device_us: What it costs the device.
+        host_us: Microseconds that the host needs for a replay, with the allocation of results.
+        device_us: Microseconds that the device needs for it.
     """
 
     host: tuple[Word, ...]
@@ -50,7 +51,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """The facts that the choice depends on.
+    """A graph's pointers and times, on which the choice depends.
 
     Attributes:
         words: The pointer words of every slot.
@@ -58,7 +59,8 @@ class Question:
         pinned: Nodes that the host must send anyway, because they hold a number.
         must_copy: Slots whose pointers were not proven.
         inputs: Bytes of each slot that is an input; the slots after these are outputs, which need not be copied.
-        replay_us: What the device needs for a replay without any change.
+        replay_us: Microseconds that the device needs for a replay without any change.
+        allocations: How many results every replay allocates.
     """
 
     words: Sequence[Word]
@@ -67,6 +69,7 @@ class Question:
     must_copy: frozenset[int]
     inputs: Sequence[int]
     replay_us: float
+    allocations: int = 0
 
 
 def choose(question: Question, costs: Costs, request: Mechanism) -> Choice:
@@ -88,11 +91,17 @@ def choose(question: Question, costs: Costs, request: Mechanism) -> Choice:
     if request != "auto":
         copied = frozenset(range(len(question.inputs))) if request == "copy" else frozenset[int]()
         return _plan(question, costs, request, question.must_copy | copied)
-    # Copying what could be patched gains next to nothing beside these, even for tiny inputs.
-    plainest, *others = (_plan(question, costs, way, question.must_copy) for way in ("host", "table", "device"))
-    best = min(others, key=_cost)
-    # A gain that is lost in noise is none.
-    return best if _cost(best) < 0.95 * _cost(plainest) else plainest
+    # Copying what could be patched gains next to nothing beside these, even for tiny inputs. A kernel that loads its
+    # pointers from a table has to be compiled, so it comes last.
+    best, *others = (_plan(question, costs, way, question.must_copy) for way in ("host", "device", "table"))
+    for other in others:
+        if _cost(other) < _GAIN * _cost(best):
+            best = other
+    return best
+
+
+_GAIN = 0.97
+"""The share of a mechanism's cost that another must be below to be chosen instead: less of a gain is lost in noise."""
 
 
 def _plan(question: Question, costs: Costs, mechanism: Mechanism, copied: frozenset[int]) -> Choice:
@@ -113,15 +122,13 @@ def _plan(question: Question, costs: Costs, mechanism: Mechanism, copied: frozen
             device += words
         else:
             host += words
-    sent = {word.node for word in host}
-    host_us = costs.replay + costs.host_node * len(sent)
-    device_us = question.replay_us
+    sent = len({word.node for word in host}) + bool(device or table) + bool(copied)
+    host_us = costs.replay + costs.allocation * question.allocations + costs.host_node * sent
+    device_us = question.replay_us + costs.upload * sent
     if device or table:
-        host_us += costs.host_node
         device_us += costs.update if device else costs.table
         device_us += costs.update_word * len(device) + costs.load * len(table)
     if copied:
-        host_us += costs.host_node
         nbytes = sum(question.inputs[slot] for slot in copied if slot < len(question.inputs))
         device_us += costs.copy + nbytes / costs.copy_rate
     return Choice(tuple(host), tuple(device), tuple(table), copied, host_us, device_us)
@@ -135,12 +142,12 @@ def _cost(choice: Choice) -> float:
 def wiring(
     choice: Choice, inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], written: frozenset[int]
 ) -> tuple[Wiring, list[tuple[int, int]]]:
-    """The nodes to add to the graph for a choice.
+    """The nodes to add to a graph for a choice.
 
     Args:
         choice: The choice.
         inputs: Per input slot, the fixed address where its copy goes and its bytes.
-        outputs: The same for the slots after those, which are copied out instead.
+        outputs: Per slot after those, the fixed address from which its data is copied out, and its bytes.
         written: Input slots that the graph writes to: their copies are brought back.
 
     Returns:

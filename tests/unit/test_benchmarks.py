@@ -373,6 +373,18 @@ def test_the_page_of_pointers() -> None:
     assert "| 32 | 4 MB | 2.0 / 2.0 / 2.0 | 3.0 / 3.0 / 3.0 |" in page
 
 
+def test_where_auto_is_slower_than_the_best_mechanism() -> None:
+    def row(auto: float, host: float, device: float, copy: float, spread: float = 0.01) -> dict[str, Any]:
+        times = {"auto": auto, "host": host, "device": device, "copy": copy}
+        ways = {f"pygraph {m}": {"wall": [t * (1 - spread), t, t * (1 + spread)]} for m, t in times.items()}
+        return {"function": "chain", "inputs": 8, "bytes": 4096, "ways": ways}
+
+    assert pointers.slower_than_the_best(row(10.2, 10.0, 12.0, 5.0), 1.03) is None
+    assert pointers.slower_than_the_best(row(11.0, 10.0, 12.0, 5.0, spread=0.1), 1.03) is None
+    found = pointers.slower_than_the_best(row(12.0, 12.0, 10.0, 5.0), 1.03)
+    assert found == "chain, 8 × 4 KB: auto takes 12.0 µs, device 10.0 (1.20)"
+
+
 def test_a_combination_is_measured(device: torch.device) -> None:
     found = pointers.benchmark(("chain", 3, 4 << 10), pointers.chain, device, rounds=2)
     assert set(found["ways"]) >= {"eager", "pygraph auto", "pygraph host", "pygraph copy"}

@@ -32,11 +32,11 @@ template <int N> struct Words { u64 word[N]; };
 template <int N> __device__ void update(const Words<N>& words, const Target* targets, int count) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     Target target = targets[i];
+    u64 word = words.word[target.value];  // for the address of a parameter each thread would copy all of them first
     if (target.node)
-      cudaGraphKernelNodeSetParam(
-          (cudaGraphDeviceNode_t)target.node, target.offset, &words.word[target.value], sizeof(u64));
+      cudaGraphKernelNodeSetParam((cudaGraphDeviceNode_t)target.node, target.offset, &word, sizeof(word));
     else
-      *(u64*)target.offset = words.word[target.value];
+      *(u64*)target.offset = word;
   }
 }
 

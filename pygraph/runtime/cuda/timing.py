@@ -20,20 +20,16 @@ def synchronize(device: torch.device) -> None:
 
 def device_time(run: Callable[[], object], device: torch.device, restore: Callable[[], object] | None = None) -> float:
     """Microseconds that the device needs for ``run()``: median of a few, by events, each after a ``restore()``."""
-    if restore is not None:
-        restore()
-    run()
     times: list[float] = []
+    host = 0.0
     with torch.cuda.device(device):  # events are recorded on its current stream
-        for _ in range(5):
+        for index in range(6):
             if restore is not None:
                 restore()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
+            host, start, end = _launch_behind_sleep(run, host)
             end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3)
+            if index:  # the first one warms up
+                times.append(start.elapsed_time(end) * 1e3)
     return statistics.median(times)
 
 
@@ -71,9 +67,7 @@ _MOST_RUNS, _FEWEST_RUNS, _BUDGET = 25, 5, 0.05  # the last in seconds
 def _time_of_prepared(run: Run, device: torch.device) -> float:
     """The larger of the median times that the host and the device need for a run, in microseconds.
 
-    While the host launches a run the device is still busy with the restoring and then sleeps, so that events on it see
-    no gaps in which it waits for the host, as in a row of calls. Longer runs than the longest sleep have gaps, and
-    there the host's time is what counts.
+    Longer runs than the longest sleep have gaps on the device, and there the host's time is what counts.
     """
     started = time.perf_counter()
     hosts: list[float] = []
@@ -82,18 +76,34 @@ def _time_of_prepared(run: Run, device: torch.device) -> float:
     for index in range(_MOST_RUNS + 1):
         if index > _FEWEST_RUNS and time.perf_counter() - started > _BUDGET:
             break
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         run.prepare()
-        sleep = min(max(1.5 * host, _SHORTEST_SLEEP), _LONGEST_SLEEP)
-        # It has no public name; torch's own tests use it to keep a stream busy. Checked with torch 2.13, not on a GPU.
-        torch.cuda._sleep(int(sleep * _CYCLES))  # pyright: ignore
-        start.record()
-        before = time.perf_counter()
-        run.timed()
-        host = time.perf_counter() - before
-        end.record()
+        host, start, end = _launch_behind_sleep(run.timed, host)
         synchronize(device)
         if index:  # the first one warms up
             hosts.append(host * 1e6)
             devices.append(start.elapsed_time(end) * 1e3)
     return max(statistics.median(hosts), statistics.median(devices))
+
+
+def _launch_behind_sleep(
+    run: Callable[[], object], expected: float
+) -> tuple[float, torch.cuda.Event, torch.cuda.Event]:
+    """Launch a run while the device sleeps, so that it sees no gaps in which it waits for the host.
+
+    Args:
+        run: The run.
+        expected: Seconds that the host needed for it the last time; zero if that is not known.
+
+    Returns:
+        Seconds that the host needed, and events before and after the run.
+    """
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    sleep = min(max(1.5 * expected, _SHORTEST_SLEEP), _LONGEST_SLEEP)
+    # It has no public name; torch's own tests use it to keep a stream busy. Checked with torch 2.13.
+    torch.cuda._sleep(int(sleep * _CYCLES))  # pyright: ignore
+    start.record()
+    before = time.perf_counter()
+    run()
+    host = time.perf_counter() - before
+    end.record()
+    return host, start, end

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import CompileContext, TracingContext
-from torch._inductor.compiler_bisector import CompilerBisector
 
 from pygraph.calls.options import Options
 from pygraph.interop import live
@@ -74,6 +73,7 @@ class Compilers:
     def aot_cache(self, graph: fx.Graph) -> Generator[None, None, None]:
         """Let AOTAutograd load the graphs that it makes of Dynamo's graph from its cache on disk if they are there."""
         import torch._functorch.config as functorch_config
+        from torch._inductor.compiler_bisector import CompilerBisector
 
         from pygraph.interop import aot_cache
 
@@ -171,6 +171,8 @@ class Compilers:
 
 def _is_bisected_away() -> bool:
     """Whether torch's bisector, which counts graphs, looks whether a failure goes away without this one."""
+    from torch._inductor.compiler_bisector import CompilerBisector
+
     found: bool = CompilerBisector.disable_subsystem("inductor", "cudagraphs")
     return found
 

@@ -374,15 +374,22 @@ def test_the_page_of_pointers() -> None:
 
 
 def test_where_auto_is_slower_than_the_best_mechanism() -> None:
-    def row(auto: float, host: float, device: float, copy: float, spread: float = 0.01) -> dict[str, Any]:
-        times = {"auto": auto, "host": host, "device": device, "copy": copy}
-        ways = {f"pygraph {m}": {"wall": [t * (1 - spread), t, t * (1 + spread)]} for m, t in times.items()}
+    def row(
+        auto: float, host: float, device: float, copy: float, spread: float = 0.01, chosen: int = 8
+    ) -> dict[str, Any]:
+        times = {"auto": (auto, chosen), "host": (host, 8), "device": (device, 0), "copy": (copy, 0)}
+        ways = {
+            f"pygraph {m}": {"wall": [t * (1 - spread), t, t * (1 + spread)], "graph": {"mechanisms": {"host": nodes}}}
+            for m, (t, nodes) in times.items()
+        }
         return {"function": "chain", "inputs": 8, "bytes": 4096, "ways": ways}
 
     assert pointers.slower_than_the_best(row(10.2, 10.0, 12.0, 5.0), 1.03) is None
     assert pointers.slower_than_the_best(row(11.0, 10.0, 12.0, 5.0, spread=0.1), 1.03) is None
     found = pointers.slower_than_the_best(row(12.0, 12.0, 10.0, 5.0), 1.03)
     assert found == "chain, 8 × 4 KB: auto takes 12.0 µs, device 10.0 (1.20)"
+    same = row(11.0, 12.0, 10.0, 5.0, chosen=0)
+    assert pointers.slower_than_the_best(same, 1.03) is None, "two graphs that do the same are no choice"
 
 
 def test_a_combination_is_measured(device: torch.device) -> None:

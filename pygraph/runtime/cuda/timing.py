@@ -19,7 +19,16 @@ def synchronize(device: torch.device) -> None:
 
 
 def device_time(run: Callable[[], object], device: torch.device, restore: Callable[[], object] | None = None) -> float:
-    """Microseconds that the device needs for ``run()``: median of a few, by events, each after a ``restore()``."""
+    """Microseconds that the device needs for ``run()``: median of a few, by events, each after a ``restore()``.
+
+    Less what events themselves take, which is as long as a short kernel.
+    """
+    return max(_between_events(run, device, restore) - _between_events(lambda: None, device), 0.0)
+
+
+def _between_events(
+    run: Callable[[], object], device: torch.device, restore: Callable[[], object] | None = None
+) -> float:
     times: list[float] = []
     host = 0.0
     with torch.cuda.device(device):  # events are recorded on its current stream
@@ -98,7 +107,7 @@ def _launch_behind_sleep(
         Seconds that the host needed, and events before and after the run.
     """
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    sleep = min(max(1.5 * expected, _SHORTEST_SLEEP), _LONGEST_SLEEP)
+    sleep = min(1.5 * expected + _SHORTEST_SLEEP, _LONGEST_SLEEP)
     # It has no public name; torch's own tests use it to keep a stream busy. Checked with torch 2.13.
     torch.cuda._sleep(int(sleep * _CYCLES))  # pyright: ignore
     start.record()

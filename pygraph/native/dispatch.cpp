@@ -22,6 +22,8 @@ namespace {
 
 PyMethodDef functions[] = {
     {"referrers_of", referrers_of, METH_VARARGS, "Objects that refer to one of the arguments."},
+    {"references_leading_to", references_leading_to, METH_VARARGS,
+     "The references on all ways to a list's items, by way of these ids and not of those."},
     {"classes_of_objects", classes_of_objects, METH_NOARGS, "The classes of all objects that the collector knows."},
     {"objects_of", objects_of, METH_VARARGS, "All objects of these classes that the collector knows."},
     {nullptr, nullptr, 0, nullptr},

@@ -10,7 +10,9 @@ import contextlib
 import gc
 import itertools
 import os
+import sys
 import threading
+import types
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
@@ -106,6 +108,57 @@ def referrers_of(values: list[Any]) -> list[Any]:
     native = extension.loaded()
     found: list[Any] = gc.get_referrers(*values) if native is None else native.referrers_of(*values)
     return [one for one in found if one is not values]
+
+
+def references_leading_to(values: list[Any], through: frozenset[int]) -> list[tuple[Any, Any]]:
+    """The references on all ways to some objects, each as a referrer and its referent; not from this thread's frames.
+
+    Args:
+        values: The objects. The list itself counts as nobody.
+        through: The ids of objects through which a way may lead. At any other referrer it ends.
+    """
+    skipped = {id(values), *_running_frames()}
+    native = extension.loaded()
+    if native is None:
+        return _layer_by_layer(values, through, skipped)
+    found = native.references_leading_to(values, through, skipped)
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+# The number of layers that are looked for one by one: garbage that could not be collected may be a long chain.
+_DISTANCE = 24
+
+
+def _layer_by_layer(values: list[Any], through: frozenset[int], skipped: set[int]) -> list[tuple[Any, Any]]:
+    """As `references_leading_to`, by a search among all objects for each step of the ways."""
+    skipped |= _running_frames()
+    found: list[Any] = []  # flat, so that nothing else of this search refers to what it finds
+    layer, above, reached = values, list[Any](), set(map(id, values))
+    for _ in range(_DISTANCE):
+        above = []
+        ids = set(map(id, layer))
+        for referrer in referrers_of(layer):
+            if id(referrer) in skipped or referrer is found or referrer is above:
+                continue
+            for item in {id(item): item for item in gc.get_referents(referrer) if id(item) in ids}.values():
+                found += [referrer, item]
+            if id(referrer) in through and id(referrer) not in reached:
+                reached.add(id(referrer))
+                above.append(referrer)
+        if not above:
+            break
+        layer = above
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def _running_frames() -> set[int]:
+    """The ids of this thread's frames."""
+    found: set[int] = set()
+    frame: types.FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        found.add(id(frame))
+        frame = frame.f_back
+    return found
 
 
 def _all_objects(generation: int | None) -> Iterator[Any]:

@@ -18,11 +18,8 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor  # ch
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 from torch.autograd.graph import Node
 
-from pygraph.process.collection import objects_of, referrers_of
+from pygraph.process.collection import objects_of, references_leading_to
 from pygraph.tracing.references import Reference, is_result
-
-# The number of references that are followed: garbage that could not be collected may be a long chain.
-_DISTANCE = 24
 
 # Since 3.14 the collector has one old generation, and tracks a dict from its creation on. Before, it tracks a dict when
 # the first object that may be part of a cycle is put into it, so that an old dict may seem young.
@@ -40,34 +37,18 @@ class LeakSearch:
     def __init__(self, made: Iterable[weakref.ref[Any]], young: frozenset[int]) -> None:
         self._made, self._young = made, young
         self._traced: list[Any] = []
-        self._layer: list[Any] = []
         self._found: list[Reference] = []
 
     def look(self) -> list[Reference]:
         """The references that lead to tensors and symbols of the trace."""
         self._traced = self._find_traced()
-        seen = set(map(id, self._traced))
         below: dict[int, set[int]] = {}  # the objects on the way that each young object refers to, by ids
-        running = _running_frames()
-        layer = list(self._traced)
-        for _ in range(_DISTANCE):
-            self._layer = []
-            ids = set(map(id, layer))
-            for referrer in referrers_of(layer):
-                if self._is_own(referrer) or id(referrer) in running:
-                    continue
-                items = {id(item): item for item in gc.get_referents(referrer) if id(item) in ids}
-                if id(referrer) not in self._young:
-                    self._found += [Reference(referrer, item) for item in items.values()]
-                else:
-                    below.setdefault(id(referrer), set()).update(items)
-                    if id(referrer) not in seen:
-                        seen.add(id(referrer))
-                        self._layer.append(referrer)
-            if not self._layer:
-                break
-            layer = self._layer
-        return [*self._precisely(below), *_references_of_threads(seen)]
+        for referrer, referent in references_leading_to(self._traced, self._young):
+            if id(referrer) in self._young:
+                below.setdefault(id(referrer), set()).add(id(referent))
+            else:
+                self._found.append(Reference(referrer, referent))
+        return [*self._precisely(below), *_references_of_threads({*map(id, self._traced), *below})]
 
     def line(self, lines: Iterable[tuple[weakref.ref[Any], str]]) -> str | None:
         """The user's line that has made one of the tensors that were found."""
@@ -85,10 +66,7 @@ class LeakSearch:
 
     def forget(self) -> None:
         """Refer to no object that was found any more."""
-        self._traced, self._layer, self._found = [], [], []
-
-    def _is_own(self, value: Any) -> bool:
-        return type(value) is Reference or value is self._traced or value is self._layer or value is self._found
+        self._traced, self._found = [], []
 
     def _precisely(self, below: dict[int, set[int]]) -> list[Reference]:
         """The references that were found, where a dict that seems young is taken to be as old as what refers to it."""
@@ -141,16 +119,6 @@ def _wraps_fake(tensor: Any, made: set[int]) -> bool:
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
     return isinstance(tensor, FakeTensor) and id(tensor.fake_mode) in made
-
-
-def _running_frames() -> set[int]:
-    """The ids of this thread's frames, whose variables are no leaks."""
-    found: set[int] = set()
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        found.add(id(frame))
-        frame = frame.f_back
-    return found
 
 
 def _references_of_threads(young: set[int]) -> list[Reference]:

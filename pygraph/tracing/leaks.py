@@ -174,7 +174,7 @@ def _clear_references(
         search.forget()
         if not _are_gone(made):
             is_collected = collect()
-        if is_done or _are_gone(made):
+        if is_done or _are_gone(made) or not search.may_find_any():
             break
     if is_collected and not (names or stays or failed) and not _are_gone(made) and search.finds_any():
         names["something that does not tell Python what it holds"] = None

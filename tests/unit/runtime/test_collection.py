@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from pygraph.process import extension
-from pygraph.process.collection import ids_of_objects, no_collection, objects_of, referrers_of
+from pygraph.process.collection import (
+    ids_of_objects,
+    no_collection,
+    objects_of,
+    references_leading_to,
+    referrers_of,
+)
 
 
 class Thing:
@@ -50,6 +56,34 @@ def test_what_refers_to_objects_is_found() -> None:
     assert set(map(id, found)) <= set(map(id, gc.get_referrers(one, two)))
 
 
+@pytest.mark.usefixtures("native")
+def test_references_are_followed_through_some_objects_and_end_at_others() -> None:
+    value = Thing()
+    young: list[Any] = [[value], {"key": value}]
+    young.append({"list": young[0], "dict": young[1]})
+    old = [[young[2]], {"item": young[0]}]
+    beyond = [old[0]]
+    through = frozenset(map(id, young))
+    found = {(id(a), id(b)) for a, b in references_leading_to([value], through) if a is not young and a is not beyond}
+    expected = [
+        (young[0], value), (young[1], value), (young[2], young[0]), (young[2], young[1]),
+        (old[0], young[2]), (old[1], young[0]),
+    ]  # fmt: skip
+    assert found == {(id(a), id(b)) for a, b in expected}
+
+
+@pytest.mark.usefixtures("native")
+def test_ways_may_lead_in_circles() -> None:
+    value, young = Thing(), [Thing(), Thing()]
+    young[0].__dict__.update(other=young[1], value=value)
+    young[1].__dict__["other"] = young[0]
+    old = {"item": young[1]}
+    through = frozenset(map(id, [*young, *map(vars, young)]))
+    pairs = references_leading_to([value], through)
+    ends = [a for a, b in pairs if b is young[1] and a is not young and id(a) not in through]
+    assert [end is old for end in ends] == [True]
+
+
 class Equal:
     def __eq__(self, other: object) -> bool:
         raise AssertionError("nobody's code is run")
@@ -68,6 +102,7 @@ class Searched:
 
 
 SEARCHED = Searched()
+MANY = [[SEARCHED] for _ in range(1000)]
 
 in_cpp = pytest.mark.skipif(
     extension.loaded() is None, reason="without the extension, tuples that are filled are found"
@@ -77,8 +112,9 @@ in_cpp = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "search",
     [lambda: objects_of(lambda kind: kind is Thing), ids_of_objects, lambda: ids_of_objects(0),
-     pytest.param(lambda: referrers_of([SEARCHED]), marks=in_cpp)],
-    ids=["objects", "ids", "young", "referrers"],
+     pytest.param(lambda: referrers_of([SEARCHED]), marks=in_cpp),
+     pytest.param(lambda: references_leading_to([SEARCHED], frozenset(map(id, MANY))), marks=in_cpp)],
+    ids=["objects", "ids", "young", "referrers", "references"],
 )  # fmt: skip
 def test_other_threads_may_fill_tuples(search: Callable[[], Any]) -> None:
     """A tuple of unknown length must have one owner while it is filled, or Python raises a SystemError."""

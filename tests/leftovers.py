@@ -100,7 +100,7 @@ def _state(read: dict[str, Callable[[], Any]]) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.cuda.init()  # so that torch makes the choices that it makes once
     settings = enumerate(SettingsWatch(["cpu"])._settings)  # some have the same name
-    found = {f"torch's setting {number}, {name}": getter() for number, (name, getter, _) in settings}
+    found = {f"torch's setting {number}, {setting.title}": setting.read() for number, setting in settings}
     # A tracer of torch's in another thread may put a replacement of ours back, which then does nothing any more.
     return found | {name: without_ended(getter()) for name, getter in read.items()}
 

@@ -30,6 +30,7 @@ class NamedSetting:
         write: Sets the values; None where a trace need not restore them.
         setters: torch's functions that set it, if they are written in Python.
         is_asked: Whether torch's own code that computes reads it, by one of the names.
+        of_thread: Whether each thread has its own.
     """
 
     title: str
@@ -38,6 +39,7 @@ class NamedSetting:
     write: Callable[[Sequence[Any]], object] | None
     setters: tuple[Callable[..., Any], ...] = ()
     is_asked: bool = False
+    of_thread: bool = False
 
 
 def _setting(
@@ -47,10 +49,11 @@ def _setting(
     write: Callable[[Any], object],
     *setters: Callable[..., Any],
     is_asked: bool = False,
+    of_thread: bool = False,
 ) -> NamedSetting:
     """A setting that has a single value."""
     known = frozenset(names.split())
-    return NamedSetting(title, known, lambda: (read(),), lambda values: write(*values), setters, is_asked)
+    return NamedSetting(title, known, lambda: (read(),), lambda values: write(*values), setters, is_asked, of_thread)
 
 
 def _set_conversion(values: Sequence[bool]) -> None:
@@ -73,7 +76,10 @@ NAMED: tuple[NamedSetting, ...] = (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda values: torch.set_anomaly_enabled(*values),
     ),
-    _setting("the number of threads", "get_num_threads set_num_threads", torch.get_num_threads, torch.set_num_threads),
+    _setting(
+        "the number of threads", "get_num_threads set_num_threads", torch.get_num_threads, torch.set_num_threads,
+        of_thread=True,
+    ),
     _setting("the use of oneDNN", "mkldnn", torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
     _setting("oneDNN's determinism", "mkldnn", torch._C._get_mkldnn_deterministic, torch._C._set_mkldnn_deterministic),
     _setting("the use of NNPACK", "nnpack", torch._C._get_nnpack_enabled, torch._C._set_nnpack_enabled),

@@ -1,25 +1,19 @@
 """Global settings of torch: changes by a traced function are noticed and put back, as a replay would not make them."""
 
-# Some settings have private getters and setters only. Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import is_fake
-from torch.backends import cuda
+from torch._subclasses.fake_tensor import is_fake  # checked with torch 2.11 and 2.13
 from torch.nn.utils import parametrize
 
-from pygraph.guards.settings import NAMED
-from pygraph.guards.torch_settings import mode_key
-
-Setting: TypeAlias = "tuple[str, Callable[[], Any], Callable[[Any], Any]]"
+from pygraph.guards.settings import NAMED, NamedSetting
+from pygraph.guards.torch_settings import SETTINGS, TorchSetting, autocast, mode_key
 
 
 class SettingsWatch:
@@ -42,7 +36,8 @@ class SettingsWatch:
 
     def __init__(self, device_types: Iterable[str], unclear: SettingsWatch | None = None) -> None:
         kinds = filter(torch.amp.is_autocast_available, sorted({"cpu", *device_types}))
-        self._settings = [*_SETTINGS, *map(_autocast, kinds)]
+        known: list[TorchSetting | NamedSetting] = [*SETTINGS, *NAMED, *map(autocast, kinds)]
+        self._settings = [setting for setting in known if setting.write is not None]
         self._first = unclear
         self._before: list[Any] = []
         self.changed: str | None = None
@@ -62,10 +57,10 @@ class SettingsWatch:
         finally:
             changed = self._changed(self._before)
             if not changed and mode_key("cpu") != key:
-                changed = ["a global setting of torch"]
+                changed = [("a global setting of torch", False)]
             alone = is_alone()
-            self.changed = next((name for name in changed if alone or name in _OF_THREAD), None)
-            self.unclear = next((name for name in changed if not alone and name not in _OF_THREAD), None)
+            self.changed = next((title for title, of_thread in changed if alone or of_thread), None)
+            self.unclear = next((title for title, of_thread in changed if not alone and not of_thread), None)
             self._put_back(self._before, of_process=alone)
 
     @contextmanager
@@ -84,16 +79,17 @@ class SettingsWatch:
                 self._put_back(self._before, of_process=False)
 
     def _values(self) -> list[Any]:
-        return [getter() for _, getter, _ in self._settings]
+        return [setting.read() for setting in self._settings]
 
-    def _changed(self, before: list[Any]) -> list[str]:
-        now = self._values()
-        return [name for (name, _, _), new, old in zip(self._settings, now, before, strict=True) if new != old]
+    def _changed(self, before: list[Any]) -> list[tuple[str, bool]]:
+        """The titles of settings that have changed, each with whether it is a thread's."""
+        pairs = zip(self._settings, self._values(), before, strict=True)
+        return [(setting.title, setting.of_thread) for setting, now, then in pairs if now != then]
 
     def _put_back(self, values: list[Any], *, of_process: bool) -> None:
-        for (name, getter, put_back), then in zip(self._settings, values, strict=True):
-            if (of_process or name in _OF_THREAD) and getter() != then:
-                put_back(then)
+        for setting, then in zip(self._settings, values, strict=True):
+            if setting.write is not None and (of_process or setting.of_thread) and setting.read() != then:
+                setting.write(then)
 
 
 def forget_cached_fakes() -> None:
@@ -156,92 +152,3 @@ _SETTERS = (
 
 # Setters of settings that are in Python only.
 _SETTERS_IN_PYTHON = frozenset(setter.__code__ for setting in NAMED for setter in setting.setters)
-
-_OF_THREAD = frozenset(
-    {
-        "grad mode", "the default device", "autocast", "forward-mode differentiation", "threads of a backward",
-        "how autograd makes views", "the number of threads",
-    }
-)  # fmt: skip
-
-
-def _autocast(kind: str) -> Setting:
-    def put_back(values: tuple[bool, torch.dtype]) -> None:
-        torch.set_autocast_enabled(kind, values[0])
-        torch.set_autocast_dtype(kind, values[1])
-
-    return "autocast", lambda: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)), put_back
-
-
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _default_device() -> torch.device | None:
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if context is None else context.device
-
-
-def _of_matmul(name: str) -> Setting:
-    matmul = cuda.matmul
-    return (
-        f"{name} of matrix products",
-        functools.partial(getattr, matmul, name),
-        functools.partial(setattr, matmul, name),
-    )
-
-
-def _precision(backend: str, operation: str) -> Setting:
-    getter = functools.partial(torch._C._get_fp32_precision_getter, backend, operation)
-    setter = functools.partial(torch._C._set_fp32_precision_setter, backend, operation)
-    return "a float32 precision", getter, setter
-
-
-def _matmul_precision() -> str | None:
-    """The precision that the older of torch's two switches is set to; None where only the newer one has been used."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # it does not say then
-        return None
-
-
-def _put_matmul_precision_back(value: str | None) -> None:
-    if value is not None:
-        torch.set_float32_matmul_precision(value)
-
-
-_SETTINGS: list[Setting] = [
-    ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
-    ("forward-mode differentiation", torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled),
-    ("threads of a backward", torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
-    ("how autograd makes views", torch._C._is_view_replay_enabled, torch._C._set_view_replay_enabled),
-    *((setting.title, setting.read, setting.write) for setting in NAMED if setting.write is not None),
-    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    ("the default device", _default_device, torch.set_default_device),
-    ("the use of deterministic algorithms", _deterministic,
-     lambda values: torch.use_deterministic_algorithms(values[0], warn_only=values[1])),
-    # The properties of torch.backends.cudnn may be locked.
-    ("the use of cuDNN", torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
-    ("cuDNN's choice by measurement", torch._C._get_cudnn_benchmark, torch._C._set_cudnn_benchmark),
-    ("cuDNN's determinism", torch._C._get_cudnn_deterministic, torch._C._set_cudnn_deterministic),
-    ("flash attention", cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
-    ("memory-efficient attention", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
-    ("attention by formula", cuda.math_sdp_enabled, cuda.enable_math_sdp),
-    ("cuDNN's attention", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
-    ("another device's attention", torch._C._get_overrideable_sdp_enabled, torch._C._set_sdp_use_overrideable),
-    ("flash attention 3", torch._C._get_fa3_sdp_enabled, torch._C._set_sdp_use_fa3),
-    ("reduction in attention by formula", cuda.fp16_bf16_reduction_math_sdp_allowed,
-     cuda.allow_fp16_bf16_reduction_math_sdp),
-    ("the library for linear algebra", torch._C._get_linalg_preferred_backend, torch._C._set_linalg_preferred_backend),
-    ("the library for matrix products", torch._C._get_blas_preferred_backend, torch._C._set_blas_preferred_backend),
-    ("what is in uninitialised memory", torch._C._get_deterministic_fill_uninitialized_memory,
-     torch._C._set_deterministic_fill_uninitialized_memory),
-    ("the order of attentions", torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order),
-    _of_matmul("allow_fp16_reduced_precision_reduction"),
-    _of_matmul("allow_bf16_reduced_precision_reduction"),
-    _of_matmul("allow_fp16_accumulation"),
-    ("the precision of matrix products", _matmul_precision, _put_matmul_precision_back),
-    # The older switch changes those of the newer one, and those of all change those of each: they come later.
-    _precision("generic", "all"),
-    *(_precision(backend, of) for backend in ("cuda", "mkldnn") for of in ("all", "matmul", "conv", "rnn")),
-]  # fmt: skip

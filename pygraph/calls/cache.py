@@ -73,6 +73,7 @@ class Cache:
         looks: Calls that run as they are without a lookup.
         traces: The budgets of traces of calls, by their form.
         inlined: Calls that ran as they are without an entry, by reason.
+        baked: By kind of call, the leaves whose numbers decide what such calls do, so that they are part of the key.
         seconds: The time that all traces and recordings have taken.
     """
 
@@ -84,7 +85,7 @@ class Cache:
         self.seconds = 0.0
         self._counts = shared.counts
         self._max_graphs = max_graphs
-        self._baked: dict[Hashable, frozenset[int]] = {}
+        self.baked: dict[Hashable, frozenset[int]] = {}
         self.traces = TracesByForm()
         # Traces of kinds of calls that were pushed out by others before they had been used a few times.
         self._turnover = Budget(2 * max_graphs, limits.LIMITS.trace_share)
@@ -146,7 +147,7 @@ class Cache:
         self.native.clear()
         self.looks.clear()
         self.settle()
-        self._baked.clear()
+        self.baked.clear()
         self.traces.clear()
         self._turnover.renew()
         self._seen.clear()
@@ -155,13 +156,9 @@ class Cache:
 
     # -- numbers that are part of keys ------------------------------------------------------------------------------
 
-    def baked(self, base: Hashable) -> frozenset[int]:
-        """The leaves whose numbers decide what calls of a kind do, so that they are part of the key."""
-        return self._baked.get(base, frozenset())
-
     def bake(self, base: Hashable, leaves: frozenset[int]) -> None:
         """Have the numbers at some leaves be part of the key of calls of a kind from now on."""
-        self._baked[base] = self.baked(base) | leaves
+        self.baked[base] = self.baked.get(base, frozenset()) | leaves
 
     # -- budgets ----------------------------------------------------------------------------------------------------
 
@@ -183,7 +180,8 @@ class Cache:
         self._counts.hits += not entry.counts_itself
         entry.calls += 1
         self._is_used(entry)
-        entry.stamp = self.native.tick()
+        if self.native.dispatch is not None:
+            entry.stamp = self.native.tick()
         self.entries.touch(entry)
 
     def _is_used(self, entry: Entry) -> None:

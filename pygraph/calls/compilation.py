@@ -172,7 +172,7 @@ class Compiler:
         if past.moved is not None:
             traced, program = past.moved.traced, past.moved.recordable
         else:
-            traced, program = self.programs(call, self._static(call) | self._cache.baked(key[0]))
+            traced, program = self.programs(call, self._static(call) | self._cache.baked.get(key[0], frozenset()))
         check_disjoint(program, call.leaves, function.name)
         check_updatable(traced.program, call.leaves, function.name)
         return traced, program

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.calls import retries, surroundings
+from pygraph.calls import limits, retries, surroundings
 from pygraph.calls.cache import Cache, CacheInfo, Shared
 from pygraph.calls.compilation import Compiler
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Refused, Stateful
@@ -130,7 +130,7 @@ class Engine:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for which there is no native plan."""
         looks, look = self.cache.looks, None
-        if looks:
+        if looks.known:
             look = look_of(args, kwargs)
             if looks.is_skipped(look):
                 return self.fn(*args, **kwargs)
@@ -172,7 +172,8 @@ class Engine:
                 if entry is None:
                     return _AsItIs(_BLOCKED)
                 shared = entry.shares_memory(leaves)
-                if is_hit and not shared:  # a plan would not match, and every further call would compare it
+                # If memory is shared, a plan would not match, and every further call would compare it.
+                if is_hit and not shared and entry.plans < limits.LIMITS.plans and extension.loaded() is not None:
                     self._plan(key, entry, call)
                 if entry.executable is not None and not shared:
                     return entry.executable(leaves)

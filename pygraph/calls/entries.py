@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
@@ -82,8 +82,10 @@ class Entry:
         seconds: The time that its trace and recording have taken.
         traces: The budget of traces of calls of its form.
         is_cached: Whether later calls find it; one that is not is for a single call.
+        counts_itself: Whether its calls are counted, and reported, by another function's cache.
     """
 
+    counts_itself: ClassVar[bool] = False
     fallbacks: list[Fallback]
     calls: int = 0
     plans: int = 0
@@ -114,11 +116,6 @@ class Entry:
     def environment(self) -> Environment | None:
         """The Python state that it depends on besides arguments and settings; None if there is none."""
         return None
-
-    @property
-    def counts_itself(self) -> bool:
-        """Whether its calls are counted, and reported, by another function's cache."""
-        return False
 
     def is_valid(self) -> bool:
         """Whether a call that has its key runs it now."""
@@ -288,12 +285,8 @@ class Stateful(Entry):
         runner: What runs them.
     """
 
+    counts_itself = True
     runner: StateRunner
-
-    @property
-    def counts_itself(self) -> bool:
-        """Whether its calls are counted, and reported, by another function's cache."""
-        return True
 
     def release(self) -> None:
         """Give back its graphs."""

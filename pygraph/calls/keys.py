@@ -111,14 +111,14 @@ class Keys:
 
     Args:
         static_leaves: The positions of leaves that are static, of ``(args, kwargs)``.
-        baked: The leaves whose numbers decide what calls of a kind do.
+        baked: By kind of call, the leaves whose numbers decide what such calls do.
         pools: The memory of the function's graphs, by device.
     """
 
     def __init__(
         self,
         static_leaves: Callable[[tuple[Any, ...], dict[str, Any]], frozenset[int]],
-        baked: Callable[[Hashable], frozenset[int]],
+        baked: Mapping[Hashable, frozenset[int]],
         pools: Mapping[torch.device, object],
     ) -> None:
         self.static_leaves, self._baked, self._pools = static_leaves, baked, pools
@@ -132,11 +132,12 @@ class Keys:
         leaves, static = call.leaves, self.static_leaves(call.args, call.kwargs)
         settings = mode_key(self.device_type(leaves))
         base = (call.structure, static, leaf_keys(leaves, static), overlap_key(leaves), settings)
-        return (base, tuple((index, static_key(leaves[index], index)) for index in sorted(self._baked(base))))
+        baked = self._baked.get(base)
+        return (base, tuple([(index, static_key(leaves[index], index)) for index in sorted(baked)]) if baked else ())
 
     def live_numbers(self, key: Key, call: Call) -> frozenset[int]:
         """Positions of the leaves that a call of this kind reads as numbers."""
-        static = self.static_leaves(call.args, call.kwargs) | self._baked(key[0])
+        static = self.static_leaves(call.args, call.kwargs) | self._baked.get(key[0], frozenset())
         return frozenset(i for i, leaf in enumerate(call.leaves) if i not in static and is_live_number(leaf))
 
     def device_type(self, leaves: Sequence[Any]) -> str:

@@ -148,19 +148,18 @@ class Looks(Generic[E]):
     """Of one function, the calls that run as they are without being looked at, as calls that looked like them did.
 
     This can only err in that a call runs as it is which could be a graph.
+
+    Attributes:
+        known: The calls; as long as there are none, nothing here needs to be asked.
     """
 
     def __init__(self) -> None:
-        self._looks: dict[Hashable, Look[E]] = {}
+        self.known: dict[Hashable, Look[E]] = {}
         self._skipped: list[tuple[Fallback | None, E | None, int]] = []
-
-    def __bool__(self) -> bool:
-        """Whether any call ran as it is; as long as none did, nothing here needs to be asked."""
-        return bool(self._looks)
 
     def is_skipped(self, look: Hashable) -> bool:
         """Whether a call is not looked at, but counted."""
-        known = self._looks.get(look)
+        known = self.known.get(look)
         if known is None or known.lookups.allows():
             return False
         known.skipped += 1
@@ -168,11 +167,11 @@ class Looks(Generic[E]):
 
     def as_it_is(self, look: Hashable, note: Fallback | None, entry: E | None, seconds: float) -> None:
         """Note that a call ran as it is, after it was looked at for so long."""
-        known = self._looks.get(look)
+        known = self.known.get(look)
         if known is None:
-            if len(self._looks) >= limits.LIMITS.looks:
+            if len(self.known) >= limits.LIMITS.looks:
                 self.clear()
-            known = self._looks.setdefault(look, Look[E](note))
+            known = self.known.setdefault(look, Look[E](note))
         elif known.skipped and (known.note != note or known.entry is not entry):
             self._take(known)
         known.note, known.entry = note, entry
@@ -180,19 +179,19 @@ class Looks(Generic[E]):
 
     def served(self, look: Hashable) -> None:
         """Note that a call did not run as it is."""
-        known = self._looks.pop(look, None)
+        known = self.known.pop(look, None)
         if known is not None:
             self._take(known)
 
     def forget(self, entry: E) -> None:
         """Look at the calls again that an entry stood for, which is not kept any more."""
-        for look, known in list(self._looks.items()):
+        for look, known in list(self.known.items()):
             if known.entry is entry:
                 self.served(look)
 
     def clear(self) -> None:
         """Look at all calls again."""
-        for look in list(self._looks):
+        for look in list(self.known):
             self.served(look)
 
     # -- counts ---------------------------------------------------------------------------------------------------
@@ -200,12 +199,12 @@ class Looks(Generic[E]):
     @property
     def unsettled(self) -> int:
         """Calls of entries that were skipped since the last `take_skipped`."""
-        waiting = [*self._skipped, *((known.note, known.entry, known.skipped) for known in list(self._looks.values()))]
+        waiting = [*self._skipped, *((known.note, known.entry, known.skipped) for known in list(self.known.values()))]
         return sum(calls for _, entry, calls in waiting if entry is not None)
 
     def take_skipped(self) -> list[tuple[Fallback | None, E | None, int]]:
         """Why calls were skipped since the last time, the entry that said so, and how many."""
-        for known in list(self._looks.values()):
+        for known in list(self.known.values()):
             self._take(known)
         found, self._skipped = self._skipped, []
         return found

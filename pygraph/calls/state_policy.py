@@ -118,7 +118,7 @@ class StatePolicy(Policy):
         Raises:
             UnsteadyError: It is so.
         """
-        if not cache.baked(key[0]).isdisjoint(_stored_leaves(call.args)):
+        if not cache.baked.get(key[0], frozenset()).isdisjoint(_stored_leaves(call.args)):
             raise UnsteadyError
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:

@@ -16,6 +16,7 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
 _INSTALLED = ("site-packages", "dist-packages")
 
 
+@functools.cache
 def is_library(module: str | None) -> bool:
     """Whether what a module of this name defines is code of a library, not the user's."""
     return (module or "").partition(".")[0] in _LIBRARIES

@@ -21,6 +21,8 @@ from torch._functorch.pyfunctorch import GradInterpreter, JvpInterpreter, VmapIn
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
+from pygraph.runtime.devices import hold_accumulators
+
 
 class Batching:
     """A level of ``torch.vmap``.
@@ -98,8 +100,13 @@ class LevelFunction(torch.autograd.function._SingleLevelFunction):
     @classmethod
     def at(cls, transform: Differentiating | None, call: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Apply the function at the level of a transform, or below all levels."""
-        if transform is not None:
+        held = None
+        if transform is None:
+            held = hold_accumulators(tensors)
+        else:
             tensors = transform.lift(tensors)
         apply: Any = cls.apply  # pyright: ignore[reportAttributeAccessIssue]  # of torch._C._FunctionBase
         with enable_single_level_autograd_function():
-            return list(apply(call, transform, *tensors))
+            results = list(apply(call, transform, *tensors))
+        del held
+        return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 
@@ -41,6 +42,16 @@ def default_device() -> torch.device:
     from pygraph.runtime.emulated import driver as emulated
 
     return emulated.driver().device
+
+
+def hold_accumulators(tensors: Sequence[torch.Tensor]) -> object:
+    """Have leaves' gradient accumulators exist as long as the returned object does, where making them can deadlock.
+
+    torch makes one with the leaf's mutex held. On the emulated device it asks the device guard for a stream, which is
+    in Python: it waits for the interpreter. A thread that applies a Function holds the interpreter and waits for the
+    mutex, unless there is an accumulator already. Operations of torch's make it without holding the interpreter.
+    """
+    return [x.view_as(x) for x in tensors if x.device.type == "emu" and x.requires_grad and x.is_leaf]
 
 
 def driver_for(device: torch.device) -> Driver | None:

@@ -176,8 +176,8 @@ FAULTS = (
     Fault(
         "key-without-the-default-dtype",
         "Calls after torch.set_default_dtype run what was made for another one.",
-        "        torch.get_default_dtype(),\n        *(getter() for getter in _SETTINGS),\n",
-        "        *(getter() for getter in _SETTINGS),\n",
+        "torch.set_default_dtype, in_key=True)",
+        "torch.set_default_dtype)",
     ),
     Fault(
         "touching-memory-is-apart",
@@ -325,8 +325,8 @@ FAULTS = (
     Fault(
         "settings-that-stay",
         "What a trace changes in torch's settings is left so.",
-        "            if (of_process or name in _OF_THREAD) and getter() != then:\n                put_back(then)\n",
-        "            pass\n",
+        "                setting.write(then)\n",
+        "                pass\n",
     ),
     Fault(
         "leaks-that-are-left",

@@ -689,3 +689,41 @@ def test_collecting_inside_a_traced_function(device: torch.device) -> None:
     for _ in range(3):
         assert fn(weight).tolist() == [2.0] * 3
     assert fn.cache_info()[:2] == (2, 1)
+
+
+ACCUMULATORS = """
+import faulthandler, sys, threading, torch, pygraph
+from pygraph.autograd.interpreters import LevelFunction
+faulthandler.dump_traceback_later(100, exit=True)
+
+class Alias(LevelFunction):
+    @staticmethod
+    def forward(ctx, call, transform, tensor):
+        return (tensor.detach(),)
+
+leaf = torch.ones(4, 4, device=pygraph.default_device(), requires_grad=True)
+x = torch.ones(2, 4, device=leaf.device)
+
+def eager():
+    for _ in range(20_000):
+        torch.nn.functional.linear(x, leaf)
+
+def applied():
+    for _ in range(20_000):
+        Alias.at(None, None, [leaf])
+
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=run) for run in (eager, applied, applied)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_that_make_the_accumulator_of_one_leaf(device: torch.device) -> None:
+    """Torch makes it with the leaf's mutex held, and may wait for the interpreter, which another thread has."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", ACCUMULATORS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

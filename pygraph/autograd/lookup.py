@@ -17,12 +17,13 @@ from pygraph.autograd.site import Refused, Site, describe_tensor
 from pygraph.autograd.sites import Sites
 from pygraph.calls import retries
 from pygraph.calls.engine import Engine
+from pygraph.calls.failed_traces import failure_of
 from pygraph.calls.keys import UnhashableError, form_of, static_key
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import InlineError, UntraceableError
-from pygraph.errors import DisturbedTraceError, StateChangeError, TraceError
+from pygraph.errors import DisturbedTraceError, TraceError
 from pygraph.guards.environment import Environment, modes_of
-from pygraph.guards.locations import are_same, filled_locations
+from pygraph.guards.locations import are_same
 from pygraph.ir.leaves import is_live_number
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.leaks import leaving_nothing
@@ -71,7 +72,8 @@ def find_site(
     except DisturbedTraceError as error:
         raise InlineError(str(error)) from error  # the next call is traced again
     except TraceError as error:
-        raise _refuse(sites, kind, error, began, lambda: _modes(function, leaves, tree)) from error
+        seconds = retries.clock() - began
+        raise _refuse(sites, kind, error, traces, seconds, lambda: _modes(function, leaves, tree)) from error
     site.baked = sites.baked[key] = baked
     site.traces, site.seconds = traces, retries.clock() - began
     traces.is_made(site.seconds)
@@ -80,7 +82,12 @@ def find_site(
 
 
 def _refuse(
-    sites: Sites, kind: Hashable, error: TraceError, began: float, modes_now: Callable[[], Environment | None]
+    sites: Sites,
+    kind: Hashable,
+    error: TraceError,
+    traces: Traces,
+    seconds: float,
+    modes_now: Callable[[], Environment | None],
 ) -> InlineError:
     """Remember that calls of a kind cannot be traced, and return the error that says so.
 
@@ -88,24 +95,21 @@ def _refuse(
         sites: The sites of the function.
         kind: The kind of call.
         error: The error of the trace.
-        began: When the trace began.
+        traces: The budget of traces of such calls.
+        seconds: How long the trace took.
         modes_now: Returns the modes of the modules that the function reaches.
     """
     before = sites.latest(kind)
-    adds = isinstance(error, StateChangeError) and (before is None or error.fills)
     last = before if isinstance(before, Refused) else None
-    once = adds and not (last is not None and last.once)
-    until = None
-    if isinstance(error, StateChangeError) and error.fills:
-        until = last.until if last is not None and last.until is not None else Traces()
-        if not once:  # twice in a row
-            until.is_unsteady(retries.clock() - began)
-    modes = modes_now() if not once and until is None else None
-    filled = filled_locations(error)
-    sites.put(kind, Refused(str(error), modes, once, until, filled))
+    failure = failure_of(error, is_first=before is None, was_once=last is not None and last.once)
+    if failure.is_unsteady:
+        traces.is_unsteady(seconds)
+    modes = None if failure.once or failure.is_unsteady else modes_now()
+    until = traces if failure.is_unsteady else None
+    sites.put(kind, Refused(str(error), modes, failure.once, until, failure.filled))
     # A call that fills other locations than the last one fills a memo, for another key.
-    is_memo = until is not None and not (last is not None and are_same(filled, last.filled))
-    return (InlineError if once or is_memo else UntraceableError)(str(error))
+    is_memo = failure.is_unsteady and not (last is not None and are_same(failure.filled, last.filled))
+    return (InlineError if failure.once or is_memo else UntraceableError)(str(error))
 
 
 def _modes(function: Engine, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Environment | None:

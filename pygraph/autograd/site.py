@@ -32,8 +32,47 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Item, Location, Variable
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Refused:
+class _Known:
+    """A kind of calls of which it is known how they run, as `pygraph.calls.variants` caches it.
+
+    Attributes:
+        calls: How many calls it has served besides the one that it was found out for.
+        seconds: How long it took to find out.
+        stamp: Always zero: native plans are those of the entries of the calls.
+    """
+
+    calls: int = 0
+    seconds: float = 0.0
+    stamp: int = 0
+
+    @property
+    def seconds_of_engines(self) -> float:
+        """How long its engines have compiled."""
+        return sum(engine.cache.seconds for engine in self.engines())
+
+    @property
+    def cost(self) -> float:
+        """The seconds that are lost with it."""
+        return self.seconds + self.seconds_of_engines
+
+    def is_valid(self) -> bool:
+        """Whether it holds for a call of its kind now."""
+        return self.is_current()
+
+    def is_current(self) -> bool:
+        """Whether nothing that it depends on has changed."""
+        raise NotImplementedError
+
+    def engines(self) -> Iterator[Engine]:
+        """Iterate over the engines of its functions."""
+        return iter(())
+
+    def discard_plans(self) -> None:
+        """Have native plans not lead to it any more."""
+
+
+@dataclasses.dataclass(eq=False)
+class Refused(_Known):
     """A kind of calls that run as they are.
 
     Attributes:
@@ -42,8 +81,6 @@ class Refused:
         once: Whether it held for one call only, as for a first one that fills a cache.
         until: The budget of traces after which such calls are traced again, where each of them fills a cache.
         filled: The locations that the last one has filled.
-        calls: How many calls it has served.
-        seconds: How long it took to find out.
     """
 
     reason: str
@@ -51,8 +88,6 @@ class Refused:
     once: bool = False
     until: Traces | None = None
     filled: tuple[Location, ...] = ()
-    calls: int = 0
-    seconds: float = 0.0
 
     def changed(self) -> str | None:
         """Return the first state that has changed, as a user would write it; None if it is not known."""
@@ -68,16 +103,9 @@ class Refused:
         """Whether the reason may hold again, although it does not now."""
         return not self.once and self.until is None and (self.modes is None or self.modes.may_return())
 
-    def engines(self) -> Iterator[Engine]:
-        """Iterate over no engines."""
-        return iter(())
-
-    def discard_plans(self) -> None:
-        """Do nothing: there are no plans."""
-
 
 @dataclasses.dataclass(eq=False)
-class Site:
+class Site(_Known):
     """A kind of calls that run as flat functions.
 
     Attributes:
@@ -92,8 +120,6 @@ class Site:
         baked: The leaves whose numbers decide which operations the function runs.
         refusals: Why calls must run as they are, by torch.func's transforms around them, as calls have shown.
         planned: The state that native plans of such calls depend on, and the plans.
-        calls: How many calls it has served besides the one that it was discovered for.
-        seconds: How long the discovery took.
         traces: The budget of such calls.
     """
 
@@ -108,8 +134,6 @@ class Site:
     baked: tuple[int, ...] = ()
     refusals: dict[tuple[Level, ...], str] = dataclasses.field(default_factory=dict)
     planned: tuple[Reached, list[object]] | None = None
-    calls: int = 0
-    seconds: float = 0.0
     traces: Traces = dataclasses.field(default_factory=Traces)
     _replanned: int = 0
 

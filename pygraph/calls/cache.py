@@ -11,10 +11,11 @@ from typing import NamedTuple
 import torch
 
 from pygraph.calls import limits
-from pygraph.calls.entries import Entries, Entry, Recorded
+from pygraph.calls.entries import Entry, Recorded
 from pygraph.calls.keys import Key, form_of
 from pygraph.calls.plans import CallPath
-from pygraph.calls.retries import Budget, Looks, TracesByForm
+from pygraph.calls.retries import Looks, TracesByForm
+from pygraph.calls.variants import Variants
 from pygraph.ir.descriptors import Fallback
 from pygraph.runtime.driver import Pool
 
@@ -61,7 +62,7 @@ class Shared:
 
 
 class Cache:
-    """Entries of one function, the least recently used of which make room for others.
+    """Entries of one function, their native plans, and counts of its calls.
 
     Args:
         max_graphs: The number of entries that are kept.
@@ -78,17 +79,14 @@ class Cache:
     """
 
     def __init__(self, max_graphs: int, shared: Shared) -> None:
-        self.entries = Entries()
+        self.entries = Variants[Key, Entry](max_graphs, self._forget)
         self.native = CallPath(shared.lock)
         self.looks = Looks[Entry]()
         self.inlined: collections.Counter[Fallback] = collections.Counter()
         self.seconds = 0.0
         self._counts = shared.counts
-        self._max_graphs = max_graphs
         self.baked: dict[Hashable, frozenset[int]] = {}
         self.traces = TracesByForm()
-        # Traces of kinds of calls that were pushed out by others before they had been used a few times.
-        self._turnover = Budget(2 * max_graphs, limits.LIMITS.trace_share)
         self._seen: set[Key] = set()
         self._evictions_in_a_row = 0
 
@@ -96,32 +94,13 @@ class Cache:
 
     def add(self, key: Key, entry: Entry) -> Entry:
         """Keep a new entry, and drop the least recently used ones if there are too many."""
-        self.entries.add(key, entry)
         entry.calls = 1
         entry.traces = self.traces.of(form_of(key))
         entry.stamp = self.native.tick()
-        while len(self.entries) > self._max_graphs:
-            oldest = self.entries.oldest()
-            if oldest.calls < limits.LIMITS.settled_calls:
-                self._turnover.lose(oldest.seconds)
-            else:
-                self._turnover.renew()
-            self.drop(oldest)
-            self._counts.evictions += 1
-            self._evictions_in_a_row += 1
+        evicted = self.entries.add(key, entry)
+        self._counts.evictions += evicted
+        self._evictions_in_a_row += evicted
         return entry
-
-    def drop(self, entry: Entry) -> None:
-        """Forget an entry, and give back its graphs."""
-        self.entries.remove(entry)
-        self.native.drop(entry)
-        self.looks.forget(entry)
-        entry.release()
-
-    def drop_all(self, key: Key) -> None:
-        """Forget all entries of a key."""
-        for entry in self.entries.of(key):
-            self.drop(entry)
 
     def make_room(self, key: Key) -> Recorded | None:
         """Drop the entries of a key that no call will run again.
@@ -129,27 +108,24 @@ class Cache:
         Returns:
             One of them of which only tensors have moved: its trace is still good.
         """
-        moved: Recorded | None = None
-        kept = 0
-        for entry in self.entries.of(key):
-            if kept < limits.LIMITS.variants - 1 and not entry.is_current() and entry.may_return():
-                kept += 1
-                continue
-            if isinstance(entry, Recorded) and entry.has_only_moved():
-                moved = entry
-            self.drop(entry)
-        return moved
+        moved = [entry for entry in self.entries.of(key) if isinstance(entry, Recorded) and entry.has_only_moved()]
+        self.entries.make_room(key)
+        return moved[-1] if moved else None
+
+    def _forget(self, entry: Entry) -> None:
+        """Give back the graphs of an entry that was dropped."""
+        self.native.drop(entry)
+        self.looks.forget(entry)
+        entry.release()
 
     def clear(self) -> None:
         """Forget everything."""
-        for entry in self.entries:
-            self.drop(entry)
+        self.entries.clear()
         self.native.clear()
         self.looks.clear()
         self.settle()
         self.baked.clear()
         self.traces.clear()
-        self._turnover.renew()
         self._seen.clear()
         self.inlined.clear()
         self._evictions_in_a_row = 0
@@ -164,10 +140,11 @@ class Cache:
 
     def is_past_budget(self, key: Key) -> bool:
         """Whether a new kind of call is not compiled, as kinds only push out each other before they are used again."""
-        if len(self.entries) < self._max_graphs:
+        limit, turnover = self.entries.limit, self.entries.turnover
+        if len(self.entries) < limit:
             return False
-        only_turns_over = self._evictions_in_a_row >= 2 * self._max_graphs or not self._turnover.allows()
-        if not only_turns_over or (key in self._seen and self._turnover.allows()):
+        only_turns_over = self._evictions_in_a_row >= 2 * limit or not turnover.allows()
+        if not only_turns_over or (key in self._seen and turnover.allows()):
             return False
         if len(self._seen) < limits.LIMITS.forms:
             self._seen.add(key)

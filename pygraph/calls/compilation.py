@@ -10,6 +10,7 @@ import torch
 from pygraph.calls import retries
 from pygraph.calls.cache import Cache, Shared
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful
+from pygraph.calls.failed_traces import adds_again, failure_of
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of
 from pygraph.calls.memory import check_disjoint, check_updatable
@@ -22,7 +23,6 @@ from pygraph.errors import (
     FallbackError,
     GradientError,
     SpentGraphError,
-    StateChangeError,
     TraceError,
     describe,
 )
@@ -57,6 +57,11 @@ class _Past:
     def last_refusal(self) -> Refused | None:
         """The entry that was used last, if it says that calls cannot be traced."""
         return self.last if isinstance(self.last, Refused) else None
+
+    @property
+    def was_once(self) -> bool:
+        """Whether the last call could not be traced, and that held for it alone."""
+        return self.last_refusal is not None and self.last_refusal.for_one_call
 
 
 class Compiler:
@@ -110,7 +115,7 @@ class Compiler:
         self._shared.counts.misses += 1
         past = self._past(key)
         if past.state is not None:
-            self._cache.drop_all(key)
+            self._cache.entries.drop_all(key)
             return self._add_stateful(
                 key, call, make_runner, StateInputs(gradients=True, learning_rates=not past.state.rates_are_current())
             )
@@ -157,7 +162,7 @@ class Compiler:
         """The entry for a call that is not traced, as traces of calls like it come to nothing; None if it is."""
         if past.traces is None or past.traces.allow_another():
             return None
-        self._cache.drop_all(key)
+        self._cache.entries.drop_all(key)
         if past.form is not key[0] and past.last is None:  # an entry would push out others
             note = Fallback("the call", "an object that it is passed is another one at every call")
             return Refused(fallbacks=[note], is_cached=False)
@@ -233,23 +238,21 @@ class Compiler:
 
     def _without_trace(self, key: Key, call: Call, past: _Past, error: TraceError, seconds: float) -> Entry:
         """The entry for a call whose trace has failed."""
-        changes = isinstance(error, StateChangeError)
         if self._function.options.strict:
             raise FallbackError(str(error)) from error
         note = Fallback("the call", str(error), None)
         if isinstance(error, DisturbedTraceError):
             return Refused(fallbacks=[note], is_cached=False)
-        # What a first call changes (a cache that it fills), a second one may leave as it is.
-        filled = filled_locations(error)
-        once = changes and (past.last is None or _adds_again(past, error))
-        if changes and error.fills and not once:  # twice in a row
+        failure = failure_of(error, is_first=past.last is None, was_once=past.was_once)
+        if failure.is_unsteady:
             traces = self._cache.traces.of(past.form)
             traces.is_unsteady(seconds)
-            return self._cache.add(key, Refused(fallbacks=[note], until=traces, filled=filled))
-        modes = None if once else modes_of(self._function.fn, objects_among(call.args, call.kwargs))
-        sets_gradients = changes and once and error.gradients and self._policy.carries_state
+            return self._cache.add(key, Refused(fallbacks=[note], until=traces, filled=failure.filled))
+        modes = None if failure.once else modes_of(self._function.fn, objects_among(call.args, call.kwargs))
+        sets_gradients = failure.once and failure.gradients and self._policy.carries_state
         entry = Refused(
-            fallbacks=[note], modes=modes, for_one_call=once, filled=filled, sets_gradients=sets_gradients
+            fallbacks=[note], modes=modes, for_one_call=failure.once, filled=failure.filled,
+            sets_gradients=sets_gradients,
         )  # fmt: skip
         return self._cache.add(key, entry)
 
@@ -259,7 +262,7 @@ class Compiler:
         # One that fills another location than the last time fills a memo, for another key.
         if last is not None and last.filled and filled and not are_same(filled, last.filled):
             return None
-        is_repeated = past.last is not None and not _adds_again(past, error)
+        is_repeated = past.last is not None and not adds_again(error, was_once=past.was_once)
         return self._policy.state_left_behind(error, is_known=is_repeated or self._function.options.strict)
 
     def _is_differentiated(self, error: TraceError) -> bool:
@@ -274,15 +277,6 @@ class Compiler:
         entry = self._cache.add(key, Stateful(fallbacks=[], runner=runner))
         runner.traces = entry.traces
         return entry
-
-
-def _adds_again(past: _Past, error: TraceError) -> bool:
-    """Whether a function only adds to state, as one does that remembers its results, and not for the second time.
-
-    It may do so for a call of a known kind, as with another attribute.
-    """
-    is_second = past.last_refusal is not None and past.last_refusal.for_one_call
-    return isinstance(error, StateChangeError) and error.fills and not is_second
 
 
 def _is_awaiting(entry: Entry) -> bool:

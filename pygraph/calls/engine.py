@@ -191,7 +191,7 @@ class Engine:
         if isinstance(entry, Refused) and entry.until is not None:
             self.cache.settle()
             if entry.until.allow_another():
-                self.cache.drop(entry)
+                self.cache.entries.drop(entry)
                 entry = None
         if entry is None:
             return self.compiler.compile(key, call, functools.partial(self.policy.state_runner, self)), False
@@ -250,7 +250,7 @@ class Engine:
                 return _AsItIs(Fallback("the call", str(error)))
             with self._lock:  # it was found before other threads had their turns
                 if found[1] in self.cache.entries:
-                    self.cache.drop(found[1])  # it may leave something behind now, as calls before did not
+                    self.cache.entries.drop(found[1])  # it may leave something behind now, as calls before did not
             return self._served(call.args, call.kwargs)
         except InlineError as error:
             return _AsItIs(Fallback("the call", str(error)))

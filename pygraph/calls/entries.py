@@ -1,19 +1,16 @@
-"""Entries of the cache: what each kind of call runs, and how it is found again.
+"""Entries of the cache: what each kind of call runs.
 
 The key of a call holds its arguments and settings. What the function reads besides them is in the environment of each
-entry, so one key may have several: a module that goes back and forth between training and evaluation has one for each.
+entry.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
-from pygraph.calls.keys import Key
 from pygraph.calls.retries import Traces
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Location
@@ -116,6 +113,11 @@ class Entry:
     def environment(self) -> Environment | None:
         """The Python state that it depends on besides arguments and settings; None if there is none."""
         return None
+
+    @property
+    def cost(self) -> float:
+        """The seconds that its trace and recording have taken."""
+        return self.seconds
 
     def is_valid(self) -> bool:
         """Whether a call that has its key runs it now."""
@@ -291,54 +293,3 @@ class Stateful(Entry):
     def release(self) -> None:
         """Give back its graphs."""
         self.runner.release()
-
-
-class Entries:
-    """Entries by key, the least recently used first; those of one key differ in what the function reads besides."""
-
-    def __init__(self) -> None:
-        self._keys: collections.OrderedDict[Entry, Key] = collections.OrderedDict()
-        self._by_key: dict[Key, list[Entry]] = {}
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(list(self._keys))  # another thread may add some
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def find(self, key: Key) -> Entry | None:
-        """The entry that this call runs, most recently used ones first; None if it must be compiled."""
-        return next((entry for entry in self._by_key.get(key, ()) if entry.is_valid()), None)
-
-    def of(self, key: Key) -> list[Entry]:
-        """All entries of a key, the most recently used first."""
-        return list(self._by_key.get(key, ()))
-
-    def oldest(self) -> Entry:
-        """The least recently used entry."""
-        return next(iter(self._keys))
-
-    def add(self, key: Key, entry: Entry) -> None:
-        """Put in an entry, as the most recently used one."""
-        self._keys[entry] = key
-        self._by_key.setdefault(key, []).insert(0, entry)
-
-    def remove(self, entry: Entry) -> None:
-        """Take out an entry."""
-        key = self._keys.pop(entry)
-        self._by_key[key].remove(entry)
-        if not self._by_key[key]:
-            del self._by_key[key]
-
-    def touch(self, entry: Entry) -> None:
-        """Note that an entry was used."""
-        self._keys.move_to_end(entry)
-        same = self._by_key[self._keys[entry]]
-        if same[0] is not entry:
-            same.remove(entry)
-            same.insert(0, entry)
-
-    def order(self) -> None:
-        """Put entries in the order of their stamps, in which they were used by calls that came by another path."""
-        for entry in sorted(self._keys, key=lambda entry: entry.stamp):
-            self.touch(entry)

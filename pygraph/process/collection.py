@@ -133,9 +133,9 @@ def _layer_by_layer(values: list[Any], through: frozenset[int], skipped: set[int
     """As `references_leading_to`, by a search among all objects for each step of the ways."""
     skipped |= _running_frames()
     found: list[Any] = []  # flat, so that nothing else of this search refers to what it finds
-    layer, above, reached = values, list[Any](), set(map(id, values))
+    layer, reached = values, set(map(id, values))
     for _ in range(_DISTANCE):
-        above = []
+        above: list[Any] = []
         ids = set(map(id, layer))
         for referrer in referrers_of(layer):
             if id(referrer) in skipped or referrer is found or referrer is above:

@@ -201,8 +201,8 @@ FAULTS = (
     Fault(
         "the-least-recent-is-kept",
         "The cache drops what was used last instead of what was not used for longest.",
-        "        self._keys.move_to_end(entry)\n",
-        "        self._keys.move_to_end(entry, last=False)\n",
+        "        self._keys.move_to_end(value)\n",
+        "        self._keys.move_to_end(value, last=False)\n",
     ),
     Fault(
         "native-numbers-that-stay",

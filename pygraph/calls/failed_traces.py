@@ -1,0 +1,48 @@
+"""The failure of a trace, and what it says of later calls of its kind."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pygraph.errors import StateChangeError, TraceError
+from pygraph.guards.locations import Location, filled_locations
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """The failure of a trace.
+
+    Attributes:
+        once: Whether it holds for a single call: what a first one changes (a cache that it fills), a second one may
+            leave as it is.
+        is_unsteady: Whether calls have added to state twice in a row, so that later ones are traced seldom.
+        filled: The locations where nothing was before the call.
+        gradients: Whether the call has left other gradients behind.
+    """
+
+    once: bool
+    is_unsteady: bool
+    filled: tuple[Location, ...]
+    gradients: bool
+
+
+def failure_of(error: TraceError, *, is_first: bool, was_once: bool) -> Failure:
+    """The consequences of a failed trace for later calls.
+
+    Args:
+        error: The failure.
+        is_first: Whether there was no call of this kind before.
+        was_once: Whether the last call of this kind failed as well, and that held for it alone.
+    """
+    if not isinstance(error, StateChangeError):
+        return Failure(once=False, is_unsteady=False, filled=(), gradients=False)
+    once = is_first or adds_again(error, was_once=was_once)
+    return Failure(once, error.fills and not once, filled_locations(error), error.gradients)
+
+
+def adds_again(error: TraceError, *, was_once: bool) -> bool:
+    """Whether a function only adds to state, as one does that remembers its results, and not for the second time.
+
+    It may do so for a call of a known kind, as with another attribute.
+    """
+    return isinstance(error, StateChangeError) and error.fills and not was_once

@@ -93,17 +93,18 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
         with turn(), no_collection(), _unprofiled():
             _trace.young = YoungObjects()
             with _trace.young.tracked():
+                result: list[R] = []
                 try:
-                    result = run()
+                    result.append(run())
                 except BaseException as error:
                     traceback.clear_frames(error.__traceback__)  # whose variables hold what the trace has made
-                    _remove_leaks(failed=True)
+                    _remove_leaks(result, failed=True)
                     raise
-                left = _remove_leaks(failed=False)
+                left = _remove_leaks(result, failed=False)
     finally:
         _trace.modes, _trace.lines = None, []
     if left is None:
-        return result
+        return result[0]
     names, line = left
     error = StateChangeError(
         describe(call, f"it stores a tensor or number of its own in {' and in '.join(names)}",
@@ -132,8 +133,13 @@ def _unprofiled() -> Generator[None, None, None]:
         autograd._enable_record_function(True)
 
 
-def _remove_leaks(*, failed: bool) -> tuple[list[str], str | None] | None:
-    """Clear the references to what is left; returns what users call them, and the line that has made it."""
+def _remove_leaks(result: list[Any], *, failed: bool) -> tuple[list[str], str | None] | None:
+    """Clear the references to what is left; returns what users call them, and the line that has made it.
+
+    Args:
+        result: The trace. It is dropped if something was left: what it notes of the function may be of that.
+        failed: Whether there is none, as the trace has failed.
+    """
     made = _trace.modes or []
     if _are_gone(made):
         return None
@@ -144,11 +150,11 @@ def _remove_leaks(*, failed: bool) -> tuple[list[str], str | None] | None:
     if not search.may_find_any():
         return None  # the mode alone is alive, as part of something that holds no tensors
     with _trace.young.all_unfrozen():
-        return _clear_references(search, made, failed=failed)
+        return _clear_references(search, made, result, failed=failed)
 
 
 def _clear_references(
-    search: LeakSearch, made: Sequence[weakref.ref[Any]], *, failed: bool
+    search: LeakSearch, made: Sequence[weakref.ref[Any]], result: list[Any], *, failed: bool
 ) -> tuple[list[str], str | None] | None:
     """Clear the references to what is left, when it is known that something is, and that it is no young garbage."""
     names: dict[str, None] = {}
@@ -172,7 +178,9 @@ def _clear_references(
         is_done = not found
         reference = found = None
         search.forget()
-        if not _are_gone(made):
+        if names:
+            result.clear()
+        if not _are_gone(made) and not (is_done and is_collected):
             is_collected = collect()
         if is_done or _are_gone(made) or not search.may_find_any():
             break

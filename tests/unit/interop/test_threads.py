@@ -206,7 +206,7 @@ CALLS: dict[str, Callable[[Tensor], Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "interpreter" else n for n in CALLS])
 def test_what_fx_notes_for_another_thread(device: torch.device, name: str) -> None:
     """AOTAutograd notes in a variable of the process at which node it is, and checks that it finds it there again."""
     seen: set[int] = set()

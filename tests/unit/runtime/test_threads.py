@@ -625,7 +625,7 @@ def test_finalizers_that_call_the_function(device: torch.device) -> None:
     jitted = pygraph.jit(fn, max_graphs=1)
     other = torch.full((5,), 2.0, device=device)
     wrong: list[Any] = []
-    count, steps = 0, extent.examples(4, 14)
+    count, steps = 0, extent.examples(2, 14)
 
     def finalizer() -> None:
         nonlocal count

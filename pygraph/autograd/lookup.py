@@ -76,7 +76,7 @@ def find_site(
         raise _refuse(sites, kind, error, traces, seconds, lambda: _modes(function, leaves, tree)) from error
     site.baked = sites.baked[key] = baked
     site.traces, site.seconds = traces, retries.clock() - began
-    traces.is_made(site.seconds)
+    traces.note_made(site.seconds)
     sites.put((key, _values(leaves, baked)), site)
     return site
 
@@ -103,7 +103,7 @@ def _refuse(
     last = before if isinstance(before, Refused) else None
     failure = failure_of(error, is_first=before is None, was_once=last is not None and last.once)
     if failure.is_unsteady:
-        traces.is_unsteady(seconds)
+        traces.note_unsteady(seconds)
     modes = None if failure.once or failure.is_unsteady else modes_now()
     until = traces if failure.is_unsteady else None
     sites.put(kind, Refused(str(error), modes, failure.once, until, failure.filled))

@@ -158,7 +158,7 @@ class Site(_Known):
         """Count a call."""
         self.calls += 1
         if self.calls <= limits.LIMITS.settled_calls:
-            self.traces.is_used(self.calls)
+            self.traces.note_used(self.calls)
 
     def may_return(self) -> bool:
         """Whether it may be current again, although it is not now."""

@@ -52,7 +52,7 @@ class Sites:
         last = self.latest(key)
         if last is not None or of_objects:
             more = 0.0 if last is None else last.seconds_of_engines
-            traces.is_outdated(wasted=last is not None and not last.calls, more=more)
+            traces.note_outdated(wasted=last is not None and not last.calls, more=more)
         if not traces.allow_another():
             changed = None if last is None else last.changed()
             self._known.drop_all(key)

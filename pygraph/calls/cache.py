@@ -156,15 +156,15 @@ class Cache:
         """Count a call that an entry serves."""
         self._counts.hits += not entry.counts_itself
         entry.calls += 1
-        self._is_used(entry)
+        self._note_used(entry)
         if self.native.dispatch is not None:
             entry.stamp = self.native.tick()
         self.entries.touch(entry)
 
-    def _is_used(self, entry: Entry) -> None:
-        """Note that a trace is used again."""
+    def _note_used(self, entry: Entry) -> None:
+        """Note that an entry's trace serves another call."""
         if entry.traces is not None and not entry.counts_itself:
-            entry.traces.is_used(entry.calls)
+            entry.traces.note_used(entry.calls)
         if self._evictions_in_a_row:
             self._evictions_in_a_row = 0
             self._seen.clear()
@@ -182,7 +182,7 @@ class Cache:
             self._counts.hits += 0 if calls.entry.counts_itself else calls.hits
             calls.entry.calls += calls.hits
             calls.entry.stamp = max(calls.entry.stamp, calls.stamp)
-            self._is_used(calls.entry)
+            self._note_used(calls.entry)
         if served:
             self.entries.order()
 

@@ -102,7 +102,7 @@ class Compiler:
             seconds = retries.clock() - begin
             self._cache.seconds += seconds
         if entry.traces is not None and not _is_awaiting(entry):
-            entry.traces.is_made(seconds)
+            entry.traces.note_made(seconds)
         entry.seconds = seconds
         if entry.executable is None:
             extension.start()  # for what runs as it is there is a native path, too
@@ -148,7 +148,7 @@ class Compiler:
         traces = self._cache.traces.get(form)
         moved = self._cache.make_room(key)
         if traces is not None and (last is not None or form is not key[0]):
-            traces.is_outdated(wasted=wasted)
+            traces.note_outdated(wasted=wasted)
         return _Past(last, form, traces, state, moved)
 
     def _outdated_state(self, entries: list[Entry]) -> Environment | None:
@@ -246,7 +246,7 @@ class Compiler:
         failure = failure_of(error, is_first=past.last is None, was_once=past.was_once)
         if failure.is_unsteady:
             traces = self._cache.traces.of(past.form)
-            traces.is_unsteady(seconds)
+            traces.note_unsteady(seconds)
             return self._cache.add(key, Refused(fallbacks=[note], until=traces, filled=failure.filled))
         modes = None if failure.once else modes_of(self._function.fn, objects_among(call.args, call.kwargs))
         sets_gradients = failure.once and failure.gradients and self._policy.carries_state

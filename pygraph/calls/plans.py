@@ -23,7 +23,7 @@ from pygraph.runtime.driver import Counters, add_replay_source
 
 @dataclasses.dataclass(eq=False)
 class _Made:
-    """A plan, its entry, and those of its counts that have been reported."""
+    """A plan with its entry, and its counts as of the last report."""
 
     plan: Any
     key: Key
@@ -117,7 +117,7 @@ class CallPath:
 
     @property
     def unsettled(self) -> int:
-        """Calls served since the last `served`, without those that their entries count themselves."""
+        """How many calls plans have served since the last `served`, of entries that do not count them themselves."""
         new = sum(made.plan.hits - made.hits for made in self._made if not made.entry.counts_itself)
         return new + sum(served.hits for served in self._removed if not served.entry.counts_itself)
 
@@ -156,7 +156,7 @@ class CallPath:
         entry.plans = limits.LIMITS.plans
 
     def discard(self, made: object) -> None:
-        """Remove a plan, if it has not been removed."""
+        """Remove a plan, unless it has been removed before."""
         if made in self._made:
             assert isinstance(made, _Made)
             self._dispatcher.remove(made.plan)

@@ -55,7 +55,7 @@ class Budget:
         return self._losses <= self._free or clock() >= self._again
 
     def lose(self, seconds: float, count: int = 1) -> None:
-        """Note losses that have taken so long."""
+        """Note losses, and the time that they took together."""
         self._losses += count
         self._again = clock() + seconds / self._share
 
@@ -65,23 +65,23 @@ class Budget:
 
 
 class Traces:
-    """Traces of calls that differ only in what the function closes over, or in objects without a value."""
+    """The budget of traces of calls that differ only in what the function closes over, or in objects without a value."""
 
     def __init__(self) -> None:
         self._seconds: float | None = None  # what the last one took, as long as it is not known to be lost
         self._wasted = Budget(limits.LIMITS.wasted_traces, limits.LIMITS.trace_share)
         self._outdated = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share)
 
-    def is_made(self, seconds: float) -> None:
-        """Note that there is one, which has taken so long."""
+    def note_made(self, seconds: float) -> None:
+        """Note a new trace, and the time that it took."""
         self._seconds = seconds
 
-    def is_outdated(self, *, wasted: bool, more: float = 0.0) -> None:
-        """Note that the last one does not serve a call of its form.
+    def note_outdated(self, *, wasted: bool, more: float = 0.0) -> None:
+        """Note that the last trace does not serve a call of its form.
 
         Args:
-            wasted: It has served no call but its own.
-            more: What it has taken, in seconds, after it was made.
+            wasted: Whether it has served no call but its own.
+            more: The seconds that recording and other work took after the trace.
         """
         if self._seconds is None:
             return
@@ -92,12 +92,12 @@ class Traces:
             self._wasted.renew()
         self._seconds = None
 
-    def is_unsteady(self, seconds: float) -> None:
-        """Note that all traces of one object's calls came to nothing, and took so long."""
+    def note_unsteady(self, seconds: float) -> None:
+        """Note that traces of such calls come to nothing, however often they are made, and the time that they took."""
         self._outdated.lose(seconds, limits.LIMITS.wasted_traces)
 
-    def is_used(self, calls: int) -> None:
-        """Note how many calls one has served."""
+    def note_used(self, calls: int) -> None:
+        """Note how many calls a trace has served."""
         if calls >= limits.LIMITS.settled_calls:
             self._outdated.renew()
 
@@ -131,10 +131,10 @@ class Look(Generic[E]):
     """Calls that look alike.
 
     Attributes:
-        lookups: Those that were looked at.
+        lookups: The budget of lookups of such calls.
         note: Why the last one ran as it is; None if that is no fallback, and then there is an entry.
-        entry: What said so, if it is kept.
-        skipped: How many have not been looked at, and are not counted elsewhere yet.
+        entry: The entry of the cache that says so, if there is one.
+        skipped: How many ran without a lookup, and are not counted elsewhere yet.
     """
 
     def __init__(self, note: Fallback | None) -> None:
@@ -145,12 +145,12 @@ class Look(Generic[E]):
 
 
 class Looks(Generic[E]):
-    """Of one function, the calls that run as they are without being looked at, as calls that looked like them did.
+    """The calls of one function that run as they are without a lookup, since calls of the same look did.
 
-    This can only err in that a call runs as it is which could be a graph.
+    A mistake can only be that a call runs as it is which could be a graph.
 
     Attributes:
-        known: The calls; as long as there are none, nothing here needs to be asked.
+        known: The calls, by their looks; while it is empty, no call needs to be compared with it.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Looks(Generic[E]):
         self._skipped: list[tuple[Fallback | None, E | None, int]] = []
 
     def is_skipped(self, look: Hashable) -> bool:
-        """Whether a call is not looked at, but counted."""
+        """Whether a call runs without a lookup; it is counted then."""
         known = self.known.get(look)
         if known is None or known.lookups.allows():
             return False
@@ -166,7 +166,7 @@ class Looks(Generic[E]):
         return True
 
     def as_it_is(self, look: Hashable, note: Fallback | None, entry: E | None, seconds: float) -> None:
-        """Note that a call ran as it is, after it was looked at for so long."""
+        """Note that a call ran as it is after a lookup, and the time of the lookup."""
         known = self.known.get(look)
         if known is None:
             if len(self.known) >= limits.LIMITS.looks:
@@ -184,13 +184,13 @@ class Looks(Generic[E]):
             self._take(known)
 
     def forget(self, entry: E) -> None:
-        """Look at the calls again that an entry stood for, which is not kept any more."""
+        """Look up the calls of an entry again, which has been dropped."""
         for look, known in list(self.known.items()):
             if known.entry is entry:
                 self.served(look)
 
     def clear(self) -> None:
-        """Look at all calls again."""
+        """Look up all calls again."""
         for look in list(self.known):
             self.served(look)
 
@@ -198,12 +198,12 @@ class Looks(Generic[E]):
 
     @property
     def unsettled(self) -> int:
-        """Calls of entries that were skipped since the last `take_skipped`."""
+        """How many calls of entries ran without a lookup since the last `take_skipped`."""
         waiting = [*self._skipped, *((known.note, known.entry, known.skipped) for known in list(self.known.values()))]
         return sum(calls for _, entry, calls in waiting if entry is not None)
 
     def take_skipped(self) -> list[tuple[Fallback | None, E | None, int]]:
-        """Why calls were skipped since the last time, the entry that said so, and how many."""
+        """The calls that ran without a lookup since the last time: why, by which entry, and how many."""
         for known in list(self.known.values()):
             self._take(known)
         found, self._skipped = self._skipped, []

@@ -69,11 +69,11 @@ class StatefulCalls:
         function: The function.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        state: The state that changes from call to call, and that they take.
+        state: The state that changes from call to call, and that the calls take as arguments.
 
     Attributes:
-        engine: What runs them.
-        traces: Those of calls of this form.
+        engine: The engine of the function that takes and returns the state.
+        traces: The budget of traces of such calls.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class StatefulCalls:
         return self._function.derive(self.stateful, self.policy)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call, and leave behind what it leaves behind."""
+        """Run a call, and store the state that it leaves behind."""
         function = self._function
         while self._renewals.allows():
             with function.shared.lock:  # no other call of the function sees gradients in between
@@ -111,7 +111,7 @@ class StatefulCalls:
                     self._why_not = _UNSTEADY
                     self._renewals.lose(self.engine.cache.seconds, limits.LIMITS.outdated_traces + 1)
                     if self.traces is not None:
-                        self.traces.is_unsteady(self.engine.cache.seconds)
+                        self.traces.note_unsteady(self.engine.cache.seconds)
                     self.engine.release()
                     self.engine.cache.seconds = 0.0
                     self.policy.restart()
@@ -134,7 +134,7 @@ class StatefulCalls:
         return self._function.run_inline(self._why_not, args, kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a call, with its arguments as the function takes them."""
+        """Run a call, given arguments as the function takes them."""
         return self(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -164,9 +164,9 @@ class StatefulCalls:
     def _run_released(
         self, before: list[Any], rates: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run it so that memory of gradients that it replaces is free for new ones, as after ``zero_grad`` in eager.
+        """Run a call with the memory of gradients that it replaces free for new ones, as after ``zero_grad`` in eager.
 
-        Nobody but the list holds them then, and whoever holds one besides keeps it.
+        The tensors do not refer to their gradients meanwhile; a gradient that somebody else refers to stays alive.
         """
         tensors = self.stateful.differentiated
         try:
@@ -184,7 +184,7 @@ class StatefulCalls:
 
 
 def _is_left_alone(old: Any, new: Any) -> bool:
-    """Whether a container that is returned holds the very things that the one that was passed does."""
+    """Whether a container that is returned has the very items of the one that was passed."""
     if old is new:
         return True
     (before, structure), (after, now) = pytree.tree_flatten(with_parts(old)), pytree.tree_flatten(with_parts(new))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -51,7 +52,12 @@ def hold_accumulators(tensors: Sequence[torch.Tensor]) -> object:
     in Python: it waits for the interpreter. A thread that applies a Function holds the interpreter and waits for the
     mutex, unless there is an accumulator already. Operations of torch's make it without holding the interpreter.
     """
+    if _EMULATED not in sys.modules:
+        return None
     return [x.view_as(x) for x in tensors if x.device.type == "emu" and x.requires_grad and x.is_leaf]
+
+
+_EMULATED = "pygraph.runtime.emulated.driver"
 
 
 def driver_for(device: torch.device) -> Driver | None:

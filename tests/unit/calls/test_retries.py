@@ -91,8 +91,8 @@ def test_traces_that_come_to_nothing_take_a_share_of_the_time(clock: Clock, seco
         if traces.allow_another():
             clock.now += seconds
             spent += seconds
-            traces.is_made(seconds)
-            traces.is_outdated(wasted=True)
+            traces.note_made(seconds)
+            traces.note_outdated(wasted=True)
     free = (limits.LIMITS.wasted_traces + 1) * seconds
     assert free <= spent <= free + 0.0101 * clock.now + seconds
 
@@ -101,16 +101,16 @@ def test_traces_that_are_used_are_free(clock: Clock) -> None:
     traces = Traces()
     for _ in range(3 * limits.LIMITS.outdated_traces):
         assert traces.allow_another()
-        traces.is_made(1.0)
-        traces.is_used(limits.LIMITS.settled_calls)
-        traces.is_outdated(wasted=False)
+        traces.note_made(1.0)
+        traces.note_used(limits.LIMITS.settled_calls)
+        traces.note_outdated(wasted=False)
 
 
 def test_one_loss_is_counted_once(clock: Clock) -> None:
     traces = Traces()
-    traces.is_made(1.0)
+    traces.note_made(1.0)
     for _ in range(100):
-        traces.is_outdated(wasted=True)
+        traces.note_outdated(wasted=True)
     assert traces.allow_another()
 
 

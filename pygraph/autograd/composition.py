@@ -72,13 +72,13 @@ def _plan(engine: Engine, found: tuple[Key, Entry], site: Site, call: Call) -> N
     if any(isinstance(call.leaves[index], torch.Tensor) for index in site.baked):
         return
     with engine.shared.lock:
-        reached = site.reached()
-        plans = site.plans_for(reached) if engine.may_plan else None
+        requirements = site.requirements()
+        plans = site.plans_for(requirements) if engine.may_plan else None
         if plans is None:
             return
-        lifted = reached.tensors[: len(site.primal.lifted)]
+        lifted = [tensor for tensor, _ in requirements.tensors[: len(site.primal.lifted)]]
         run = functools.partial(_planned_call, engine, site, lifted)
-        plan = engine.plan_composed(found, call, run, reached, site.baked)
+        plan = engine.plan_composed(found, call, run, requirements, site.baked)
         if plan is not None:
             plans.append(plan)
 

@@ -25,7 +25,7 @@ from pygraph.autograd.levels import (
 from pygraph.autograd.primal import Primal
 from pygraph.calls import limits
 from pygraph.calls.engine import Engine
-from pygraph.calls.plan_description import Reached
+from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import NOTHING_ON_DEVICE, InlineError
 from pygraph.guards.environment import Environment
@@ -133,7 +133,7 @@ class Site(_Known):
     differentiates: bool
     baked: tuple[int, ...] = ()
     refusals: dict[tuple[Level, ...], str] = dataclasses.field(default_factory=dict)
-    planned: tuple[Reached, list[object]] | None = None
+    planned: tuple[Requirements, list[object]] | None = None
     traces: Traces = dataclasses.field(default_factory=Traces)
     _replanned: int = 0
 
@@ -168,12 +168,12 @@ class Site(_Known):
         """Iterate over the engines of its functions."""
         return self.primal.engines()
 
-    def reached(self) -> Reached:
+    def requirements(self) -> Requirements:
         """Return the state that it depends on besides arguments, with the tensors that it closes over now."""
         lookups = [lookup for lookups in self.primal.lookups for lookup in lookups]
         lifted = (lookup() for lookup in self.primal.lifted.values())
-        return Reached(
-            self.environment, (*lifted, *self.environment.tensors),
+        return Requirements(
+            self.environment, tuple((tensor, None) for tensor in (*lifted, *self.environment.tensors)), (),
             tuple((lookup.container, lookup.key, lookup()) for lookup in lookups if isinstance(lookup, Item)),
             tuple((lookup.cell, lookup()) for lookup in lookups if isinstance(lookup, Variable)),
         )  # fmt: skip
@@ -183,14 +183,14 @@ class Site(_Known):
         """Whether plans are of use: the closed-over tensors are not new in each call."""
         return self._replanned <= limits.LIMITS.replans
 
-    def plans_for(self, reached: Reached) -> list[object] | None:
+    def plans_for(self, requirements: Requirements) -> list[object] | None:
         """Return the list of plans that depend on this state, to add to it; None if there can be none."""
-        if self.planned is None or not self.planned[0].is_same(reached):
+        if self.planned is None or not self.planned[0].has_same_tensors(requirements):
             self.discard_plans()
             self._replanned += 1
-            if not self.may_be_planned or not reached.is_plain():
+            if not self.may_be_planned or not requirements.is_plain():
                 return None
-            self.planned = reached, []
+            self.planned = requirements, []
         return self.planned[1]
 
     def discard_plans(self) -> None:

@@ -22,10 +22,10 @@ from pygraph.calls.entries import Differentiated, Entry, Evaluated, Refused, Sta
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, UnhashableError, flatten_call
 from pygraph.calls.options import Options
-from pygraph.calls.plan_description import Reached
 from pygraph.calls.policy import Composition, CompositionFactory, Policy
 from pygraph.calls.recording import Recorder
 from pygraph.calls.reports import call_report
+from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import look_of
 from pygraph.calls.surroundings import InlineError, UntraceableError
 from pygraph.guards.environment import Environment
@@ -265,17 +265,22 @@ class Engine:
             return
         if self._clears_first:  # asked for during this call; the native path would pass it by
             return
-        run, reached = self.fn, None
+        run, requirements = self.fn, None
         if isinstance(entry, Stateful):  # which finds out for itself what else has changed
-            run, reached = entry.runner.run, Reached(Environment(None), (), (), ())
+            run, requirements = entry.runner.run, Requirements(Environment(None))
         released = self.policy.released_items(entry, call.args)
         self._native.plan(
             key, entry, self.keys.live_numbers(key, call), call, run, self.keys.device_type(call.leaves), released,
-            reached,
+            requirements,
         )  # fmt: skip
 
     def plan_composed(
-        self, found: tuple[Key, Entry], call: Call, run: Callable[..., Any], reached: Reached, baked: Sequence[int]
+        self,
+        found: tuple[Key, Entry],
+        call: Call,
+        run: Callable[..., Any],
+        requirements: Requirements,
+        baked: Sequence[int],
     ) -> object | None:
         """Have calls like this one go to ``run`` natively from now on; what `discard_plans` takes, None if they do not.
 
@@ -283,12 +288,12 @@ class Engine:
             found: The entry of the call, with its key.
             call: The call.
             run: Called as the function is.
-            reached: What such calls depend on besides their arguments.
+            requirements: State that such calls depend on.
             baked: Leaves whose numbers are not read at every call.
         """
         key, entry = found
         live, device_type = self.keys.live_numbers(key, call) - set(baked), self.keys.device_type(call.leaves)
-        return self._native.plan(key, entry, live, call, run, device_type, reached=reached)
+        return self._native.plan(key, entry, live, call, run, device_type, requirements=requirements)
 
     def discard_plans(self, plans: Sequence[object]) -> None:
         """Have calls not come by these plans any more."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 
+from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import Traces
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Location
@@ -129,6 +130,15 @@ class Entry:
         if environment is not None and not environment.is_current():
             return False
         return self.captured.have_same_layouts()
+
+    def requirements(self) -> Requirements:
+        """The state that calls depend on besides their key, to be compared in C++."""
+        tensors, executable = self.captured.tensors, self.executable
+        if executable is None:
+            placed = tuple((tensor, None) for tensor in tensors)
+        else:
+            placed = tuple(zip(executable.captured, executable.static_addresses, strict=True))
+        return Requirements(self.environment, placed, tuple(self.captured.owned.pairs))
 
     def shares_memory(self, leaves: Sequence[Any]) -> bool:
         """Whether an argument lies in a captured tensor's memory and one of them is written."""

@@ -16,45 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch.autograd import forward_ad  # its _current_level: checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.calls.entries import Entry
 from pygraph.calls.function import Call
-from pygraph.guards.environment import Environment
-from pygraph.guards.native_description import NO_GUARDS, describe_guards
+from pygraph.calls.requirements import Requirements
 from pygraph.ir.constants import IMMUTABLE
 
 if TYPE_CHECKING:
     from pygraph.runtime.call_plan import CallPlan
     from pygraph.runtime.capture import RegionGraph
     from pygraph.runtime.executable import Executable
-
-
-@dataclasses.dataclass(frozen=True)
-class Reached:
-    """State besides the arguments that calls depend on where another function runs them, see `pygraph.autograd`.
-
-    Attributes:
-        environment: State that the function reaches, without the items and variables below.
-        tensors: The tensors that it reaches, whose layouts and gradients are compared.
-        items: Containers, keys, and the tensors that were found there.
-        cells: Closed-over variables, and the tensors that they were.
-    """
-
-    environment: Environment
-    tensors: tuple[torch.Tensor, ...]
-    items: tuple[tuple[Any, Any, torch.Tensor], ...]
-    cells: tuple[tuple[Any, torch.Tensor], ...]
-
-    def is_same(self, other: Reached) -> bool:
-        """Whether the same tensors are reached."""
-        both = zip(self.tensors, other.tensors, strict=False)
-        return len(self.tensors) == len(other.tensors) and all(mine is theirs for mine, theirs in both)
-
-    def is_plain(self) -> bool:
-        """Whether all its tensors have strides, by which a plan describes them."""
-        return all(tensor.layout == torch.strided and not tensor.is_nested for tensor in self.tensors)
 
 
 def is_describable(leaves: Sequence[Any], live: frozenset[int]) -> bool:
@@ -75,7 +47,7 @@ def describe_plan(
     fn: Any,
     device_type: str,
     released: Sequence[int],
-    reached: Reached | None,
+    requirements: Requirements | None,
 ) -> dict[str, Any]:
     """Describe what calls like this one must match, and how they run, as `native/plan_type.h` reads it.
 
@@ -86,51 +58,25 @@ def describe_plan(
         fn: The function that runs them if the entry has no executable.
         device_type: The accelerator whose settings matter.
         released: Leaves that are released before results are allocated.
-        reached: State that calls depend on, if it is not that of the entry.
+        requirements: State that calls depend on, if it is not that of the entry.
 
     Returns:
         Addresses and objects by name. C++ holds references to the objects; ``owners`` own what addresses point to.
     """
     executable = entry.executable
-    if reached is None:
-        captured, guards = _captured(entry), _guards(entry.environment)
-    else:
-        captured = tuple((tensor, None) for tensor in reached.tensors)
-        guards = _guards(reached.environment, reached.items, reached.cells)
+    state = entry.requirements() if requirements is None else requirements
     return {
         "live": live,
         "leaves": call.leaves,
         "device": device_type,
-        "captured": captured,
-        "owned": tuple(entry.captured.owned.pairs),
-        "environment": guards,
+        **state.description(),
         "callable": fn if executable is None else executable,
         "is_executable": executable is not None,
-        "is_eager": executable is None and reached is None,
+        "is_eager": executable is None and requirements is None,
         "replay": None if executable is None else _replay(executable),
         "stream": None if executable is None else _stream(executable),
         "released": tuple(released),
     }
-
-
-def _captured(entry: Entry) -> tuple[tuple[torch.Tensor, int | None], ...]:
-    """Captured tensors, and the addresses at which graphs read them."""
-    if entry.executable is None:
-        return tuple((tensor, None) for tensor in entry.captured.tensors)
-    return tuple(zip(entry.executable.captured, entry.executable.static_addresses, strict=True))
-
-
-def _guards(
-    environment: Environment | None,
-    more_items: Sequence[tuple[Any, Any, Any]] = (),
-    more_cells: Sequence[tuple[Any, Any]] = (),
-) -> tuple[Any, ...]:
-    """The guards of an environment, as C++ reads them."""
-    if environment is None:
-        return NO_GUARDS
-    # In Python, a call with tangents does not come as far as an environment.
-    variables: Any = vars(forward_ad)
-    return describe_guards(environment.guards, [(variables, "_current_level", -1)], more_items, more_cells)
 
 
 def _replay(executable: Executable) -> dict[str, Any] | None:

@@ -15,7 +15,8 @@ from pygraph.calls import limits
 from pygraph.calls.entries import Entry
 from pygraph.calls.function import Call
 from pygraph.calls.keys import Key
-from pygraph.calls.plan_description import Reached, describe_plan, is_describable
+from pygraph.calls.plan_description import describe_plan, is_describable
+from pygraph.calls.requirements import Requirements
 from pygraph.process import extension
 from pygraph.process.reentrancy import here, members
 from pygraph.runtime.driver import Counters, add_replay_source
@@ -72,7 +73,7 @@ class CallPath:
         fn: Any,
         device_type: str,
         released: Sequence[int] = (),
-        reached: Reached | None = None,
+        requirements: Requirements | None = None,
     ) -> object | None:
         """Have calls like this one served natively from now on, if that is possible.
 
@@ -85,7 +86,7 @@ class CallPath:
             device_type: The accelerator whose settings matter.
             released: Leaves that are taken out of the list that is the first argument, where they are items of the same
                 number, before results are allocated; a call whose replay fails after that raises an error.
-            reached: State that calls depend on, if it is not that of the entry.
+            requirements: State that calls depend on, if it is not that of the entry.
 
         Returns:
             A handle for `discard`; None if there is no plan.
@@ -94,7 +95,7 @@ class CallPath:
         if module is None or entry.plans >= limits.LIMITS.plans or not is_describable(call.leaves, live):
             return None
         entry.plans += 1
-        description = describe_plan(entry, call, live, fn, device_type, released, reached)
+        description = describe_plan(entry, call, live, fn, device_type, released, requirements)
         try:
             plan = module.Plan(call.args, call.kwargs, description)
         except ValueError:  # there is a container among the arguments that C++ does not read

@@ -65,7 +65,7 @@ class Budget:
 
 
 class Traces:
-    """The budget of traces of calls that differ only in what the function closes over, or in objects without a value."""
+    """The budget of traces of calls that differ only in closed-over state or in objects without a value."""
 
     def __init__(self) -> None:
         self._seconds: float | None = None  # what the last one took, as long as it is not known to be lost

@@ -540,6 +540,7 @@ class Training:
                 torch.manual_seed(1)
                 found.append((step(x), [parameter.grad for parameter in net.parameters()], net.state_dict()))
             torch.testing.assert_close(found[0], found[1])
+            self.latest = x  # so that the next one lies elsewhere, and its address must be sent
 
     def check_failed(self) -> None:
         """After a step that has failed gradients are as after ``zero_grad``, and nothing else has changed."""

@@ -273,3 +273,23 @@ def test_one_number_in_two_places() -> None:
     assert graph.buffers[0].raw == bytes(8) + struct.pack("<q", 3)
     assert graph.buffers[1].raw[:4] == struct.pack("<f", 3)
     assert sorted(graph.committed) == [0, 1]
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_what_an_interrupted_patch_did_not_send_is_sent_later(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    """The cells hold new values already then, which the graph may not have."""
+    graph = Bytes([node(bytes(8)), node(bytes(8))])
+    patcher = Patcher(graph, [Word(0, 0, 0, 0)], [ValueWord(1, 0, 0, "int64")], 1, 1)
+    patcher([0x1000], [1])
+
+    def commit(node: int) -> None:
+        if node == last:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(graph, "commit", commit)
+        with pytest.raises(KeyboardInterrupt):
+            patcher([0x2000], [2])
+    graph.committed.clear()
+    patcher([0x2000], [2])
+    assert sorted(graph.committed) == [0, 1]

@@ -522,6 +522,25 @@ def test_closed_over_values(device: torch.device) -> None:
         SCALE, _Holder.level = 2, 2
 
 
+def test_the_length_of_a_list_whose_items_are_too_many_to_compare(device: torch.device) -> None:
+    items, x = list(range(3000)), torch.randn(4, device=device)
+    fn = lambda x: x * len(items)  # noqa: E731
+    for change in (items.pop, lambda: items.extend([0, 0])):
+        function = planned(fn, x)
+        change()
+        assert not matches(function, x)
+        torch.testing.assert_close(function(x), fn(x))
+
+
+def test_the_order_of_a_dict_with_equal_values(device: torch.device) -> None:
+    table, x = {"a": 1, "b": 1}, torch.randn(4, device=device)
+    fn = lambda x: x * (2 if next(iter(table)) == "a" else 3)  # noqa: E731
+    function = planned(fn, x)
+    table["a"] = table.pop("a")
+    assert not matches(function, x)
+    torch.testing.assert_close(function(x), fn(x))
+
+
 def test_an_equal_value_is_no_change(device: torch.device) -> None:
     holder, x = _Holder(), torch.randn(4, device=device)
     holder.factor = float("1.5")

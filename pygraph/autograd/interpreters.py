@@ -100,10 +100,8 @@ class LevelFunction(torch.autograd.function._SingleLevelFunction):
     @classmethod
     def at(cls, transform: Differentiating | None, call: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Apply the function at the level of a transform, or below all levels."""
-        held = None
-        if transform is None:
-            held = hold_accumulators(tensors)
-        else:
+        held = hold_accumulators(tensors) if transform is None else None
+        if transform is not None:
             tensors = transform.lift(tensors)
         apply: Any = cls.apply  # pyright: ignore[reportAttributeAccessIssue]  # of torch._C._FunctionBase
         with enable_single_level_autograd_function():

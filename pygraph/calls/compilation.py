@@ -177,7 +177,7 @@ class Compiler:
         if past.moved is not None:
             traced, program = past.moved.traced, past.moved.recordable
         else:
-            traced, program = self.programs(call, self._static(call) | self._cache.baked.get(key[0], frozenset()))
+            traced, program = self.programs(call, self._keys.leaves_by_value(key, call))
         check_disjoint(program, call.leaves, function.name)
         check_updatable(traced.program, call.leaves, function.name)
         return traced, program

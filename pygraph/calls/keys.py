@@ -137,8 +137,12 @@ class Keys:
 
     def live_numbers(self, key: Key, call: Call) -> frozenset[int]:
         """Positions of the leaves that a call of this kind reads as numbers."""
-        static = self.static_leaves(call.args, call.kwargs) | self._baked.get(key[0], frozenset())
+        static = self.leaves_by_value(key, call)
         return frozenset(i for i, leaf in enumerate(call.leaves) if i not in static and is_live_number(leaf))
+
+    def leaves_by_value(self, key: Key, call: Call) -> frozenset[int]:
+        """Positions of the leaves whose values are part of the key: static ones, and numbers that decide."""
+        return self.static_leaves(call.args, call.kwargs) | self._baked.get(key[0], frozenset())
 
     def device_type(self, leaves: Sequence[Any]) -> str:
         """The accelerator whose autocast setting matters: that of the first tensor, or of what is closed over."""

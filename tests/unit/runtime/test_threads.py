@@ -721,9 +721,6 @@ for thread in threads:
 """
 
 
-def test_threads_that_make_the_accumulator_of_one_leaf(device: torch.device) -> None:
+def test_threads_that_make_the_accumulator_of_one_leaf(tmp_path: Path, device: torch.device) -> None:
     """Torch makes it with the leaf's mutex held, and may wait for the interpreter, which another thread has."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-c", ACCUMULATORS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_script(tmp_path, ACCUMULATORS, device)

@@ -10,6 +10,7 @@ medians over processes. Inductor's caches are those of the machine: the first pr
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -52,45 +53,34 @@ def measure() -> dict[str, float]:
     training = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(10)]).to(device)
     timed("ten linear layers and backward, ms", lambda: pygraph.jit(training)(x).sum().backward())
     if device.type == "cuda":
-        bert(device, timed, found)
+        bert(timed, found)
     return found
 
 
-def bert(device: Any, timed: Callable[[str, Callable[[], Any]], Any], found: dict[str, float]) -> None:
+def bert(timed: Callable[[str, Callable[[], Any]], Any], found: dict[str, float]) -> None:
     """The first call of BERT-base, and its replays: in a row, and each with a synchronisation."""
     import torch
 
     import pygraph
 
     try:
-        from transformers import BertConfig, BertModel
+        import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
         return
+    import models
+
     from pygraph.process import extension
 
-    model = BertModel(BertConfig()).to(device, torch.bfloat16).eval().requires_grad_(False)
-    sets = [torch.randint(0, 30000, (1, 128), device=device) for _ in range(3)]
+    model, make = models.MODELS["BERT-base b1 s128 bf16"]()
+    sets = [make() for _ in range(3)]
     with torch.no_grad():
-        model(sets[0])
+        model(*sets[0])
         fast = pygraph.jit(model)
-        timed("BERT, ms", lambda: fast(sets[0]))
+        timed("BERT, ms", lambda: fast(*sets[0]))
         extension.start(wait=True)
-        for _ in range(4):
-            for ids in sets:
-                fast(ids)
-        rows: list[float] = []
-        single: list[float] = []
-        for _ in range(15):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for index in range(30):
-                fast(sets[index % 3])
-            torch.cuda.synchronize()
-            rows.append((time.perf_counter() - start) / 30 * 1e6)
-            start = time.perf_counter()
-            fast(sets[0])
-            torch.cuda.synchronize()
-            single.append((time.perf_counter() - start) * 1e6)
+        turn = itertools.cycle(sets)
+        rounds = [models.measure(lambda: fast(*next(turn)), 30) for _ in range(16)][1:]
+    rows, _, single = zip(*rounds, strict=True)
     found["BERT's replay in a row, µs"] = statistics.median(rows)
     found["BERT's replay alone, µs"] = statistics.median(single)
 

@@ -122,6 +122,7 @@ class ReplayedGraph(CompiledFxGraph):
         about = pickle.dumps((code._fx_graph_cache_key, sorted(made.fields.items()), made.static, kind))
         made._fx_graph_cache_key = f"pygraph{hashlib.sha256(about).hexdigest()}"
         made.compiled_fn_runner = None  # the original frees it, and would do so before time if both had it
+        made._triton_bundle = _without_loaded_kernels(made._triton_bundle)
         FxGraphCache._save_graph(made._fx_graph_cache_key, made, inputs, True, None)
         return made
 
@@ -143,6 +144,18 @@ class ReplayedGraph(CompiledFxGraph):
             del code.__dict__[name]
         self.compiled_fn_runner = None
         self.replayed = _REPLAY.get()(FusedGraph(code=code, name="", **self.fields), self.static, self.kind)
+
+
+def _without_loaded_kernels(bundle: Any) -> Any:
+    """The kernels that are stored with a graph, less those that cannot be stored.
+
+    Those are of a graph that came from Inductor's cache itself: they have been loaded and can be launched. A process
+    that loads the graph finds them in Triton's cache.
+    """
+    if bundle is None:
+        return None
+    kernels = [one for one in bundle.static_autotuners if not one.kernel.launchers]
+    return dataclasses.replace(bundle, static_autotuners=kernels)
 
 
 def _retyped(graph: CompiledFxGraph, cls: type[Any]) -> Any:

@@ -298,12 +298,38 @@ print(counts["autograd_cache_saved"], counts["autograd_cache_hit"])
 
 def test_a_second_process_traces_nothing(tmp_path: Path) -> None:
     """Inference and training with dropout: what AOTAutograd has kept is loaded, and replayed with the same numbers."""
-    told: list[str] = []
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", _PROCESS], capture_output=True, text=True, env=environment, check=False
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        told.append(done.stdout.strip())
-    assert told == ["2 0", "0 2"]
+    assert [in_a_process(tmp_path, _PROCESS) for _ in range(2)] == ["2 0", "0 2"]
+
+
+_MOVED = """
+import sys, torch, pygraph
+from torch._dynamo.utils import counters
+
+def f(x):
+    return torch.relu(x * 2).sum(-1)
+
+x = torch.randn(64, 128, device="cuda")
+torch.testing.assert_close(torch.compile(f, backend=pygraph.backend)(x), f(x))
+counts, inductor = counters["aot_autograd"], counters["inductor"]
+print(counts["autograd_cache_saved"], counts["autograd_cache_hit"], inductor["fxgraph_cache_pickle_error"])
+"""
+
+
+def test_a_function_that_has_moved_to_other_lines_is_kept_again(tmp_path: Path) -> None:
+    """Inductor's cache has its kernels, which are loaded then."""
+    texts = [_MOVED, _MOVED, "\n" + _MOVED, "\n" + _MOVED]
+    assert [in_a_process(tmp_path, text) for text in texts] == ["1 0 0", "0 1 0", "1 0 0", "0 1 0"]
+
+
+def in_a_process(folder: Path, text: str) -> str:
+    """What a script prints, in a process of its own whose caches are in a folder."""
+    script = folder / "script.py"
+    script.write_text(text)
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join(paths),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton"),
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -17,15 +17,17 @@ import torch
 from pygraph.process.cache import cache_directory
 from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu
-from pygraph.runtime.cuda.nodes import KernelParams, NodeParams, graph_nodes, node_params
-from pygraph.runtime.cuda.timing import device_time
+from pygraph.runtime.cuda.nodes import KernelParams, graph_nodes, node_params
+from pygraph.runtime.cuda.timing import device_time, synchronize
 from pygraph.runtime.cuda.wiring import add_wiring
 from pygraph.runtime.driver import Costs, patiently
 from pygraph.runtime.recorded_graph import Wiring
 
-_VERSION = 3  # of what is measured, and how
+_VERSION = 4  # of what is measured, and how
 _NODES = 64
 _REPLAYS = 4
+_ROUNDS = 5
+_SHORTEST = 0.1  # microseconds of a node: less is not believed
 
 
 def measured_costs(device: torch.device) -> Costs:
@@ -44,6 +46,8 @@ def _measured_costs(index: int) -> Costs:
     except (OSError, ValueError, TypeError):  # not measured yet, or not written by us
         pass
     costs = _measure(torch.device("cuda", index))
+    if min(costs.update, costs.copy) <= _SHORTEST:  # other work was in the way: measured again in the next process
+        return costs
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}")
@@ -62,44 +66,61 @@ def _path(index: int) -> Path:
 def _measure(device: torch.device) -> Costs:
     """Time a chain of small kernels: as it is, its nodes sent, updated by the device, and with copies before it."""
     with torch.cuda.device(device), torch.no_grad():
-        plain = _Chain(device, None)
-        one = _Chain(device, lambda words: Wiring(1, updates=((0, *words[0]),)))
-        many = _Chain(device, lambda words: Wiring(_NODES, updates=tuple((i, *w) for i, w in enumerate(words))))
         small = torch.empty(2, 1 << 12, dtype=torch.uint8, device=device)
         large = torch.empty(2, 1 << 26, dtype=torch.uint8, device=device)
-        copies = [
-            _Chain(device, lambda words, t=t: Wiring(1, copies_in=((0, t[1].data_ptr(), t[1].nbytes),)), t[0])
-            for t in (small, large)
-        ]
-        base = device_time(plain.replay, device)
-        update_one, update_many, copy_small, copy_large = (
-            max(device_time(graph.replay, device) - base, 0.1) for graph in (one, many, *copies)
+        plain = _Chain(device, None)
+        chains = {
+            "plain": plain,
+            "one update": _Chain(device, lambda words: Wiring(1, updates=((0, *words[0]),))),
+            "updates": _Chain(
+                device, lambda words: Wiring(_NODES, updates=tuple((i, *word) for i, word in enumerate(words)))
+            ),
+            "small copy": _copying_chain(device, small),
+            "large copy": _copying_chain(device, large),
+        }
+        send, call_nothing = plain.sending()
+        runs: dict[str, Callable[[], float]] = {
+            name: functools.partial(device_time, chain.replay, device) for name, chain in chains.items()
+        }
+        runs["replays"] = lambda: _host_time(lambda: [plain.replay() for _ in range(_REPLAYS)], device)
+        runs["sent"] = lambda: _host_time(send, device)
+        runs["calls"] = lambda: _host_time(call_nothing, device)
+        runs["allocations"] = lambda: _host_time(
+            lambda: [torch.empty(1024, device=device) for _ in range(_NODES)], device
         )
-        per_word = max((update_many - update_one) / (_NODES - 1), 0.0)
-        replay = _host_time(lambda: [plain.replay() for _ in range(_REPLAYS)]) / _REPLAYS
-        torch.cuda.synchronize(device)
-        sending = max(_host_time(plain.send) - _host_time(plain.call_nothing), 0.0) / _NODES
-        return Costs(
-            replay=replay,
-            host_node=sending,
-            update=max(update_one - per_word, 0.1),
-            update_word=per_word,
-            # Filling a table is the same node without the updates. A load is too short to time on its own: on an H200
-            # a kernel of 129 pointers took 4 µs longer.
-            table=max(update_one - per_word, 0.1),
-            load=0.03,
-            copy=copy_small,
-            copy_rate=large[0].nbytes / max(copy_large - copy_small, 1.0),
-            # From Python; the call path needs half of that, as it has no arguments to look at (1.0 µs on an H200).
-            allocation=_host_time(lambda: [torch.empty(1024, device=device) for _ in range(_NODES)]) / _NODES / 2,
-            # Of rows of 16 to 40 calls, whose graphs have 32 and 128 nodes, on an H200. Shorter rows, which could be
-            # measured here, show nothing of it.
-            upload=0.15,
-        )
+        least = _least(runs)
+    update_one, update_many, copy_small, copy_large = (
+        max(least[name] - least["plain"], _SHORTEST) for name in list(chains)[1:]
+    )
+    per_word = max((update_many - update_one) / (_NODES - 1), 0.0)
+    return Costs(
+        replay=least["replays"] / _REPLAYS,
+        host_node=max(least["sent"] - least["calls"], 0.0) / _NODES,
+        update=max(update_one - per_word, _SHORTEST),
+        update_word=per_word,
+        # Filling a table is the same node without the updates. A load is too short to time on its own: on an H200
+        # a kernel of 129 pointers took 4 µs longer.
+        table=max(update_one - per_word, _SHORTEST),
+        load=0.03,
+        copy=copy_small,
+        copy_rate=large[0].nbytes / max(copy_large - copy_small, 1.0),
+        # From Python; the call path needs half of that, as it has no arguments to look at (1.0 µs on an H200).
+        allocation=least["allocations"] / _NODES / 2,
+        # Of rows of 16 to 40 calls, whose graphs have 32 and 128 nodes, on an H200. Shorter rows, which could be
+        # measured here, show nothing of it.
+        upload=0.15,
+    )
 
 
-def _host_time(run: Callable[[], object]) -> float:
-    """Microseconds of a run on the host: the least of a few after one that warms up, as other work only adds to it."""
+def _least(runs: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+    """The least time of each run, in rounds of all of them: other work only adds to it, and not to all rounds."""
+    rounds = [{name: run() for name, run in runs.items()} for _ in range(_ROUNDS)]
+    return {name: min(times[name] for times in rounds) for name in runs}
+
+
+def _host_time(run: Callable[[], object], device: torch.device) -> float:
+    """Microseconds of a run on the host while the device is idle at first: the least of a few after a first one."""
+    synchronize(device)
     times: list[float] = []
     for index in range(6):
         start = time.perf_counter()
@@ -107,6 +128,11 @@ def _host_time(run: Callable[[], object]) -> float:
         if index:
             times.append((time.perf_counter() - start) * 1e6)
     return min(times)
+
+
+def _copying_chain(device: torch.device, pair: torch.Tensor) -> _Chain:
+    """A chain before which one row of a pair is copied into the other."""
+    return _Chain(device, lambda words: Wiring(1, copies_in=((0, pair[1].data_ptr(), pair[1].nbytes),)), source=pair[0])
 
 
 class _Chain:
@@ -146,7 +172,7 @@ class _Chain:
                 added.commit(self._executable)
         check(cu.cuGraphUpload(self._executable, cu.CUstream(torch.cuda.current_stream(device).cuda_stream)))
         torch.cuda.synchronize(device)
-        self._prepare_sending(params, words)
+        self._params, self._words = params, words
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -160,28 +186,30 @@ class _Chain:
     def replay(self) -> None:
         self._graph.replay()
 
-    def _prepare_sending(self, params: Sequence[NodeParams], words: Sequence[tuple[int, int]]) -> None:
-        cells = [ctypes.c_uint64.from_address(ctypes.addressof(params[node].buffer) + at) for node, at in words]
-        commits = [one.native(self._executable) for one in params if isinstance(one, KernelParams)]
-        self._params = params
-        self._sent = [(cell, c.executable, c.node, c.params) for cell, c in zip(cells, commits, strict=True)]
-        self._send = _FUNCTION(commits[0].function)
+    def sending(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Two runs: one sends every node, with another address each time; one does the same but calls no driver.
+
+        Raises:
+            CaptureError: If the driver refuses a node: what is timed would not be what is sent.
+        """
+        cells = [
+            ctypes.c_uint64.from_address(ctypes.addressof(self._params[node].buffer) + at) for node, at in self._words
+        ]
+        commits = [one.native(self._executable) for one in self._params if isinstance(one, KernelParams)]
+        send = _FUNCTION(commits[0].function)
         # Any function of C that does nothing: calling it costs what calling the driver costs beside the driver's work.
-        self._nothing = _FUNCTION(ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value or 0)
+        nothing = _FUNCTION(ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value or 0)
+        for commit in commits:
+            check((cu.CUresult(send(commit.executable, commit.node, commit.params)),))
 
-    def send(self) -> None:
-        """Send every node, with another address than before."""
-        self._call_for_each(self._send)
+        def call_for_each(function: Callable[..., int]) -> None:
+            first = self._x.data_ptr()
+            address = self._other.data_ptr() if cells[0].value == first else first
+            for cell, commit in zip(cells, commits, strict=True):
+                cell.value = address
+                function(commit.executable, commit.node, commit.params)
 
-    def call_nothing(self) -> None:
-        """Call a function that does nothing as often as `send` calls the driver."""
-        self._call_for_each(self._nothing)
-
-    def _call_for_each(self, function: Callable[..., int]) -> None:
-        address = self._other.data_ptr() if self._sent[0][0].value == self._x.data_ptr() else self._x.data_ptr()
-        for cell, executable, node, params in self._sent:
-            cell.value = address
-            function(executable, node, params)
+        return functools.partial(call_for_each, send), functools.partial(call_for_each, nothing)
 
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._inductor.triton_bundler import StaticallyLaunchedAutotuner, TritonBundle
 from torch._inductor.utils import fresh_cache
 
 import pygraph
@@ -170,6 +171,33 @@ def test_code_that_has_gone_is_compiled_again() -> None:
     assert found() == (0, 1)
     run(affine, x, w)
     assert found() == (1, 0)
+
+
+class LoadedKernel:
+    """A kernel of Inductor's that can be launched, and therefore not be stored."""
+
+    launchers = (None,)
+
+    def __reduce__(self) -> Any:
+        raise AssertionError("it is stored")
+
+
+def test_kernels_that_have_been_loaded_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a graph that was in Inductor's cache already; on the host no kernel is loaded."""
+
+    def compiled(*args: Any, **options: Any) -> Any:
+        graph = compile_graph(*args, **options)
+        kernel: Any = LoadedKernel()
+        graph.code._triton_bundle = TritonBundle([], [StaticallyLaunchedAutotuner("key", "name", kernel)])
+        return graph
+
+    compile_graph: Any = compilers.compile_graph
+    monkeypatch.setattr(compilers, "compile_graph", compiled)
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    for expected in ((0, 1), (1, 0)):
+        run(affine, x, w)
+        assert found() == expected
+        assert not counters["inductor"]["fxgraph_cache_pickle_error"]
 
 
 def test_dynamic_sizes_keep_their_guards() -> None:

@@ -292,14 +292,17 @@ _derivatives = st.builds(Derivative, st.sampled_from(tuple(_DERIVATIVES)), st.bo
 _ours = st.builds(Ours, st.sampled_from(tuple(OURS)))
 
 
-def _is_of_low_order(layers: Sequence[Layer]) -> bool:
+def _is_of_low_order(layers: Sequence[Layer], ambient: str) -> bool:
     """Whether there are at most four derivatives of one another: five have taken minutes in eager as well."""
     kinds = [layer.kind for layer in layers if isinstance(layer, Derivative)]
-    return len(kinds) + kinds.count("hessian") <= 4
+    return len(kinds) + kinds.count("hessian") + _ORDERS.get(ambient, 0) <= 4
+
+
+_ORDERS = {"backward": 1, "two gradients": 2, "forward mode": 1}
 
 
 @st.composite
-def compositions(draw: st.DrawFn) -> Composition:
+def compositions(draw: st.DrawFn, ambient: str) -> Composition:
     """Up to four layers, at least one of them ours, around a function that is mostly differentiable."""
     module = draw(st.sampled_from((None, None, None, "eval")))
     kinds = _steps if module is None else st.one_of(_steps, st.builds(Step, st.just("module"), st.integers(0, 5)))
@@ -311,13 +314,14 @@ def compositions(draw: st.DrawFn) -> Composition:
         tuple(draw(st.lists(_floating, max_size=1))),
         module,
     )
-    layers = draw(st.lists(st.one_of(_vmaps, _derivatives, _ours), min_size=0, max_size=3).filter(_is_of_low_order))
+    drawn = st.lists(st.one_of(_vmaps, _derivatives, _ours), min_size=0, max_size=3)
+    layers = draw(drawn.filter(lambda layers: _is_of_low_order(layers, ambient)))
     layers.insert(draw(st.integers(0, len(layers))), draw(_ours))
     kept = [
         layer for i, layer in enumerate(layers)
         if not (isinstance(layer, Ours) and i and isinstance(layers[i - 1], Ours))
     ]  # fmt: skip  # ours on ours is another test's business
-    return Composition(case, tuple(kept), draw(st.sampled_from(tuple(AMBIENT))))
+    return Composition(case, tuple(kept), ambient)
 
 
 # ---- the law ---------------------------------------------------------------------------------------------------

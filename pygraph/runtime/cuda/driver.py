@@ -13,7 +13,7 @@ import torch
 from pygraph.process.collection import no_collection
 from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu, function_pointer
-from pygraph.runtime.cuda.costs import measured_costs
+from pygraph.runtime.cuda.costs import costs_on
 from pygraph.runtime.cuda.graphs import CudaGraph
 from pygraph.runtime.cuda.pools import CudaPool
 from pygraph.runtime.cuda.timing import device_time, synchronize, wall_time
@@ -153,9 +153,9 @@ class CudaDriver(Driver):
         return torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
 
     def costs(self) -> Costs:
-        """Times measured once per machine and stored on disk."""
+        """The mechanisms' times on this device, measured once per machine and stored on disk."""
         with captures.exclusive():  # it captures and waits, which must not meet a capture of another thread
-            return measured_costs(self.device)
+            return costs_on(self.device)
 
     def replay_time(self, graph: RecordedGraph, restore: Callable[[], object] | None = None) -> float:
         """Median of a few replays, by events."""

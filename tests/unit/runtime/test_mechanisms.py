@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraph.ir.descriptors import MECHANISMS, Mechanism
+from pygraph.runtime.cuda.costs import tempered
 from pygraph.runtime.driver import Costs
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring
 from pygraph.runtime.pointers import Word
@@ -143,15 +144,30 @@ def recorded_question(function: str, count: int, replay_us: float) -> Question:
     return Question(words, [allowed] * nodes, frozenset(), frozenset(), [4096] * count, replay_us, allocations)
 
 
-@pytest.mark.parametrize("row", RESULTS["rows"], ids=lambda r: f"{r['function']}-{r['inputs']}-{r['bytes'] >> 10}KB")
-def test_the_choice_is_about_the_best_of_the_recorded_times(row: dict[str, Any]) -> None:
+def is_about_the_best(row: dict[str, Any], costs: Costs) -> bool:
+    """Whether what is chosen by these costs took about as long as the best of a row."""
     ways = {way.removeprefix("pygraph "): found["wall"] for way, found in row["ways"].items()}
     recorded = {name: ways[name] for name in ("host", "device", "table") if name in ways}
-    choice = choose(recorded_question(row["function"], row["inputs"], ways["replay alone"][1]), H200, "auto")
+    choice = choose(recorded_question(row["function"], row["inputs"], ways["replay alone"][1]), costs, "auto")
     chosen = recorded["table" if choice.table else "device" if choice.device else "host"]
     best = min(recorded.values(), key=lambda wall: wall[1])
     # By medians, unless the rounds of both differ by more than that: lower quartile, median and upper quartile.
-    assert chosen[1] <= TOLERANCE * best[1] or chosen[0] <= TOLERANCE * best[2]
+    return chosen[1] <= TOLERANCE * best[1] or chosen[0] <= TOLERANCE * best[2]
+
+
+@pytest.mark.parametrize("row", RESULTS["rows"], ids=lambda r: f"{r['function']}-{r['inputs']}-{r['bytes'] >> 10}KB")
+def test_the_choice_is_about_the_best_of_the_recorded_times(row: dict[str, Any]) -> None:
+    assert is_about_the_best(row, tempered(H200))
+
+
+MEASURED = json.loads((ROOT / "benchmarks/results/costs-h100.json").read_text(encoding="utf-8"))["measured"]
+
+
+@pytest.mark.parametrize("measured", MEASURED, ids=lambda m: m["when"])
+def test_one_disturbed_measurement_changes_few_choices(measured: dict[str, Any]) -> None:
+    """By the costs as they were measured, up to five of 53 choices are wrong."""
+    costs = tempered(Costs(**{"upload": H200.upload, **measured["costs"]}))
+    assert sum(not is_about_the_best(row, costs) for row in RESULTS["rows"]) <= 2
 
 
 def test_one_node_is_sent_as_it_is() -> None:

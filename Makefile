@@ -23,7 +23,7 @@ test: $(STAMP)
 	$(PYTEST)
 
 test-long: $(STAMP)
-	$(PYTEST) --long
+	$(PYTEST) --long --timeout 1800
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

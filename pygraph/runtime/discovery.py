@@ -229,7 +229,7 @@ class Discovery:
         known: dict[int, int] = {}
         for index, (tensor, again) in enumerate(zip(outputs, outputs_again, strict=True)):
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known or not tensor.numel():
+            if storage.data_ptr() not in known or not storage.nbytes():
                 known[storage.data_ptr()] = len(self.memory)
                 op = self.body.producer(index)
                 self.memory.append(_fresh_memory(tensor, op, allocations[op], allocations[op + 1]))

@@ -118,7 +118,8 @@ def _shares_captured(recording: Recording) -> bool:
 
 def _add_fresh(outputs: Outputs, recording: Recording, group: list[tuple[int, int]]) -> None:
     """Add tensors of one storage that the function has made: as results, or if several as views of shared memory."""
-    position, leaf = group[0]
+    # One without elements, as the rest of what was cut off, does not say where the memory begins.
+    position, leaf = next((one for one in group if not is_empty(recording.out_leaves[one[1]])), group[0])
     first = recording.out_leaves[leaf]
     if len(group) == 1 or is_empty(first) or any(not isinstance(n, int) for n in first.shape):
         outputs.results.extend(group)

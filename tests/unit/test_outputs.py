@@ -568,3 +568,29 @@ def test_views_by_a_number_that_is_read_from_a_tensor(
     for got, expected in held:
         torch.testing.assert_close(got, expected)
     assert whole or fast.cache_info().captures > 0  # which results share memory, and how, is part of a Program
+
+
+VIEWS_WITHOUT_ELEMENTS: dict[str, Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]]] = {
+    "first": lambda rows: (rows[1][1:], rows[1], rows[0]),
+    "second": lambda rows: (rows[0], rows[1][1:], rows[1]),
+    "last": lambda rows: (rows[1], rows[0], rows[0][1:]),
+    "alone": lambda rows: (rows[0][1:], rows[0]),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("views", VIEWS_WITHOUT_ELEMENTS)
+def test_views_without_elements_leave_the_others_together(wrap: str, views: str, device: torch.device) -> None:
+    """They were given memory of their own, and so was what came after them, or all results of one memory."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return VIEWS_WITHOUT_ELEMENTS[views](list((x * 2).split(1)))
+
+    wrapped = WRAPS[wrap](fn)
+    for _ in range(3):
+        x = ones(device, 2, 3)
+        got, expected = wrapped(x), fn(x)
+        assert len({one.untyped_storage().data_ptr() for one in got}) == 1
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+            assert one.storage_offset() == other.storage_offset()

@@ -10,6 +10,7 @@ medians over processes. Inductor's caches are those of the machine: the first pr
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -63,9 +64,7 @@ def bert(timed: Callable[[str, Callable[[], Any]], Any], found: dict[str, float]
 
     import pygraph
 
-    try:
-        import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError:
+    if importlib.util.find_spec("transformers") is None:
         return
     import models
 

@@ -229,6 +229,7 @@ class Discovery:
         known: dict[int, int] = {}
         for index, (tensor, again) in enumerate(zip(outputs, outputs_again, strict=True)):
             storage = tensor.untyped_storage()
+            # Memory without bytes has no address of its own, and is no other's.
             if storage.data_ptr() not in known or not storage.nbytes():
                 known[storage.data_ptr()] = len(self.memory)
                 op = self.body.producer(index)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,10 @@ from torch.nn.functional import dropout, layer_norm, scaled_dot_product_attentio
 
 import pygraph
 from pygraph.interop import live
+from tests.unit.runtime.test_threads import run_script
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of Inductor's, which differ between versions
+CUDA = torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -296,9 +295,16 @@ print(counts["autograd_cache_saved"], counts["autograd_cache_hit"])
 """
 
 
+@pytest.fixture
+def _own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+
+
+@pytest.mark.usefixtures("_own_caches")
 def test_a_second_process_traces_nothing(tmp_path: Path) -> None:
     """Inference and training with dropout: what AOTAutograd has kept is loaded, and replayed with the same numbers."""
-    assert [in_a_process(tmp_path, _PROCESS) for _ in range(2)] == ["2 0", "0 2"]
+    assert [" ".join(run_script(tmp_path, _PROCESS, CUDA)) for _ in range(2)] == ["2 0", "0 2"]
 
 
 _MOVED = """
@@ -315,21 +321,9 @@ print(counts["autograd_cache_saved"], counts["autograd_cache_hit"], inductor["fx
 """
 
 
+@pytest.mark.usefixtures("_own_caches")
 def test_a_function_that_has_moved_to_other_lines_is_kept_again(tmp_path: Path) -> None:
     """Inductor's cache has its kernels, which are loaded then."""
     texts = [_MOVED, _MOVED, "\n" + _MOVED, "\n" + _MOVED]
-    assert [in_a_process(tmp_path, text) for text in texts] == ["1 0 0", "0 1 0", "1 0 0", "0 1 0"]
-
-
-def in_a_process(folder: Path, text: str) -> str:
-    """What a script prints, in a process of its own whose caches are in a folder."""
-    script = folder / "script.py"
-    script.write_text(text)
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(paths),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton"),
-    }  # fmt: skip
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.strip()
+    told = [" ".join(run_script(tmp_path, text, CUDA)) for text in texts]
+    assert told == ["1 0 0", "0 1 0", "1 0 0", "0 1 0"]

@@ -195,6 +195,8 @@ AMBIENT: dict[str, Callable[[Callable[..., Any], tuple[Any, ...]], Any]] = {
     "no_grad": _under(torch.no_grad),
     "inference_mode": _under(torch.inference_mode),
 }
+# How often they differentiate.
+_ORDERS = {"backward": 1, "two gradients": 2, "forward mode": 1}
 
 # ---- whole compositions ----------------------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class Composition:
     def is_differentiated(self) -> bool:
         """Whether there are gradients, which may have other strides than in eager."""
         layers = any(isinstance(layer, Derivative) for layer in self.layers)
-        return layers or self.ambient in ("backward", "two gradients", "forward mode")
+        return layers or self.ambient in _ORDERS
 
     @property
     def rounding(self) -> float:
@@ -296,9 +298,6 @@ def _is_of_low_order(layers: Sequence[Layer], ambient: str) -> bool:
     """Whether there are at most four derivatives of one another: five have taken minutes in eager as well."""
     kinds = [layer.kind for layer in layers if isinstance(layer, Derivative)]
     return len(kinds) + kinds.count("hessian") + _ORDERS.get(ambient, 0) <= 4
-
-
-_ORDERS = {"backward": 1, "two gradients": 2, "forward mode": 1}
 
 
 @st.composite

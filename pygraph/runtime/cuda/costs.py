@@ -30,7 +30,6 @@ _REPLAYS = 4
 _ROUNDS = 5
 _SHORTEST = 0.1  # microseconds of a node: less is not believed
 
-
 # As measured on an H200 with no other work, with a fast host.
 TYPICAL = Costs(
     replay=2.95, host_node=0.235, update=2.35, update_word=0.0147, table=2.35, load=0.03, copy=1.98, copy_rate=1.53e6,
@@ -50,7 +49,7 @@ def tempered(costs: Costs) -> Costs:
     """The geometric mean of costs and typical ones.
 
     Two measurements on one machine differ by a factor of two, as a host's speed changes and other work uses the device,
-    and a choice between mechanisms is kept for long. Halfway, fewer choices are wrong than by either measurement.
+    and a choice between mechanisms is kept for long. Halfway, fewer choices are wrong than by the measurement.
 
     >>> slow = dataclasses.replace(TYPICAL, host_node=4 * TYPICAL.host_node)
     >>> tempered(slow).host_node / TYPICAL.host_node
@@ -116,26 +115,25 @@ def _measure(device: torch.device) -> Costs:
             lambda: [torch.empty(1024, device=device) for _ in range(_NODES)], device
         )
         least = _least(runs)
-    update_one, update_many, copy_small, copy_large = (
-        max(least[name] - least["plain"], _SHORTEST) for name in list(chains)[1:]
-    )
-    per_word = max((update_many - update_one) / (_NODES - 1), 0.0)
+    added = {name: max(least[name] - least["plain"], _SHORTEST) for name in chains}
+    per_word = max((added["updates"] - added["one update"]) / (_NODES - 1), 0.0)
+    update = max(added["one update"] - per_word, _SHORTEST)
     return Costs(
         replay=least["replays"] / _REPLAYS,
         host_node=max(least["sent"] - least["calls"], 0.0) / _NODES,
-        update=max(update_one - per_word, _SHORTEST),
+        update=update,
         update_word=per_word,
         # Filling a table is the same node without the updates. A load is too short to time on its own: on an H200
         # a kernel of 129 pointers took 4 µs longer.
-        table=max(update_one - per_word, _SHORTEST),
-        load=0.03,
-        copy=copy_small,
-        copy_rate=large[0].nbytes / max(copy_large - copy_small, 1.0),
+        table=update,
+        load=TYPICAL.load,
+        copy=added["small copy"],
+        copy_rate=large[0].nbytes / max(added["large copy"] - added["small copy"], 1.0),
         # From Python; the call path needs half of that, as it has no arguments to look at (1.0 µs on an H200).
         allocation=least["allocations"] / _NODES / 2,
         # Of rows of 16 to 40 calls, whose graphs have 32 and 128 nodes, on an H200. Shorter rows, which could be
         # measured here, show nothing of it.
-        upload=0.15,
+        upload=TYPICAL.upload,
     )
 
 

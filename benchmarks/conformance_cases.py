@@ -79,9 +79,9 @@ class InPlace:
         self.supported_dtypes = operator.supported_dtypes
         self._operator = operator
 
-    def sample_inputs(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def sample_inputs_func(self, _: Any, *args: Any) -> Iterator[Any]:
         """The samples whose first argument can take the result."""
-        for sample in self._operator.sample_inputs(*args, **kwargs):
+        for sample in self._operator.sample_inputs_func(self._operator, *args):
             if isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
                 yield sample
 
@@ -144,7 +144,8 @@ def samples(
     requires_grad: bool = False,
 ) -> Iterator[Any]:
     """The first samples of an operator, or all if ``count`` is None; other seeds give other values."""
-    found = iter(operator.sample_inputs(device, dtype, requires_grad=requires_grad, set_seed=False))
+    # Not by `sample_inputs`, which reads the source lines of all frames of the stack, to name a test.
+    found = iter(operator.sample_inputs_func(operator, device, dtype, requires_grad))
     for index in itertools.count() if count is None else range(count):
         _seed_all(1000 * seed + index)
         try:

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch._inductor.config
 from torch._dynamo.utils import CleanupManager  # checked with torch 2.11 and 2.13
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.process import extension
 from tests import extent, leftovers, steady
+from tests.memory import free_objects
 from tests.pairwise import cover
 
 if not torch.cuda.is_available():
@@ -143,14 +143,13 @@ _TESTS = itertools.count()
 
 @pytest.fixture(autouse=True)
 def small_collections() -> None:
-    """Let collections look only at what the last tests have made.
+    """Let collections look only at what a test makes.
 
     By the end of a run a worker holds a gigabyte of traces and compiled code, and tests that look for leaks collect
-    thousands of times. Such a test also has the collector look at everything again, which it does until it is told.
+    thousands of times.
     """
-    if next(_TESTS) % 50 == 0:
-        FakeTensorMode.cache_clear()  # half of what grows, which every search for leaks would go through
-        gc.collect()
+    if next(_TESTS) % 150 == 0:
+        free_objects()
     gc.freeze()
 
 

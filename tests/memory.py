@@ -1,12 +1,20 @@
-"""How much memory of a device is in use, once everything has let go of what it will let go of."""
+"""Freeing what tests have left, and how much memory of a device is then in use."""
 
 from __future__ import annotations
 
 import gc
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode  # checked with torch 2.11 and 2.13
 
 from pygraph.runtime.devices import driver_for
+
+
+def free_objects() -> None:
+    """Free the garbage of all tests so far, and half of what stays: torch's cache of results on fake tensors."""
+    gc.unfreeze()
+    FakeTensorMode.cache_clear()
+    gc.collect()
 
 
 def live_bytes(device: torch.device) -> int:

@@ -20,6 +20,7 @@ from pygraph.api.module import transformed
 from pygraph.api.options import make_options
 from pygraph.errors import ArgumentError, DonatedError
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.emulated import parameters
 from pygraph.transforms.passes import UNFUSED
 from tests.memory import live_bytes
 
@@ -158,7 +159,11 @@ def test_memory_that_no_result_can_take_is_given_back(device: torch.device) -> N
         (lambda x, y: y * 2, "the function does not read it"),
     ],
 )  # fmt: skip
-def test_who_takes_over_what(device: torch.device, fn: Callable[..., Any], reason: str | None) -> None:
+def test_who_takes_over_what(
+    device: torch.device, fn: Callable[..., Any], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Padding that names the argument in both recordings counts as a pointer to it: here it starts without addresses.
+    monkeypatch.setattr(parameters, "stale_words", parameters.StaleWords())
     fast = replayed(fn, donate_argnums=0)
     for _ in range(3):
         x, y = ones(device, 4, 4), ones(device, 4, 4) / 8

@@ -49,18 +49,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run N samples of each operator, dtype and kind; default: 1, with --long all",
     )
     parser.addoption(
-        "--conformance-third",
+        "--day",
         type=int,
-        choices=range(3),
-        help="which third a short run takes of what rotates, as operators; default: the number of the day modulo 3",
+        default=datetime.date.today().toordinal(),
+        help="the number of the day, by which a short run takes a third of what rotates; default: today's",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Settle what this run does, before its workers are started and its modules imported."""
-    if config.option.conformance_third is None:
-        config.option.conformance_third = datetime.date.today().toordinal() % 3
-    extent.CHOSEN = extent.Extent(config.option.long, config.option.conformance_third)
+    extent.CHOSEN = extent.Extent(config.option.long, config.option.day)
     if not config.option.long:
         if config.option.conformance_samples is None:
             config.option.conformance_samples = 1
@@ -82,8 +80,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     lines = ["pygraph: no CUDA device, so that no GPU test is run"] if not torch.cuda.is_available() else []
     if config.option.long:
         return [*lines, "pygraph: the long run, with all tests"]
-    third = config.option.conformance_third
-    return [*lines, f"pygraph: the short run, with --conformance-third {third} of operators and of what else rotates"]
+    return [*lines, f"pygraph: the short run, with what rotates as on --day {config.option.day}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -96,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "slow" not in config.option.markexpr:
             left_out.update(item for item in items if item.get_closest_marker("slow"))
         left_out |= _left_out_of_products([item for item in items if item not in left_out])
-        left_out |= _left_out_today([item for item in items if item not in left_out], config.option.conformance_third)
+        left_out |= _left_out_today([item for item in items if item not in left_out])
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
@@ -118,19 +115,17 @@ def _left_out_of_products(items: list[pytest.Item]) -> set[pytest.Item]:
     return left_out
 
 
-def _left_out_today(items: list[pytest.Item], third: int) -> set[pytest.Item]:
+def _left_out_today(items: list[pytest.Item]) -> set[pytest.Item]:
     """Of the items marked ``rotates``, two thirds of each module, where a whole module is collected."""
     modules: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("rotates"):
             modules[item.nodeid.partition("::")[0]].append(item)
-    return {
-        item
-        for found in modules.values()
-        if len(found) >= 3  # else somebody asks for a test
-        for number, item in enumerate(found)
-        if number % 3 != third
-    }
+    left_out: set[pytest.Item] = set()
+    for found in modules.values():
+        if len(found) >= 3:  # else somebody asks for a test
+            left_out.update(set(found).difference(extent.third(found)))
+    return left_out
 
 
 def pytest_unconfigure() -> None:

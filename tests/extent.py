@@ -18,21 +18,29 @@ class Extent:
 
     Attributes:
         is_long: Whether it does everything.
-        third: Which third of what rotates a short run takes.
+        day: The number of the day, on which it depends what a short run takes of what rotates.
     """
 
     is_long: bool = False
-    third: int = 0
+    day: int = 0
 
 
 CHOSEN = Extent()
 
 
 def examples(short: int, long: int) -> int:
-    """Number of hypothesis's examples in this run."""
+    """Number of hypothesis's examples in this run, or of anything else that is done again and again."""
     return long if CHOSEN.is_long else short
 
 
 def third(items: Sequence[T]) -> Sequence[T]:
     """The items that this run takes: in a short one every third, from another one on every day."""
-    return items if CHOSEN.is_long else items[CHOSEN.third :: 3]
+    return items if CHOSEN.is_long else items[CHOSEN.day % 3 :: 3]
+
+
+def one_of(items: Sequence[T], position: int) -> Sequence[T]:
+    """The items that this run takes: in a short one a single one, another one at each position and after three days."""
+    if CHOSEN.is_long or not items:
+        return items
+    chosen = (position + CHOSEN.day // 3) % len(items)
+    return items[chosen : chosen + 1]

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pygraph.tracing.dynamo import fill_tables
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import tracing_here
 
@@ -69,7 +68,6 @@ class Generators:
     @contextlib.contextmanager
     def watched(self) -> Generator[None, None, None]:
         """Note seeds as well that a generator has already, so that its state does not change."""
-        fill_tables()
 
         def seeding(generator: str) -> Callable[[Any], Any]:
             def instead(original: Any) -> Any:

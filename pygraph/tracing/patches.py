@@ -20,6 +20,7 @@ import torch.fx._symbolic_trace as symbolic_trace
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch.nn.modules import activation
 
+from pygraph.tracing.dynamo import fill_tables
 from pygraph.tracing.proxy_trace import session_here, tracing_here
 
 
@@ -35,6 +36,7 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Generator[Non
         name: Its attribute.
         make: Makes the replacement of a value: it differs only in threads that trace, and until the context has ended.
     """
+    fill_tables()
     before = without_ended(vars(owner)[name])
     instead = make(before)
     instead.pygraph_replaces, instead.pygraph_ended = before, False

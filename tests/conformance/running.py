@@ -161,9 +161,19 @@ def spread(items: Sequence[T], limit: int | None) -> list[T]:
     return [items[round(i * (len(items) - 1) / max(limit - 1, 1))] for i in range(limit)]
 
 
-def run_entry(name: str, entry: Any, device: torch.device, limit: int | None = None) -> Iterator[tuple[str, Record]]:
-    """All records of an entry, each with its dtype."""
-    for dtype in dtypes(entry, device.type):
+def run_entry(
+    name: str, entry: Any, device: torch.device, limit: int | None = None, chosen: Sequence[str] | None = None
+) -> Iterator[tuple[str, Record]]:
+    """All records of an entry, each with its dtype.
+
+    Args:
+        name: What the entry is called.
+        entry: A description of an operator.
+        device: Where it runs.
+        limit: The number of samples of each kind; default: all.
+        chosen: The dtypes; default: those of `dtypes`.
+    """
+    for dtype in dtypes(entry, device.type) if chosen is None else chosen:
         subject = Subject(name, entry, device, dtype)
         try:
             tasks = subject.tasks(limit)

@@ -105,7 +105,7 @@ def missing(name: str) -> Callable[[demo.Options], int]:
 
 
 @pytest.mark.skipif(not HAS_MODEL, reason="needs the extra `demo`, or transformers and PYGRAPH_DEMO_MODEL")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("environment")
 def test_the_real_model_gives_the_same_as_eager(
     device: torch.device, dtype: str, monkeypatch: pytest.MonkeyPatch

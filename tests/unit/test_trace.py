@@ -654,12 +654,15 @@ import numpy as np
 import torch
 import pygraph
 from torch._dynamo import trace_rules
+from torch._dynamo.variables import misc, torch as functions
 
-watched = [torch.cuda.get_rng_state, torch.cuda.set_rng_state, np.random.seed]
+watched = [torch.cuda.get_rng_state, torch.cuda.set_rng_state, np.random.seed, torch.overrides.has_torch_function]
 
 def counted_loop(x):
     trace_rules.get_torch_obj_rule_map()
     trace_rules.is_numpy(x)
+    misc.get_np_to_tnp_map()
+    functions.TorchInGraphFunctionVariable._get_handlers()
     return torch._higher_order_ops.while_loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,))[0]
 
 pygraph.trace(counted_loop)(torch.ones(3))
@@ -668,6 +671,12 @@ for function in watched[:2]:
 assert trace_rules.is_numpy(watched[2])
 known = {id(value) for module in trace_rules.NP_SUPPORTED_MODULES for value in vars(module).values()}
 assert trace_rules._numpy_function_ids() <= known
+assert watched[2] in misc.get_np_to_tnp_map()
+assert watched[3] in functions.TorchInGraphFunctionVariable._get_handlers()
+
+layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+with torch.no_grad():
+    torch.compile(layer, backend="eager", fullgraph=True)(torch.ones(1, 3, 8))
 """
 
 

@@ -95,7 +95,8 @@ def test_transformer_encoder_takes_its_fast_path(device: torch.device, way: str)
     for _ in range(2):
         with torch.no_grad():
             expected = expected_of(x, src_key_padding_mask=padding)
-            assert expected[0, 3:].any() == (way == "compile")  # nested tensors leave zeros where there is padding
+            # Nested tensors leave zeros where there is padding.
+            assert expected[0, 3:].any() == (way == "compile"), torch._dynamo.utils.counters
             same(wrapped(x.to(device), src_key_padding_mask=padding.to(device)), expected)
             same(wrapped(x.to(device)), reference(x))
 

@@ -21,12 +21,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import pygraph
 from pygraph.errors import FallbackError
+from tests import extent
 from tests.fakes import assert_no_fake_left
 
 pytestmark = pytest.mark.rotates
 
 Tensor = torch.Tensor
 NUMBERS = itertools.count()
+
+VALUES = (1.0, 2.0, 3.0, 4.0)[: extent.examples(2, 4)]
+"""A trace that leaves something is searched for in the whole process, at each call anew."""
 
 
 class AnError(Exception):
@@ -135,7 +139,7 @@ HOLDERS = [in_lru_cache, in_list, in_known_list, in_thread_local, in_queue]
 def test_a_trace_that_fails(device: torch.device, holder: Any, end: Any, training: bool) -> None:
     (fast_store, found), (store, expected) = holder(device), holder(device)
     fast = pygraph.jit(lambda x: end(fast_store(x)))
-    for value in (1.0, 2.0, 3.0):
+    for value in VALUES[:3]:
         x = torch.full((3,), value, device=device, requires_grad=training)
         results = []
         for fn in (fast, lambda x: end(store(x))):
@@ -175,9 +179,9 @@ def test_what_is_refused_by_strict_and_by_trace(device: torch.device, holder: An
 
 
 def refused(fn: Callable[[Tensor], Tensor], device: torch.device) -> str:
-    """Call it four times, which must give what eager does, and its reasons."""
+    """Call it with all of `VALUES`, which must give what eager does, and its reasons."""
     fast = pygraph.jit(fn)
-    for value in (1.0, 2.0, 3.0, 4.0):
+    for value in VALUES:
         assert fast(torch.full((3,), value, device=device)).tolist() == [2 * value + 1] * 3
     return " ".join(str(fast.explain()).split())
 
@@ -201,9 +205,7 @@ def test_the_frame_of_a_generator(device: torch.device) -> None:
         return next(generator) + 1
 
     refused(fn, device)
-    assert [next(generator).tolist() for generator in suspended] == [
-        [2 * value + 1] * 3 for value in (1.0, 2.0, 3.0, 4.0)
-    ]
+    assert [next(generator).tolist() for generator in suspended] == [[2 * value + 1] * 3 for value in VALUES]
     assert_no_fake_left()
 
 
@@ -249,7 +251,7 @@ def test_a_thread_that_is_started_inside(device: torch.device) -> None:
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.name.endswith("(work)"):
             thread.join(20)
-    assert seen.count(False) == 4
+    assert seen.count(False) == len(VALUES)
     threads.clear()
     gc.collect()
     assert_no_fake_left()
@@ -266,7 +268,7 @@ def test_an_argument_of_a_signal_handler(device: torch.device) -> None:
     refused(fn, device)
     handler = signal.getsignal(signal.SIGUSR1)
     assert isinstance(handler, functools.partial)
-    assert handler.args[0].tolist() == [8.0] * 3
+    assert handler.args[0].tolist() == [2 * VALUES[-1]] * 3
     del handler
     signal.signal(signal.SIGUSR1, before)
     assert_no_fake_left()
@@ -309,7 +311,7 @@ def test_a_module_that_is_made(device: torch.device, name: str, nested: bool) ->
 
     refused(fn, device)
     last: Any = sys.modules[name].last  # type: ignore[attr-defined]
-    assert (last["y"][0] if nested else last).tolist() == [8.0] * 3
+    assert (last["y"][0] if nested else last).tolist() == [2 * VALUES[-1]] * 3
     del last
     assert_no_fake_left()
 
@@ -323,6 +325,6 @@ def test_a_name_for_all(device: torch.device, name: str, nested: bool) -> None:
 
     refused(fn, device)
     last: Any = getattr(builtins, name)
-    assert (last[0] if nested else last).tolist() == [8.0] * 3
+    assert (last[0] if nested else last).tolist() == [2 * VALUES[-1]] * 3
     del last
     assert_no_fake_left()

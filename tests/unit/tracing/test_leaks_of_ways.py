@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.utils import _pytree as pytree
 
 import pygraph
+from tests import extent
 from tests.fakes import assert_no_fake_left
 from tests.unit.tracing.test_leaks import comparable
 
@@ -251,7 +252,7 @@ def assert_close(found: Any, expected: Any) -> None:
 def test_ways(device: torch.device, name: str, way: str) -> None:
     scale, found = HOLDERS[name](device)
     plain, expected = HOLDERS[name](device)
-    for value in (1.0, 2.0, 3.0):
+    for value in (1.0, 2.0, 3.0)[: extent.examples(2, 3)]:
         x = torch.full((3,), value, device=device)
         assert_close(WAYS[way](scale, x, pygraph.jit), WAYS[way](plain, x, lambda fn: fn))
         assert_close(found(), expected())
@@ -276,7 +277,7 @@ def test_below_dynamo(device: torch.device, name: str, training: bool, is_broken
         return scale(y) + 1
 
     fast = torch.compile(fn, backend=pygraph.backend)
-    for value in (1.0, 2.0, 3.0):
+    for value in (1.0, 2.0, 3.0)[: extent.examples(2, 3)]:
         x, y = (torch.full((3,), value, device=device, requires_grad=training) for _ in range(2))
         result, other = fast(x, scale), fn(y, plain)
         assert_close(result.detach(), other.detach())
@@ -299,7 +300,7 @@ def test_graphed_callables(device: torch.device, name: str) -> None:
     graphed, net = Net(scale, device), Net(plain, device)
     x = torch.ones(3, device=device, requires_grad=True)
     pygraph.make_graphed_callables(graphed, (x,))
-    for _ in range(3):
+    for _ in range(extent.examples(2, 3)):
         for module in (graphed, net):
             module.zero_grad()
             module(x).square().sum().backward()

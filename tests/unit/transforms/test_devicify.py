@@ -180,6 +180,7 @@ CLOSE: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 @pytest.mark.parametrize("name", SAME_BITS)
 @settings(max_examples=extent.examples(8, 40))

@@ -567,6 +567,18 @@ def test_a_learning_rate_that_a_schedule_changes_is_live(device: torch.device, n
     assert "no fallbacks" in str(fast.explain())
 
 
+def test_the_learning_rate_of_a_group_that_is_added_is_live_too(device: torch.device) -> None:
+    def change(call: int, net: nn.Module, optimizer: Any) -> None:
+        if call == 3:
+            optimizer.add_param_group({"params": list(net[4].parameters()), "lr": 0.2})
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+
+    fast = check(device, ordinary, steps=10, between=change, hits=6,
+                 make_optimizer=lambda params: torch.optim.SGD(list(params)[:-2], 0.1))  # fmt: skip
+    assert "no fallbacks" in str(fast.explain())
+
+
 def test_a_learning_rate_that_becomes_a_tensor(device: torch.device) -> None:
     def change(call: int, net: nn.Module, optimizer: Any) -> None:
         (group,) = optimizer.param_groups
@@ -759,6 +771,28 @@ def test_an_error_leaves_gradients_as_eager_does(device: torch.device) -> None:
     with pytest.raises(Exception, match=r"size|shape|batch"):
         fast(x, y[:3])
     assert all(parameter.grad is None for parameter in net.parameters())  # cleared before the error
+
+
+def test_an_error_before_gradients_are_cleared_leaves_them(device: torch.device) -> None:
+    """Graphs that replace gradients take their memory before the function runs anew."""
+    net = make_net(device)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    clear_and_train = ordinary(net, optimizer)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        if len(x) != len(y):
+            raise ValueError("another number of labels")
+        return clear_and_train(x, y)
+
+    fast = pygraph.jit(step)
+    x, y = batches(device, 1)[0]
+    for _ in range(4):
+        fast(x, y)
+    there = [parameter.grad for parameter in net.parameters()]
+    assert None not in there
+    with pytest.raises(ValueError, match="another number of labels"):
+        fast(x, y[:3])
+    assert all(parameter.grad is grad for parameter, grad in zip(net.parameters(), there, strict=True))
 
 
 def test_gradients_that_require_grad_need_eager(device: torch.device) -> None:

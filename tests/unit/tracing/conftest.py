@@ -7,13 +7,6 @@ from collections.abc import Generator
 import pytest
 
 from tests.fakes import fakes_followed
-from tests.memory import free_objects
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_objects() -> None:
-    """Have few objects in the process: a search for what a trace has left goes through all of them, again and again."""
-    free_objects()
 
 
 @pytest.fixture(autouse=True)

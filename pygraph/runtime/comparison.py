@@ -113,7 +113,7 @@ def agree(got: torch.Tensor, expected: torch.Tensor) -> bool:
     if got.dtype.is_floating_point or got.dtype.is_complex:
         if got.dtype.itemsize < 2:
             return torch.equal(_bits(got), _bits(expected))
-        if torch.equal(got, expected):
+        if got.dtype is not torch.complex32 and torch.equal(got, expected):  # which torch cannot compare so
             return True
         rtol = _tolerance(got.dtype)
         return torch.allclose(got, expected, rtol=rtol, atol=rtol * max(_scale(expected), 1e-30), equal_nan=True)

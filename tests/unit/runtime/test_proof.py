@@ -139,3 +139,12 @@ def test_what_the_host_draws_is_not_recorded(device: torch.device) -> None:
     x = torch.zeros(3, device=device)
     assert len({float(fast(x)[0]) for _ in range(8)}) == 8
     assert fast.explain().to_dict()["fallbacks"]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float16, torch.float32, torch.complex32, torch.complex64])
+def test_results_that_repeat_agree_in_every_dtype(device: torch.device, dtype: torch.dtype) -> None:
+    """Torch has no ``equal`` for complex32, and no arithmetic for 8 bits."""
+    first, other = (torch.full((3,), value, dtype=torch.float32).to(dtype).to(device) for value in (1.5, 2.5))
+    assert agree(first, first.clone())
+    assert not agree(first, other)

@@ -11,7 +11,7 @@ as one operation to all levels that differentiate or batch its tensors.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +38,11 @@ class Composed:
 
     Args:
         max_graphs: How many kinds of calls have sites at a time.
+        clock: Gives the time by which the engine's native plans tell when they served a call.
     """
 
-    def __init__(self, max_graphs: int) -> None:
-        self._sites = Sites(max_graphs)
+    def __init__(self, max_graphs: int, clock: Callable[[], int]) -> None:
+        self._sites = Sites(max_graphs, clock)
 
     def call(self, engine: Engine, call: Call, found: tuple[Key, Entry] | None) -> Any:
         """Return the result of a call that is differentiated or batched from outside.
@@ -59,6 +60,10 @@ class Composed:
     def functions(self) -> Iterator[Engine]:
         """Iterate over the engines of all derived functions."""
         return self._sites.engines()
+
+    def settle(self) -> None:
+        """Bring the order of sites up to date with the calls that came by native plans."""
+        self._sites.settle()
 
     def clear(self) -> None:
         """Forget all sites, and give back the graphs of derived functions."""

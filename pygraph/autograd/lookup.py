@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -29,6 +29,15 @@ from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.leaks import leaving_nothing
 
 
+class _Key(NamedTuple):
+    """A kind of call: structure, static leaves, a key for each leaf, and torch's settings."""
+
+    tree: pytree.TreeSpec
+    static: frozenset[int]
+    leaves: tuple[Hashable, ...]
+    settings: Settings
+
+
 def find_site(
     sites: Sites, function: Engine, leaves: Sequence[Any], tree: pytree.TreeSpec, static: frozenset[int]
 ) -> Site:
@@ -47,16 +56,33 @@ def find_site(
     """
     settings = Settings.now()
     try:
-        key = (tree, static, _leaf_keys(leaves, static), settings)
+        key = _Key(tree, static, _leaf_keys(leaves, static), settings)
     except UnhashableError:
         raise InlineError("an argument cannot be part of a cache key") from None
-    kind = (key, _values(leaves, sites.baked.get(key, ())))
-    known = sites.get(kind)
+    # Threads take turns, as sites may be dropped; a handler that makes a call meanwhile has it run as it is.
+    with function.turn():
+        kind = (key, _values(leaves, sites.baked.get(key, ())))
+        known = sites.get(kind)
+        if known is None:
+            return _discover_site(sites, function, leaves, tree, static, kind)
+        sites.note_used(known)
     if isinstance(known, Refused):
         raise InlineError(known.reason)
-    if known is not None:
-        known.serves()
-        return known
+    known.serves()
+    return known
+
+
+def _discover_site(
+    sites: Sites,
+    function: Engine,
+    leaves: Sequence[Any],
+    tree: pytree.TreeSpec,
+    static: frozenset[int],
+    kind: tuple[_Key, tuple[Hashable, ...]],
+) -> Site:
+    """Discover the site of a call of a kind that has none, within the budget of such calls."""
+    sites.settle()  # the least recently used is forgotten first
+    key = kind[0]
     form = form_of((key, ()))
     traces = sites.traces.of(form)
     reason = sites.refusal(kind, traces, of_objects=form is not key)
@@ -64,11 +90,9 @@ def find_site(
         raise InlineError(reason)
     began = retries.clock()
     try:
-        with function.turn():
-            site, baked = leaving_nothing(
-                f"trace({function.name})(…)",
-                lambda: discover(function, leaves, tree, static, settings),
-            )
+        site, baked = leaving_nothing(
+            f"trace({function.name})(…)", lambda: discover(function, leaves, tree, static, key.settings)
+        )
     except DisturbedTraceError as error:
         raise InlineError(str(error)) from error  # the next call is traced again
     except TraceError as error:

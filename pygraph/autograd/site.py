@@ -25,6 +25,7 @@ from pygraph.autograd.levels import (
 from pygraph.autograd.primal import Primal
 from pygraph.calls import limits
 from pygraph.calls.engine import Engine
+from pygraph.calls.plans import Planned
 from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import NOTHING_ON_DEVICE, InlineError
@@ -38,7 +39,7 @@ class _Known:
     Attributes:
         calls: How many calls it has served besides the one that it was found out for.
         seconds: How long it took to find out.
-        stamp: Always zero: native plans are those of the entries of the calls.
+        stamp: The time of the last call, by the clock of the function's native plans.
     """
 
     calls: int = 0
@@ -66,6 +67,9 @@ class _Known:
     def engines(self) -> Iterator[Engine]:
         """Iterate over the engines of its functions."""
         return iter(())
+
+    def note_planned_calls(self) -> None:
+        """Bring the stamp up to date with the calls that came by native plans."""
 
     def discard_plans(self) -> None:
         """Have native plans not lead to it any more."""
@@ -133,7 +137,7 @@ class Site(_Known):
     differentiates: bool
     baked: tuple[int, ...] = ()
     refusals: dict[tuple[Level, ...], str] = dataclasses.field(default_factory=dict)
-    planned: tuple[Requirements, list[object]] | None = None
+    planned: tuple[Requirements, list[Planned]] | None = None
     traces: Traces = dataclasses.field(default_factory=Traces)
     _replanned: int = 0
 
@@ -183,7 +187,7 @@ class Site(_Known):
         """Whether plans are of use: the closed-over tensors are not new in each call."""
         return self._replanned <= limits.LIMITS.replans
 
-    def plans_for(self, requirements: Requirements) -> list[object] | None:
+    def plans_for(self, requirements: Requirements) -> list[Planned] | None:
         """Return the list of plans that depend on this state, to add to it; None if there can be none."""
         if self.planned is None or not self.planned[0].has_same_tensors(requirements):
             self.discard_plans()
@@ -193,9 +197,15 @@ class Site(_Known):
             self.planned = requirements, []
         return self.planned[1]
 
+    def note_planned_calls(self) -> None:
+        """Bring the stamp up to date with the calls that came by native plans."""
+        if self.planned is not None:
+            self.stamp = max([self.stamp, *(plan.stamp for plan in self.planned[1])])
+
     def discard_plans(self) -> None:
         """Discard all native plans of such calls."""
         if self.planned is not None:
+            self.note_planned_calls()
             self.primal.function.discard_plans(self.planned[1])
             self.planned = None
 

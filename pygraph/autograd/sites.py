@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from pygraph.autograd.site import Refused, Site
 from pygraph.calls.engine import Engine
@@ -18,6 +18,7 @@ class Sites:
 
     Args:
         limit: How many sites are cached.
+        clock: Gives the time by which the function's native plans tell when they served a call.
 
     Attributes:
         traces: The budgets of traces of calls, by their form.
@@ -25,17 +26,26 @@ class Sites:
             runs.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, clock: Callable[[], int]) -> None:
+        self._clock = clock
         self._known = Variants[Hashable, "Site | Refused"](limit, _forget)
         self.traces = TracesByForm()
         self.baked: dict[Hashable, tuple[int, ...]] = {}
 
     def get(self, key: Hashable) -> Site | Refused | None:
         """Return the current site of a kind of call, or why there is none; None if that is not known."""
-        found = self._known.find(key)
-        if found is not None:
-            self._known.touch(found)
-        return found
+        return self._known.find(key)
+
+    def note_used(self, found: Site | Refused) -> None:
+        """Note a call of the kind of a site."""
+        found.stamp = self._clock()
+        self._known.touch(found)
+
+    def settle(self) -> None:
+        """Put sites in the order in which calls used them last, also calls that came by native plans."""
+        for known in self._known:
+            known.note_planned_calls()
+        self._known.order()
 
     def latest(self, key: Hashable) -> Site | Refused | None:
         """Return the site of a kind of call that was used last, or why there is none."""
@@ -65,6 +75,7 @@ class Sites:
 
     def put(self, key: Hashable, site: Site | Refused) -> None:
         """Add a site, and forget the ones that cannot be current again."""
+        site.stamp = self._clock()
         self._known.make_room(key)
         self._known.add(key, site)
 

@@ -175,6 +175,9 @@ class Cache:
             if entry is not None:
                 entry.calls += calls
                 self._counts.hits += calls
+                if entry in self.entries:
+                    entry.stamp = self.native.tick()
+                    self.entries.touch(entry)
             elif note is not None:
                 self.inlined[note] += calls
         served = self.native.served()

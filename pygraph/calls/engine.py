@@ -22,6 +22,7 @@ from pygraph.calls.entries import Differentiated, Entry, Evaluated, Refused, Sta
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, UnhashableError, flatten_call
 from pygraph.calls.options import Options
+from pygraph.calls.plans import Planned
 from pygraph.calls.policy import Composition, CompositionFactory, Policy
 from pygraph.calls.recording import Recorder
 from pygraph.calls.reports import call_report
@@ -99,8 +100,10 @@ class Engine:
         self.recorder = Recorder(self.function, self.shared)
         self.compiler = Compiler(self.function, self.cache, self.shared, self.policy, self.keys, self.recorder)
         self._composition_factory = composition
-        self.composition: Composition | None = None if composition is None else composition(options.max_graphs)
         self._native = self.cache.native
+        self.composition: Composition | None = None
+        if composition is not None:
+            self.composition = composition(options.max_graphs, self._native.tick)
         self._lock = self.shared.lock
         self._clears_first = False
         register(self)
@@ -281,8 +284,8 @@ class Engine:
         run: Callable[..., Any],
         requirements: Requirements,
         baked: Sequence[int],
-    ) -> object | None:
-        """Have calls like this one go to ``run`` natively from now on; what `discard_plans` takes, None if they do not.
+    ) -> Planned | None:
+        """Have calls like this one go to ``run`` natively from now on; None if they cannot.
 
         Args:
             found: The entry of the call, with its key.
@@ -295,7 +298,7 @@ class Engine:
         live, device_type = self.keys.live_numbers(key, call) - set(baked), self.keys.device_type(call.leaves)
         return self._native.plan(key, entry, live, call, run, device_type, requirements=requirements)
 
-    def discard_plans(self, plans: Sequence[object]) -> None:
+    def discard_plans(self, plans: Sequence[Planned]) -> None:
         """Have calls not come by these plans any more."""
         with self._lock:
             for plan in plans:
@@ -393,6 +396,8 @@ class Engine:
         """How every kind of call so far runs, with the reason for everything that is not a graph."""
         with self._lock if not here.inside else contextlib.nullcontext():
             self.cache.settle()
+            if self.composition is not None:
+                self.composition.settle()
             inlined: collections.Counter[Fallback] = collections.Counter(self.cache.inlined)
             if self.recorder.reused is not None:
                 inlined += self.recorder.reused.notes

@@ -23,7 +23,7 @@ from pygraph.runtime.driver import Counters, add_replay_source
 
 
 @dataclasses.dataclass(eq=False)
-class _Made:
+class Planned:
     """A plan with its entry, and its counts as of the last report."""
 
     plan: Any
@@ -33,6 +33,11 @@ class _Made:
     hits: int = 0
     replays: int = 0
     patches: int = 0
+
+    @property
+    def stamp(self) -> int:
+        """The time of the last call that it served, by the clock of its function; zero if there was none."""
+        return self.plan.stamp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +63,7 @@ class CallPath:
     def __init__(self, lock: Any) -> None:
         self._lock = lock
         self._dispatcher: Any = None
-        self._made: list[_Made] = []
+        self._made: list[Planned] = []
         self._removed: list[Served] = []
         self.dispatch: Any = None
         self.miss: object = None
@@ -74,7 +79,7 @@ class CallPath:
         device_type: str,
         released: Sequence[int] = (),
         requirements: Requirements | None = None,
-    ) -> object | None:
+    ) -> Planned | None:
         """Have calls like this one served natively from now on, if that is possible.
 
         Args:
@@ -89,7 +94,7 @@ class CallPath:
             requirements: State that calls depend on, if it is not that of the entry.
 
         Returns:
-            A handle for `discard`; None if there is no plan.
+            The plan, for `discard`; None if there is none.
         """
         module = extension.loaded()
         if module is None or entry.plans >= limits.LIMITS.plans or not is_describable(call.leaves, live):
@@ -104,7 +109,7 @@ class CallPath:
             self._dispatcher = module.Dispatcher(self._lock.acquire, self._lock.release, here)
         executable = entry.executable
         counters = executable.driver.counters if executable is not None and plan.way == "replay" else None
-        made = _Made(plan, key, entry, counters)
+        made = Planned(plan, key, entry, counters)
         self._made.append(made)
         self._dispatcher.add(plan)
         self.miss, self.dispatch = module.MISS, self._dispatcher.dispatch
@@ -129,7 +134,7 @@ class CallPath:
             found += self._take(made)
         return found
 
-    def _take(self, made: _Made) -> list[Served]:
+    def _take(self, made: Planned) -> list[Served]:
         self._count_replays(made)
         hits, made.hits = made.plan.hits - made.hits, made.plan.hits
         return [Served(made.key, made.entry, hits, made.plan.stamp)] if hits else []
@@ -140,7 +145,7 @@ class CallPath:
             self._count_replays(made)
 
     @staticmethod
-    def _count_replays(made: _Made) -> None:
+    def _count_replays(made: Planned) -> None:
         if made.counters is not None:
             replays, made.replays = made.plan.hits - made.replays, made.plan.hits
             patches, made.patches = made.plan.patches - made.patches, made.plan.patches
@@ -156,10 +161,9 @@ class CallPath:
             self.discard(made)
         entry.plans = limits.LIMITS.plans
 
-    def discard(self, made: object) -> None:
+    def discard(self, made: Planned) -> None:
         """Remove a plan, unless it has been removed before."""
         if made in self._made:
-            assert isinstance(made, _Made)
             self._dispatcher.remove(made.plan)
             self._removed += self._take(made)
             self._made.remove(made)

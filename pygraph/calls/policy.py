@@ -78,12 +78,15 @@ class Composition(Protocol):
         """The engines of all derived functions."""
         ...
 
+    def settle(self) -> None:
+        """Bring the order of derived functions up to date with the calls that came by native plans."""
+
     def clear(self) -> None:
         """Forget what is known of calls, and give back the graphs of derived functions."""
 
 
-CompositionFactory = Callable[[int], Composition]
-"""Makes the composition of an engine, of the number of kinds of calls that are kept."""
+CompositionFactory = Callable[[int, Callable[[], int]], Composition]
+"""Makes the composition of an engine, of the number of kinds of calls that are kept and the clock of native plans."""
 
 RunnerFactory = Callable[[tuple[Any, ...], dict[str, Any], StateInputs], StateRunner]
 """Makes what runs calls that leave state behind, of their arguments and that state."""

@@ -78,17 +78,24 @@ def _error(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
     """The distance of each element, or whether it differs; None if the tensors cannot be compared."""
     if got.device != expected.device or got.dtype != expected.dtype:
         return None
-    if not (got.dtype.is_floating_point or got.dtype.is_complex) or got.dtype.itemsize < 2:
-        return _bits(got) != _bits(expected)
+    if _is_exact(got.dtype):
+        return _comparable(got) != _comparable(expected)
     if not torch.equal(got.isnan(), expected.isnan()):
         return None
     # Equal infinities have no distance.
     return (got - expected).abs().masked_fill(got == expected, 0.0).nan_to_num(0.0)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, of a dtype that can be compared: 8-bit floating point as bytes."""
-    return tensor.view(torch.uint8) if tensor.dtype.is_floating_point else tensor
+def _is_exact(dtype: torch.dtype) -> bool:
+    """Whether values are equal or not and have no distance: torch has no arithmetic for 8-bit floating point."""
+    return not (dtype.is_floating_point or dtype.is_complex) or dtype.itemsize < 2
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a dtype that torch compares: 8-bit floating point as bytes, complex32 as pairs of float16."""
+    if tensor.dtype is torch.complex32:
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor.view(torch.uint8) if tensor.dtype.is_floating_point and tensor.dtype.itemsize < 2 else tensor
 
 
 def _size(error: torch.Tensor) -> float:
@@ -110,11 +117,9 @@ def agree(got: torch.Tensor, expected: torch.Tensor) -> bool:
         return False  # some operations return their random state on the host, and in a capture on the device
     if got.numel() == 0:
         return True
-    if got.dtype.is_floating_point or got.dtype.is_complex:
-        if got.dtype.itemsize < 2:
-            return torch.equal(_bits(got), _bits(expected))
-        if got.dtype is not torch.complex32 and torch.equal(got, expected):  # which torch cannot compare so
-            return True
-        rtol = _tolerance(got.dtype)
-        return torch.allclose(got, expected, rtol=rtol, atol=rtol * max(_scale(expected), 1e-30), equal_nan=True)
-    return torch.equal(got, expected)
+    if torch.equal(_comparable(got), _comparable(expected)):
+        return True
+    if _is_exact(got.dtype):
+        return False
+    rtol = _tolerance(got.dtype)
+    return torch.allclose(got, expected, rtol=rtol, atol=rtol * max(_scale(expected), 1e-30), equal_nan=True)

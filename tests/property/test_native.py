@@ -12,7 +12,7 @@ from pygraph.process import extension
 from tests import extent
 
 pytest.importorskip("hypothesis")
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.skipif(extension.start(wait=True) is None, reason=str(extension.reason()))
@@ -23,6 +23,23 @@ STEP = st.one_of(
     st.tuples(st.just("no_grad call"), st.sampled_from(TENSORS), st.sampled_from(TENSORS), st.just(2)),
     st.tuples(st.just("set"), st.sampled_from(["factor", "table", "items", "weight", "shift"]), st.integers(1, 3)),
 )
+
+
+OVERTAKEN: list[Any] = [  # a plan serves a call under autograd, and then Python one of another kind
+    ("call", "plain", "host", 1),
+    ("call", "plain", "double", 1),
+    ("call", "grad", "plain", 1),
+    ("set", "items", 2),
+    ("set", "items", 2),
+    ("call", "double", "transposed", 1),
+    ("set", "table", 2),
+    ("call", "long", "plain", 0.5),
+    ("call", "other", "other", 2),
+    ("call", "view", "double", -0.0),
+    ("set", "table", 2),
+    ("call", "host", "double", 0.5),
+    ("call", "view", "grad", 1),
+]
 
 
 class State:
@@ -84,6 +101,7 @@ def play(steps: list[tuple[Any, ...]], device: torch.device, transform: Any) -> 
 
 @settings(max_examples=extent.examples(8, 50))
 @given(steps=st.lists(STEP, min_size=4, max_size=14).map(lambda steps: [*steps, *steps]))
+@example(steps=[*OVERTAKEN, *OVERTAKEN])
 def test_histories(device: torch.device, steps: list[tuple[Any, ...]]) -> None:
     expected, _ = play(steps, device, lambda fn: fn)
     with pytest.MonkeyPatch.context() as patch:

@@ -213,3 +213,17 @@ def test_a_cleared_cache_keeps_nothing(device: torch.device) -> None:
     pair.mine.second = nn.Linear(3, 3).to(device)
     gc.collect()
     assert weight() is None
+
+
+@native_or_not
+def test_the_least_recently_used_kind_of_call_makes_room(device: torch.device, native: bool) -> None:
+    fast = pygraph.jit(lambda x: (torch.tanh(x) * x).sum(), max_graphs=2)
+    one, two, three = (torch.ones(size, device=device, requires_grad=True) for size in (1, 2, 3))
+    for x in (one, one, two, two, one, three):
+        fast(x)
+    before = fast.cache_info()
+    assert before.captures == 3
+    fast(one)
+    assert fast.cache_info().misses == before.misses
+    fast(two)
+    assert fast.cache_info().misses > before.misses

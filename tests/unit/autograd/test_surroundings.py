@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacfwd, vmap
 
 import pygraph
+from pygraph.autograd.site import Site
+from pygraph.calls.variants import Variants
 
 Function = Callable[..., Any]
 
@@ -338,3 +340,29 @@ def test_a_backward_while_another_thread_compiles(device: torch.device) -> None:
     while other.is_alive():
         f(x).backward()
     assert not failures
+
+
+def test_the_cache_is_cleared_by_another_thread_during_a_lookup(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGRAPH_NATIVE", "0")
+    f = pygraph.jit(lambda x: (x * 2).sum())
+    x = torch.randn(3, device=device).requires_grad_()
+    f(x)
+    others: list[threading.Thread] = []
+    find = Variants[Any, Any].find
+
+    def find_and_clear(self: Variants[Any, Any], key: Any) -> Any:
+        found = find(self, key)
+        if isinstance(found, Site):
+            others.append(threading.Thread(target=f.cache_clear))
+            others[-1].start()
+            others[-1].join(timeout=0.2)  # it has to wait for its turn
+        return found
+
+    monkeypatch.setattr(Variants, "find", find_and_clear)
+    torch.testing.assert_close(f(x), (x * 2).sum())
+    assert others
+    for other in others:
+        other.join()
+    torch.testing.assert_close(f(x), (x * 2).sum())

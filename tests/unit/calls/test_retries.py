@@ -243,6 +243,19 @@ def test_steps_that_are_given_up_are_not_looked_at(
     assert growing.cache.numel() == calls + 51
 
 
+def test_calls_that_are_not_looked_at_count_as_used(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    seldom(monkeypatch, lookup_share=1e-9)
+    monkeypatch.setenv("PYGRAPH_NATIVE", "0")
+    fast = pygraph.jit(lambda x, flag: x * 2 if flag or x.sum() > 0 else x, max_graphs=2)
+    for _ in range(limits.LIMITS.lookups + 2):
+        fast(x, False)
+    refused = next(iter(fast.engine.cache.entries))
+    fast(x, True)
+    fast(x, False)  # which is not looked at
+    fast(x.double(), True)  # for which the least recently used entry makes room
+    assert refused in fast.engine.cache.entries
+
+
 def test_shared_memory_of_a_known_call_makes_no_plan(x: torch.Tensor) -> None:
     """A plan that cannot match would be compared at every further call."""
     extension.start(wait=True)

@@ -148,3 +148,7 @@ def test_results_that_repeat_agree_in_every_dtype(device: torch.device, dtype: t
     first, other = (torch.full((3,), value, dtype=torch.float32).to(dtype).to(device) for value in (1.5, 2.5))
     assert agree(first, first.clone())
     assert not agree(first, other)
+    if dtype.is_complex:
+        turned = torch.full((3,), 1.5 + 1j, dtype=torch.complex64).to(dtype).to(device)
+        assert agree(turned.conj(), turned.conj().clone())
+        assert not agree(turned.conj(), turned)

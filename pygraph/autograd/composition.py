@@ -27,7 +27,6 @@ from pygraph.autograd.sites import Sites
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry
 from pygraph.calls.function import Call
-from pygraph.calls.keys import Key
 from pygraph.calls.surroundings import InlineError
 from pygraph.ir.descriptors import Fallback
 from pygraph.process import extension
@@ -44,7 +43,7 @@ class Composed:
     def __init__(self, max_graphs: int, clock: Callable[[], int]) -> None:
         self._sites = Sites(max_graphs, clock)
 
-    def call(self, engine: Engine, call: Call, found: tuple[Key, Entry] | None) -> Any:
+    def call(self, engine: Engine, call: Call, entry: Entry | None) -> Any:
         """Return the result of a call that is differentiated or batched from outside.
 
         Raises:
@@ -53,8 +52,8 @@ class Composed:
         leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
         site = find_site(self._sites, engine, leaves, structure, engine.keys.static_leaves(call.args, call.kwargs))
         result = compose(site, leaves)
-        if found is not None:
-            _plan(engine, found, site, Call(call.args, call.kwargs, leaves, call.structure))
+        if entry is not None:
+            _plan(engine, entry, site, Call(call.args, call.kwargs, leaves, call.structure))
         return result
 
     def functions(self) -> Iterator[Engine]:
@@ -70,7 +69,7 @@ class Composed:
         self._sites.clear()
 
 
-def _plan(engine: Engine, found: tuple[Key, Entry], site: Site, call: Call) -> None:
+def _plan(engine: Engine, entry: Entry, site: Site, call: Call) -> None:
     """Have later calls like this one find their site natively."""
     if extension.loaded() is None or not site.may_be_planned:
         return
@@ -79,11 +78,11 @@ def _plan(engine: Engine, found: tuple[Key, Entry], site: Site, call: Call) -> N
     with engine.shared.lock:
         requirements = site.requirements()
         plans = site.plans_for(requirements) if engine.may_plan else None
-        if plans is None:
+        if plans is None or requirements is None:
             return
-        lifted = [tensor for tensor, _ in requirements.tensors[: len(site.primal.lifted)]]
+        lifted = [one.tensor for one in requirements.tensors[: len(site.primal.lifted)]]
         run = functools.partial(_planned_call, engine, site, lifted)
-        plan = engine.plan_composed(found, call, run, requirements, site.baked)
+        plan = engine.plan_composed(entry, call, run, requirements, site.baked)
         if plan is not None:
             plans.append(plan)
 

@@ -83,7 +83,7 @@ def _discover_site(
     """Discover the site of a call of a kind that has none, within the budget of such calls."""
     sites.settle()  # the least recently used is forgotten first
     key = kind[0]
-    form = form_of((key, ()))
+    form = form_of(key)
     traces = sites.traces.of(form)
     reason = sites.refusal(kind, traces, of_objects=form is not key)
     if reason is not None:

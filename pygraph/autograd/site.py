@@ -26,7 +26,7 @@ from pygraph.autograd.primal import Primal
 from pygraph.calls import limits
 from pygraph.calls.engine import Engine
 from pygraph.calls.plans import Planned
-from pygraph.calls.requirements import Requirements
+from pygraph.calls.requirements import CapturedTensor, Requirements
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import NOTHING_ON_DEVICE, InlineError
 from pygraph.guards.environment import Environment
@@ -172,14 +172,19 @@ class Site(_Known):
         """Iterate over the engines of its functions."""
         return self.primal.engines()
 
-    def requirements(self) -> Requirements:
-        """Return the state that it depends on besides arguments, with the tensors that it closes over now."""
+    def requirements(self) -> Requirements | None:
+        """Return the state that it depends on besides arguments, with the tensors that it closes over now.
+
+        None where one of these has no strides, by which C++ compares them.
+        """
         lookups = [lookup for lookups in self.primal.lookups for lookup in lookups]
-        lifted = (lookup() for lookup in self.primal.lifted.values())
+        tensors = [*(lookup() for lookup in self.primal.lifted.values()), *self.environment.tensors]
+        if any(tensor.layout != torch.strided or tensor.is_nested for tensor in tensors):
+            return None
         return Requirements(
-            self.environment, tuple((tensor, None) for tensor in (*lifted, *self.environment.tensors)), (),
-            tuple((lookup.container, lookup.key, lookup()) for lookup in lookups if isinstance(lookup, Item)),
-            tuple((lookup.cell, lookup()) for lookup in lookups if isinstance(lookup, Variable)),
+            self.environment, tuple(map(CapturedTensor.of, tensors)),
+            items=tuple((lookup.container, lookup.key, lookup()) for lookup in lookups if isinstance(lookup, Item)),
+            cells=tuple((lookup.cell, lookup()) for lookup in lookups if isinstance(lookup, Variable)),
         )  # fmt: skip
 
     @property
@@ -187,12 +192,12 @@ class Site(_Known):
         """Whether plans are of use: the closed-over tensors are not new in each call."""
         return self._replanned <= limits.LIMITS.replans
 
-    def plans_for(self, requirements: Requirements) -> list[Planned] | None:
+    def plans_for(self, requirements: Requirements | None) -> list[Planned] | None:
         """Return the list of plans that depend on this state, to add to it; None if there can be none."""
-        if self.planned is None or not self.planned[0].has_same_tensors(requirements):
+        if requirements is None or self.planned is None or not self.planned[0].has_same_tensors(requirements):
             self.discard_plans()
             self._replanned += 1
-            if not self.may_be_planned or not requirements.is_plain():
+            if requirements is None or not self.may_be_planned:
                 return None
             self.planned = requirements, []
         return self.planned[1]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from pygraph.calls import limits
+from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Entry, Recorded
-from pygraph.calls.keys import Key, form_of
+from pygraph.calls.keys import Key, Kind, form_of
 from pygraph.calls.plans import CallPath
 from pygraph.calls.retries import Looks, TracesByForm
 from pygraph.calls.variants import Variants
@@ -85,19 +86,20 @@ class Cache:
         self.inlined: collections.Counter[Fallback] = collections.Counter()
         self.seconds = 0.0
         self._counts = shared.counts
-        self.baked: dict[Hashable, frozenset[int]] = {}
+        self.baked: dict[Kind, frozenset[int]] = {}
         self.traces = TracesByForm()
         self._seen: set[Key] = set()
         self._evictions_in_a_row = 0
 
     # -- entries ----------------------------------------------------------------------------------------------------
 
-    def add(self, key: Key, entry: Entry) -> Entry:
+    def add(self, plan: CallPlan, entry: Entry) -> Entry:
         """Keep a new entry, and drop the least recently used ones if there are too many."""
+        entry.plan = plan
         entry.calls = 1
-        entry.traces = self.traces.of(form_of(key))
+        entry.traces = self.traces.of(form_of(plan.key.kind))
         entry.stamp = self.native.tick()
-        evicted = self.entries.add(key, entry)
+        evicted = self.entries.add(plan.key, entry)
         self._counts.evictions += evicted
         self._evictions_in_a_row += evicted
         return entry
@@ -132,9 +134,9 @@ class Cache:
 
     # -- numbers that are part of keys ------------------------------------------------------------------------------
 
-    def bake(self, base: Hashable, leaves: frozenset[int]) -> None:
+    def bake(self, kind: Kind, leaves: frozenset[int]) -> None:
         """Have the numbers at some leaves be part of the key of calls of a kind from now on."""
-        self.baked[base] = self.baked.get(base, frozenset()) | leaves
+        self.baked[kind] = self.baked.get(kind, frozenset()) | leaves
 
     # -- budgets ----------------------------------------------------------------------------------------------------
 

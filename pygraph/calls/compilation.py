@@ -9,6 +9,7 @@ import torch
 
 from pygraph.calls import retries
 from pygraph.calls.cache import Cache, Shared
+from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful
 from pygraph.calls.failed_traces import adds_again, failure_of
 from pygraph.calls.function import Call, Function
@@ -119,7 +120,7 @@ class Compiler:
             return self._add_stateful(
                 key, call, make_runner, StateInputs(gradients=True, learning_rates=not past.state.rates_are_current())
             )
-        refused = self._over_budget(key, past)
+        refused = self._over_budget(key, call, past)
         if refused is not None:
             return refused
         if past.last_refusal is not None and past.last_refusal.sets_gradients:
@@ -132,7 +133,7 @@ class Compiler:
             traced, program = self._trace(key, call, past)
         except TraceError as error:
             if self._is_differentiated(error):
-                return self._cache.add(key, Differentiated(fallbacks=[]))
+                return self._keep(key, call, Differentiated(fallbacks=[]))
             state = self._state_left_behind(past, error)
             if state is not None:
                 return self._add_stateful(key, call, make_runner, state)
@@ -141,13 +142,13 @@ class Compiler:
 
     def _past(self, key: Key) -> _Past:
         """Look back at calls of a key, and drop its entries that no call will run again."""
-        entries, form = self._cache.entries.of(key), form_of(key)
+        entries, form = self._cache.entries.of(key), form_of(key.kind)
         last = entries[0] if entries else None
         state = self._outdated_state(entries)
         wasted = last is not None and last.calls == 1
         traces = self._cache.traces.get(form)
         moved = self._cache.make_room(key)
-        if traces is not None and (last is not None or form is not key[0]):
+        if traces is not None and (last is not None or form is not key.kind):
             traces.note_outdated(wasted=wasted)
         return _Past(last, form, traces, state, moved)
 
@@ -155,20 +156,31 @@ class Compiler:
         """The environment of a trace in which gradients or learning rates are others now."""
         if not self._policy.carries_state:
             return None
-        found = (entry.environment for entry in entries if isinstance(entry, (Recorded, Evaluated)))
+        found = (entry.traced.environment for entry in entries if isinstance(entry, (Recorded, Evaluated)))
         return next((one for one in found if not one.step_is_current()), None)
 
-    def _over_budget(self, key: Key, past: _Past) -> Entry | None:
+    def _over_budget(self, key: Key, call: Call, past: _Past) -> Entry | None:
         """The entry for a call that is not traced, as traces of calls like it come to nothing; None if it is."""
         if past.traces is None or past.traces.allow_another():
             return None
         self._cache.entries.drop_all(key)
-        if past.form is not key[0] and past.last is None:  # an entry would push out others
+        if past.form is not key.kind and past.last is None:  # an entry would push out others
             note = Fallback("the call", "an object that it is passed is another one at every call")
             return Refused(fallbacks=[note], is_cached=False)
-        changed = None if past.last is None else past.last.changed()
+        changed = None if past.last is None else past.last.requirements.changed()
         note = Fallback("the call", f"{changed or 'something that the function closes over'} changes at every call")
-        return self._cache.add(key, Refused(fallbacks=[note], until=past.traces))
+        return self._keep(key, call, Refused(fallbacks=[note], until=past.traces))
+
+    def _keep(self, key: Key, call: Call, entry: Entry) -> Entry:
+        """Keep the entry of a call for calls like it, with a plan for these."""
+        keys, fn = self._keys, self._function.fn
+        target = entry.target(fn)
+        released = tuple(self._policy.released_items(entry, call.args))
+        plan = CallPlan(
+            key, keys.live_numbers(key, call), keys.device_type(call.leaves), entry.requirements, target,
+            is_eager=target is fn, released=released,
+        )  # fmt: skip
+        return self._cache.add(plan, entry)
 
     # -- with a trace -----------------------------------------------------------------------------------------------
 
@@ -195,7 +207,7 @@ class Compiler:
         found = traced.static_leaves - self._static(call)
         if found:
             # Also when all were known: another thread may have found them after this call's key was made.
-            self._cache.bake(key[0], found)
+            self._cache.bake(key.kind, found)
             key = self._keys.of(call)
             self._cache.make_room(key)
         program = _with_unguarded_state(program, traced.environment)
@@ -204,7 +216,7 @@ class Compiler:
         except torch.OutOfMemoryError:  # recording and proving needs copies of arguments and results
             note = Fallback("the call", "there is not enough memory to record its graphs and to prove them")
             self.check_strict([note])
-            return self._cache.add(key, Refused(fallbacks=[note]))
+            return self._keep(key, call, Refused(fallbacks=[note]))
         fallbacks = self._recorder.reasons(program) if executable is None else executable.fallbacks
         if self._function.records:
             try:
@@ -221,7 +233,7 @@ class Compiler:
             entry = Launched(fallbacks=fallbacks, described=described)
         else:
             entry = Evaluated(traced=traced, evaluated=program, fallbacks=fallbacks)
-        return self._cache.add(key, entry)
+        return self._keep(key, call, entry)
 
     def check_strict(self, fallbacks: list[Fallback]) -> None:
         """Raise FallbackError if there is a fallback and options do not allow any."""
@@ -247,14 +259,14 @@ class Compiler:
         if failure.is_unsteady:
             traces = self._cache.traces.of(past.form)
             traces.note_unsteady(seconds)
-            return self._cache.add(key, Refused(fallbacks=[note], until=traces, filled=failure.filled))
+            return self._keep(key, call, Refused(fallbacks=[note], until=traces, filled=failure.filled))
         modes = None if failure.once else modes_of(self._function.fn, objects_among(call.args, call.kwargs))
         sets_gradients = failure.once and failure.gradients and self._policy.carries_state
         entry = Refused(
             fallbacks=[note], modes=modes, for_one_call=failure.once, filled=failure.filled,
             sets_gradients=sets_gradients,
         )  # fmt: skip
-        return self._cache.add(key, entry)
+        return self._keep(key, call, entry)
 
     def _state_left_behind(self, past: _Past, error: TraceError) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
@@ -274,7 +286,7 @@ class Compiler:
     def _add_stateful(self, key: Key, call: Call, make_runner: RunnerFactory, state: StateInputs) -> Entry:
         """An entry for calls that leave other state behind than there was, or find another learning rate."""
         runner = make_runner(call.args, call.kwargs, state)
-        entry = self._cache.add(key, Stateful(fallbacks=[], runner=runner))
+        entry = self._keep(key, call, Stateful(fallbacks=[], runner=runner))
         runner.traces = entry.traces
         return entry
 

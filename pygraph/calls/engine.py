@@ -29,7 +29,6 @@ from pygraph.calls.reports import call_report
 from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import look_of
 from pygraph.calls.surroundings import InlineError, UntraceableError
-from pygraph.guards.environment import Environment
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.evaluate import evaluate
 from pygraph.ir.paths import flatten_with_path
@@ -174,15 +173,15 @@ class Engine:
                 entry, is_hit = self._entry(key, call)
                 if entry is None:
                     return _AsItIs(_BLOCKED)
-                shared = entry.shares_memory(leaves)
+                shared = entry.requirements.owned_memory_meets(leaves)
                 # If memory is shared, a plan would not match, and every further call would compare it.
                 if is_hit and not shared and entry.plans < limits.LIMITS.plans and extension.loaded() is not None:
-                    self._plan(key, entry, call)
+                    self._plan(entry, call)
                 if entry.executable is not None and not shared:
                     return entry.executable(leaves)
             finally:
                 here.inside = False
-        return self._outside_turn(key, entry, call, shared)
+        return self._outside_turn(entry, call, shared)
 
     def _entry(self, key: Key, call: Call) -> tuple[Entry | None, bool]:
         """The entry of a call, and whether there was one; None if memory cannot be used now."""
@@ -201,10 +200,10 @@ class Engine:
         self.cache.count_hit(entry)
         return entry, True
 
-    def _outside_turn(self, key: Key, entry: Entry, call: Call, shared: bool) -> Any:
+    def _outside_turn(self, entry: Entry, call: Call, shared: bool) -> Any:
         """Serve a call that replays no graph of this engine."""
         if isinstance(entry, Differentiated):
-            return self._composed(call, (key, entry))
+            return self._composed(call, entry)
         if isinstance(entry, Stateful):
             refusal = entry.runner.refusal()
             return entry.runner(call.args, call.kwargs) if refusal is None else _AsItIs(refusal)
@@ -234,12 +233,12 @@ class Engine:
     def _inside(self, leaves: Sequence[Any]) -> _AsItIs:
         return _AsItIs(Fallback("the call", reason_inside(self.name, leaves)))
 
-    def _composed(self, call: Call, found: tuple[Key, Entry] | None) -> Any:
+    def _composed(self, call: Call, entry: Entry | None) -> Any:
         """The result of a call that is differentiated or batched from outside, or that it runs as it is.
 
         Args:
             call: The call.
-            found: The entry that says so, with its key, if it is not ``torch.func`` that does.
+            entry: The entry that says so, if it is not ``torch.func`` that does.
         """
         if here.inside:
             return self._inside(pytree.tree_leaves((call.args, call.kwargs)))
@@ -247,20 +246,20 @@ class Engine:
             return _AsItIs(Fallback("the call", surroundings.INFERENCE))
         assert self.composition is not None
         try:
-            return self.composition.call(self, call, found)
+            return self.composition.call(self, call, entry)
         except UntraceableError as error:
-            if found is None or found[1].calls == 1:
+            if entry is None or entry.calls == 1:
                 return _AsItIs(Fallback("the call", str(error)))
             with self._lock:  # it was found before other threads had their turns
-                if found[1] in self.cache.entries:
-                    self.cache.entries.drop(found[1])  # it may leave something behind now, as calls before did not
+                if entry in self.cache.entries:
+                    self.cache.entries.drop(entry)  # it may leave something behind now, as calls before did not
             return self._served(call.args, call.kwargs)
         except InlineError as error:
             return _AsItIs(Fallback("the call", str(error)))
 
     # -- native plans -----------------------------------------------------------------------------------------------
 
-    def _plan(self, key: Key, entry: Entry, call: Call) -> None:
+    def _plan(self, entry: Entry, call: Call) -> None:
         """Have calls like this one take the native path from now on, where that can do what is done here."""
         if isinstance(entry, (Evaluated, Differentiated)) or (isinstance(entry, Refused) and entry.until is not None):
             return
@@ -268,18 +267,12 @@ class Engine:
             return
         if self._clears_first:  # asked for during this call; the native path would pass it by
             return
-        run, requirements = self.fn, None
-        if isinstance(entry, Stateful):  # which finds out for itself what else has changed
-            run, requirements = entry.runner.run, Requirements(Environment(None))
-        released = self.policy.released_items(entry, call.args)
-        self._native.plan(
-            key, entry, self.keys.live_numbers(key, call), call, run, self.keys.device_type(call.leaves), released,
-            requirements,
-        )  # fmt: skip
+        assert entry.plan is not None
+        self._native.plan(entry.plan, entry, call)
 
     def plan_composed(
         self,
-        found: tuple[Key, Entry],
+        entry: Entry,
         call: Call,
         run: Callable[..., Any],
         requirements: Requirements,
@@ -288,15 +281,16 @@ class Engine:
         """Have calls like this one go to ``run`` natively from now on; None if they cannot.
 
         Args:
-            found: The entry of the call, with its key.
+            entry: The entry of the call.
             call: The call.
             run: Called as the function is.
             requirements: State that such calls depend on.
             baked: Leaves whose numbers are not read at every call.
         """
-        key, entry = found
-        live, device_type = self.keys.live_numbers(key, call) - set(baked), self.keys.device_type(call.leaves)
-        return self._native.plan(key, entry, live, call, run, device_type, requirements=requirements)
+        assert entry.plan is not None
+        live = entry.plan.live.difference(baked)
+        plan = dataclasses.replace(entry.plan, live=live, requirements=requirements, target=run, is_eager=False)
+        return self._native.plan(plan, entry, call)
 
     def discard_plans(self, plans: Sequence[Planned]) -> None:
         """Have calls not come by these plans any more."""

@@ -9,63 +9,18 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import torch
-
+from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import Traces
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Location
-from pygraph.ir.descriptors import Captured, Fallback
-from pygraph.ir.effects import writes_memory
+from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
-from pygraph.ir.ranges import Ranges
-from pygraph.lowering.aten import written_inputs
 from pygraph.runtime.executable import Executable
 from pygraph.tracing.function_kinds import Traced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-class CapturedTensors:
-    """The tensors that a Program reads without being passed them, as they were when it was traced.
-
-    Attributes:
-        tensors: The tensors.
-        owned: The memory in which no argument may lie: theirs, if the Program writes to anything.
-    """
-
-    def __init__(self, program: Program | None) -> None:
-        self.tensors = [] if program is None else [d.value for d in program.inputs if isinstance(d, Captured)]
-        self._layouts = [_layout(value) for value in self.tensors]
-        self._offsets = [value.storage_offset() for value in self.tensors]
-        self._writes = program is not None and (bool(written_inputs(program)) or writes_memory(program.nodes))
-        self.owned = Ranges(self.tensors if self._writes else ())
-
-    def have_same_layouts(self) -> bool:
-        """Whether their shapes, strides, dtypes, devices and ``requires_grad`` are unchanged."""
-        return [_layout(value) for value in self.tensors] == self._layouts
-
-    def have_same_offsets(self) -> bool:
-        """Whether each begins where it did in its storage."""
-        return [value.storage_offset() for value in self.tensors] == self._offsets
-
-    def meet(self, leaves: Sequence[Any], *, where_recorded: bool) -> bool:
-        """Whether an argument lies in their memory and one of them is written.
-
-        Args:
-            leaves: The leaves of a call.
-            where_recorded: Whether they are read where they were when they were recorded, as graphs do, or where they
-                are now.
-        """
-        if not self._writes or not self.tensors:
-            return False
-        owned = self.owned if where_recorded else Ranges(self.tensors)
-        return any(isinstance(leaf, torch.Tensor) and owned.meet(leaf) for leaf in leaves)
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+    from collections.abc import Callable
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -74,6 +29,8 @@ class Entry:
 
     Attributes:
         fallbacks: Why calls do not run in the best way.
+        requirements: The state that calls depend on besides arguments and settings.
+        plan: What calls must match and what they run; None for an entry that is not kept.
         calls: The number of calls that it has served.
         plans: The number of its native plans.
         stamp: The time of its last call, by the clock of the native plans.
@@ -91,9 +48,14 @@ class Entry:
     seconds: float = 0.0
     traces: Traces | None = None
     is_cached: bool = True
+    requirements: Requirements = dataclasses.field(init=False)
+    plan: CallPlan | None = None
 
     def __post_init__(self) -> None:
-        self.captured = CapturedTensors(self.reported)
+        self.requirements = self._requirements()
+
+    def _requirements(self) -> Requirements:
+        return Requirements() if self.reported is None else Requirements.of(self.reported, None)
 
     @property
     def program(self) -> Program | None:
@@ -110,10 +72,9 @@ class Entry:
         """The graphs that a call replays."""
         return None
 
-    @property
-    def environment(self) -> Environment | None:
-        """The Python state that it depends on besides arguments and settings; None if there is none."""
-        return None
+    def target(self, fn: Callable[..., Any]) -> Executable | Callable[..., Any]:
+        """What calls run, given the function that a user has written."""
+        return fn
 
     @property
     def cost(self) -> float:
@@ -126,32 +87,11 @@ class Entry:
 
     def is_current(self) -> bool:
         """Whether what was baked in besides the key is unchanged: Python state and the layouts of captured tensors."""
-        environment = self.environment
-        if environment is not None and not environment.is_current():
-            return False
-        return self.captured.have_same_layouts()
-
-    def requirements(self) -> Requirements:
-        """The state that calls depend on besides their key, to be compared in C++."""
-        tensors, executable = self.captured.tensors, self.executable
-        if executable is None:
-            placed = tuple((tensor, None) for tensor in tensors)
-        else:
-            placed = tuple(zip(executable.captured, executable.static_addresses, strict=True))
-        return Requirements(self.environment, placed, tuple(self.captured.owned.pairs))
-
-    def shares_memory(self, leaves: Sequence[Any]) -> bool:
-        """Whether an argument lies in a captured tensor's memory and one of them is written."""
-        return self.captured.meet(leaves, where_recorded=self.executable is not None)
-
-    def changed(self) -> str | None:
-        """The name of something that the function reads and that is another now, if it is known."""
-        return None if self.environment is None else self.environment.changed()
+        return self.requirements.hold_anywhere()
 
     def may_return(self) -> bool:
         """Whether it may be valid again, although it is not now."""
-        environment = self.environment
-        return environment is not None and environment.may_return()
+        return self.requirements.may_hold_again()
 
     def release(self) -> None:
         """Give back its graphs."""
@@ -181,18 +121,20 @@ class Recorded(Entry):
         """The graphs that a call replays."""
         return self.graphs
 
-    @property
-    def environment(self) -> Environment:
-        """The Python state that the trace depends on."""
-        return self.traced.environment
+    def target(self, fn: Callable[..., Any]) -> Executable:
+        """The graphs that a call replays."""
+        return self.graphs
+
+    def _requirements(self) -> Requirements:
+        return Requirements.of(self.program, self.traced.environment, self.graphs.static_addresses)
 
     def is_valid(self) -> bool:
         """Whether a call that has its key runs it now: captured tensors are where the graphs read them, too."""
-        return self.graphs.is_current() and self.is_current()
+        return self.requirements.hold()
 
     def has_only_moved(self) -> bool:
         """Whether its trace is what a new one would be, although its graphs read where tensors were."""
-        return self.is_current() and self.captured.have_same_offsets()
+        return self.requirements.hold_anywhere(same_offsets=True)
 
     def release(self) -> None:
         """Give back its graphs."""
@@ -211,10 +153,8 @@ class Evaluated(Entry):
         """The Program."""
         return self.evaluated
 
-    @property
-    def environment(self) -> Environment:
-        """The Python state that the trace depends on."""
-        return self.traced.environment
+    def _requirements(self) -> Requirements:
+        return Requirements.of(self.evaluated, self.traced.environment)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -251,10 +191,8 @@ class Refused(Entry):
     sets_gradients: bool = False
     until: Traces | None = None
 
-    @property
-    def environment(self) -> Environment | None:
-        """The training modes of modules."""
-        return self.modes
+    def _requirements(self) -> Requirements:
+        return Requirements(self.modes)
 
     def is_valid(self) -> bool:
         """Whether calls still run like that."""
@@ -299,6 +237,13 @@ class Stateful(Entry):
 
     counts_itself = True
     runner: StateRunner
+
+    def target(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Runs a call, and stores the state that it leaves behind."""
+        return self.runner.run
+
+    def _requirements(self) -> Requirements:
+        return Requirements(Environment(None))  # the runner finds out for itself what has changed
 
     def release(self) -> None:
         """Give back its graphs."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,8 +15,48 @@ from pygraph.ir.leaves import is_live_number, overlap_groups
 from pygraph.ir.ranges import are_disjoint, holder, span_of
 from pygraph.runtime.alignment import ALIGNMENT, alignment_of
 
-Key: TypeAlias = tuple[Hashable, tuple[tuple[int, Hashable], ...]]
-"""The kind of a call before its trace, and by leaf the values of the numbers that its trace turned out to need."""
+
+class Kind(NamedTuple):
+    """What is known of a call before its trace.
+
+    Attributes:
+        structure: A key of the structure of ``(args, kwargs)``.
+        static: The positions of leaves that are static.
+        leaves: A key of each leaf: a tensor's layout and alignment, a live number's type, or a static value.
+        overlaps: How tensors share memory.
+        settings: torch's settings.
+    """
+
+    structure: Hashable
+    static: frozenset[int]
+    leaves: tuple[Hashable, ...]
+    overlaps: Hashable
+    settings: tuple[Hashable, ...]
+
+
+class Key(NamedTuple):
+    """The key of a call in the cache.
+
+    Attributes:
+        kind: What is known before the trace.
+        numbers: By leaf, the values of the numbers that decide what calls of this kind do, as their traces have shown.
+    """
+
+    kind: Kind
+    numbers: tuple[tuple[int, Hashable], ...]
+
+
+class HasLeaves(Protocol):
+    """A kind of call, of which one part has a key for each leaf."""
+
+    @property
+    def leaves(self) -> tuple[Hashable, ...]:
+        """The keys of leaves."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over all parts."""
+        ...
 
 
 class UnhashableError(TypeError):
@@ -56,18 +96,16 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
     return tuple(keys)
 
 
-def form_of(key: Key) -> Hashable:
-    """The part of a key that calls have in common which pass objects without a value, as one that each call makes.
+def form_of(kind: HasLeaves) -> object:
+    """What kinds of calls have in common which pass objects without a value, as one that each call makes.
 
-    It is the first part of the key where there are no such objects.
+    It is the kind itself where there are no such objects.
     """
-    base: Any = key[0]
-    structure, static, leaves, *rest = base
-    formed = tuple(kind[0] if _is_identity(kind) else kind for kind in leaves)
-    return base if formed == leaves else (structure, static, formed, *rest)
+    formed = tuple(leaf[0] if _is_identity(leaf) else leaf for leaf in kind.leaves)
+    return kind if formed == kind.leaves else tuple(formed if part is kind.leaves else part for part in kind)
 
 
-def _is_identity(leaf: Any) -> bool:
+def _is_identity(leaf: Any) -> TypeGuard[tuple[Hashable, Any]]:
     """Whether a leaf's part of a key is equal to that of no other object."""
     return type(leaf) is tuple and len(leaf) == 2 and type(leaf[1]).__hash__ is object.__hash__  # pyright: ignore
 
@@ -118,7 +156,7 @@ class Keys:
     def __init__(
         self,
         static_leaves: Callable[[tuple[Any, ...], dict[str, Any]], frozenset[int]],
-        baked: Mapping[Hashable, frozenset[int]],
+        baked: Mapping[Kind, frozenset[int]],
         pools: Mapping[torch.device, object],
     ) -> None:
         self.static_leaves, self._baked, self._pools = static_leaves, baked, pools
@@ -131,9 +169,9 @@ class Keys:
         """
         leaves, static = call.leaves, self.static_leaves(call.args, call.kwargs)
         settings = mode_key(self.device_type(leaves))
-        base = (call.structure, static, leaf_keys(leaves, static), overlap_key(leaves), settings)
-        baked = self._baked.get(base)
-        return (base, tuple([(index, static_key(leaves[index], index)) for index in sorted(baked)]) if baked else ())
+        kind = Kind(call.structure, static, leaf_keys(leaves, static), overlap_key(leaves), settings)
+        baked = self._baked.get(kind)
+        return Key(kind, tuple([(i, static_key(leaves[i], i)) for i in sorted(baked)]) if baked else ())
 
     def live_numbers(self, key: Key, call: Call) -> frozenset[int]:
         """Positions of the leaves that a call of this kind reads as numbers."""
@@ -142,7 +180,7 @@ class Keys:
 
     def leaves_by_value(self, key: Key, call: Call) -> frozenset[int]:
         """Positions of the leaves whose values are part of the key: static ones, and numbers that decide."""
-        return self.static_leaves(call.args, call.kwargs) | self._baked.get(key[0], frozenset())
+        return self.static_leaves(call.args, call.kwargs) | self._baked.get(key.kind, frozenset())
 
     def device_type(self, leaves: Sequence[Any]) -> str:
         """The accelerator whose autocast setting matters: that of the first tensor, or of what is closed over."""

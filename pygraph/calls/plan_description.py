@@ -18,13 +18,12 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pygraph.calls.entries import Entry
+from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.function import Call
-from pygraph.calls.requirements import Requirements
 from pygraph.ir.constants import IMMUTABLE
 
 if TYPE_CHECKING:
-    from pygraph.runtime.call_plan import CallPlan
+    from pygraph.runtime.calling_convention import CallingConvention
     from pygraph.runtime.capture import RegionGraph
     from pygraph.runtime.executable import Executable
 
@@ -40,59 +39,48 @@ def is_describable(leaves: Sequence[Any], live: frozenset[int]) -> bool:
     )
 
 
-def describe_plan(
-    entry: Entry,
-    call: Call,
-    live: frozenset[int],
-    fn: Any,
-    device_type: str,
-    released: Sequence[int],
-    requirements: Requirements | None,
-) -> dict[str, Any]:
+def describe_plan(plan: CallPlan, call: Call) -> dict[str, Any]:
     """Describe what calls like this one must match, and how they run, as `native/plan_type.h` reads it.
 
+    What its key says, C++ reads off the call itself.
+
     Args:
-        entry: The entry that runs such calls.
+        plan: The plan of such calls.
         call: The call.
-        live: Positions of numbers that are read at every call.
-        fn: The function that runs them if the entry has no executable.
-        device_type: The accelerator whose settings matter.
-        released: Leaves that are released before results are allocated.
-        requirements: State that calls depend on, if it is not that of the entry.
 
     Returns:
         Addresses and objects by name. C++ holds references to the objects; ``owners`` own what addresses point to.
     """
-    executable = entry.executable
-    state = entry.requirements() if requirements is None else requirements
+    executable = plan.executable
     return {
-        "live": live,
+        "live": plan.live,
         "leaves": call.leaves,
-        "device": device_type,
-        **state.description(),
-        "callable": fn if executable is None else executable,
+        "device": plan.device_type,
+        **plan.requirements.description(),
+        "callable": plan.target,
         "is_executable": executable is not None,
-        "is_eager": executable is None and requirements is None,
+        "is_eager": plan.is_eager,
         "replay": None if executable is None else _replay(executable),
         "stream": None if executable is None else _stream(executable),
-        "released": tuple(released),
+        "released": plan.released,
     }
 
 
 def _replay(executable: Executable) -> dict[str, Any] | None:
     """The replay of an executable that is one graph on the caller's tensors and numbers; None if it is more."""
-    if len(executable._regions) != 1 or executable._regions[0].graph is None or executable.plan.aliases:
+    convention = executable.convention
+    if len(executable._regions) != 1 or executable._regions[0].graph is None or convention.aliases:
         return None
     region = executable._regions[0]
     graph, body = region.graph, region.body
     assert graph is not None
     if graph.reuses_outputs or region.adoption is not None or graph.lazy:
         return None  # results are not in fresh memory, or are read in a way that is not described
-    tensors, numbers = dict(executable.plan.tensors), dict(executable.plan.numbers)
+    tensors, numbers = dict(convention.tensors), dict(convention.numbers)
     outputs = {node: index for index, node in enumerate(body.outputs)}
     if not all(node in tensors for node in body.inputs) or not all(node in numbers for node in body.numbers):
         return None
-    if not all(node in outputs and not foreign for _, node, foreign in executable.plan.results):
+    if not all(node in outputs and not foreign for _, node, foreign in convention.results):
         return None
     parameters = _parameters(graph)
     launch = graph.graph.native_launch()
@@ -116,8 +104,8 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
             (number, None if graph.outputs_are_memory else (spec.shape, spec.stride, spec.offset))
             for number, spec in graph.views
         ),
-        "results": _results(executable.plan, outputs),
-        **_returned(executable.plan.out_tree),
+        "results": _results(convention, outputs),
+        **_returned(convention.out_tree),
         "owners": (graph, executable),  # alive while addresses of theirs are used
     }  # fmt: skip
 
@@ -173,16 +161,16 @@ def _parameters(graph: RegionGraph) -> tuple[tuple[Any, ...], tuple[Any, ...], t
     )
 
 
-def _results(plan: CallPlan, outputs: dict[fx.Node, int]) -> tuple[tuple[str, Any], ...]:
+def _results(convention: CallingConvention, outputs: dict[fx.Node, int]) -> tuple[tuple[str, Any], ...]:
     """The origin of every result leaf: an output of the graph, a static value, an argument or an earlier leaf."""
-    results: list[Any] = [None] * plan.out_tree.num_leaves
-    for leaf, node, _ in plan.results:
+    results: list[Any] = [None] * convention.out_tree.num_leaves
+    for leaf, node, _ in convention.results:
         results[leaf] = ("output", outputs[node])
-    for leaf, value in plan.statics:
+    for leaf, value in convention.statics:
         results[leaf] = ("static", value)
-    for leaf, argument in plan.arguments:
+    for leaf, argument in convention.arguments:
         results[leaf] = ("argument", argument)
-    for leaf, earlier in plan.repeats:
+    for leaf, earlier in convention.repeats:
         results[leaf] = ("repeat", earlier)
     return tuple(results)
 

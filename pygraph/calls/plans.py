@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 from pygraph.calls import limits
+from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Entry
 from pygraph.calls.function import Call
-from pygraph.calls.keys import Key
 from pygraph.calls.plan_description import describe_plan, is_describable
-from pygraph.calls.requirements import Requirements
 from pygraph.process import extension
 from pygraph.process.reentrancy import here, members
 from pygraph.runtime.driver import Counters, add_replay_source
@@ -24,10 +22,9 @@ from pygraph.runtime.driver import Counters, add_replay_source
 
 @dataclasses.dataclass(eq=False)
 class Planned:
-    """A plan with its entry, and its counts as of the last report."""
+    """A plan in C++ with its entry, and its counts as of the last report."""
 
     plan: Any
-    key: Key
     entry: Entry
     counters: Counters | None
     hits: int = 0
@@ -44,7 +41,6 @@ class Planned:
 class Served:
     """Calls that a plan has served since the last report; ``stamp`` orders entries by their last calls."""
 
-    key: Key
     entry: Entry
     hits: int
     stamp: int
@@ -69,49 +65,32 @@ class CallPath:
         self.miss: object = None
         _paths.add(self)
 
-    def plan(
-        self,
-        key: Key,
-        entry: Entry,
-        live: frozenset[int],
-        call: Call,
-        fn: Any,
-        device_type: str,
-        released: Sequence[int] = (),
-        requirements: Requirements | None = None,
-    ) -> Planned | None:
+    def plan(self, plan: CallPlan, entry: Entry, call: Call) -> Planned | None:
         """Have calls like this one served natively from now on, if that is possible.
 
         Args:
-            key: The key of such calls.
-            entry: The entry that runs them.
-            live: Positions of numbers that are read at every call.
+            plan: The plan of such calls.
+            entry: The entry that counts them.
             call: The call.
-            fn: The function that runs them if the entry has no executable.
-            device_type: The accelerator whose settings matter.
-            released: Leaves that are taken out of the list that is the first argument, where they are items of the same
-                number, before results are allocated; a call whose replay fails after that raises an error.
-            requirements: State that calls depend on, if it is not that of the entry.
 
         Returns:
             The plan, for `discard`; None if there is none.
         """
         module = extension.loaded()
-        if module is None or entry.plans >= limits.LIMITS.plans or not is_describable(call.leaves, live):
+        if module is None or entry.plans >= limits.LIMITS.plans or not is_describable(call.leaves, plan.live):
             return None
         entry.plans += 1
-        description = describe_plan(entry, call, live, fn, device_type, released, requirements)
         try:
-            plan = module.Plan(call.args, call.kwargs, description)
+            native = module.Plan(call.args, call.kwargs, describe_plan(plan, call))
         except ValueError:  # there is a container among the arguments that C++ does not read
             return None
         if self._dispatcher is None:
             self._dispatcher = module.Dispatcher(self._lock.acquire, self._lock.release, here)
-        executable = entry.executable
-        counters = executable.driver.counters if executable is not None and plan.way == "replay" else None
-        made = Planned(plan, key, entry, counters)
+        executable = plan.executable
+        counters = executable.driver.counters if executable is not None and native.way == "replay" else None
+        made = Planned(native, entry, counters)
         self._made.append(made)
-        self._dispatcher.add(plan)
+        self._dispatcher.add(native)
         self.miss, self.dispatch = module.MISS, self._dispatcher.dispatch
         return made
 
@@ -137,7 +116,7 @@ class CallPath:
     def _take(self, made: Planned) -> list[Served]:
         self._count_replays(made)
         hits, made.hits = made.plan.hits - made.hits, made.plan.hits
-        return [Served(made.key, made.entry, hits, made.plan.stamp)] if hits else []
+        return [Served(made.entry, hits, made.plan.stamp)] if hits else []
 
     def count_replays(self) -> None:
         """Add replays of these plans to the counters of their devices."""

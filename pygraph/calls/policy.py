@@ -62,13 +62,13 @@ class Policy:
 class Composition(Protocol):
     """Calls of one function inside transforms of ``torch.func`` and under autograd, see `pygraph.autograd`."""
 
-    def call(self, engine: Any, call: Call, found: tuple[Key, Entry] | None) -> Any:
+    def call(self, engine: Any, call: Call, entry: Entry | None) -> Any:
         """The result of a call.
 
         Args:
             engine: The engine of the function.
             call: The call.
-            found: The entry that says that autograd differentiates it; None if it is inside a transform.
+            entry: The entry that says that autograd differentiates it; None if it is inside a transform.
 
         Raises:
             InlineError: It must run as it is.

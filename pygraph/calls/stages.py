@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from pygraph.calls.entries import Entry, Evaluated, Recorded
 from pygraph.calls.keys import overlap_key
 from pygraph.calls.reports import call_report
 from pygraph.errors import ArgumentError, describe
+from pygraph.guards.torch_settings import KEY_TITLES, mode_key
 from pygraph.ir.evaluate import check_call, evaluate
 from pygraph.ir.program import Program
 from pygraph.process import extension
@@ -20,6 +22,9 @@ from pygraph.process.reentrancy import reason_inside
 from pygraph.report.explain import Explanation
 from pygraph.runtime.alignment import WIDEST_LOAD, alignment_of, is_aligned
 from pygraph.tracing.function_kinds import Traced
+
+# A Program computes the same in all of them.
+_OF_CALLS = ("grad mode", "inference mode")
 
 
 class Lowered:
@@ -36,6 +41,7 @@ class Lowered:
         self._traced = traced
         self.program = program
         self._leaves = leaves
+        self._settings = mode_key(program.device.type)
 
     def as_text(self) -> str:
         """The Program as Python source."""
@@ -53,11 +59,11 @@ class Lowered:
         else:
             fallbacks = executable.fallbacks
             entry = Recorded(traced=self._traced, graphs=executable, recordable=self.program, fallbacks=fallbacks)
-        return Compiled(self._engine, entry, self._leaves, self._donation)
+        return Compiled(self._engine, entry, self._leaves, self._settings, self._donation)
 
 
 class Compiled:
-    """An executable for one kind of call: other layouts, alignments or static values raise ArgumentError.
+    """An executable for one kind of call; calls of other kinds raise ArgumentError.
 
     Attributes:
         program: The Program as it runs.
@@ -68,9 +74,11 @@ class Compiled:
         engine: Engine,
         entry: Entry,
         leaves: list[Any],
+        settings: tuple[Hashable, ...],
         donation: Donation | None = None,
     ) -> None:
         self._donation = donation
+        self._settings = settings
         assert entry.program is not None
         self._engine = engine
         self._name = entry.program.name
@@ -85,7 +93,9 @@ class Compiled:
         Raises:
             ArgumentError: They differ in structure, shape, strides, dtype, device, static values, or in how they lie
                 in memory: less aligned, or sharing memory otherwise, also with what the function closes over and one
-                of them is written. Nothing has been changed.
+                of them is written. Or the function would read something else now: a number or tensor that it closes
+                over is another, a tensor has other memory, or a setting of torch's has changed that operations depend
+                on. Nothing has been changed.
         """
         if self._donation is not None:
             return self._donation.around(self._call, args, kwargs)
@@ -102,7 +112,8 @@ class Compiled:
                 raise ArgumentError(describe(f"{self._name}(…)", problem, expected=wanted, remedy="Clone it."))
         if overlap_key(leaves) != self._overlap:
             raise ArgumentError(describe(f"{self._name}(…)", "the arguments share memory otherwise than when compiled"))
-        if self._entry.shares_memory(leaves):
+        self._check_state()
+        if self._entry.requirements.owned_memory_meets(leaves):
             problem = "an argument shares memory with a captured tensor, and one is written"
             raise ArgumentError(describe(f"{self._name}(…)", problem, remedy="Clone it."))
         with self._engine.turn() as mine:
@@ -112,6 +123,16 @@ class Compiled:
         if not mine:
             reason_inside(self._name, leaves)  # raises where the device cannot be used at all
         return evaluate(self.program, *args, **kwargs)
+
+    def _check_state(self) -> None:
+        """Refuse a call if the function would read anything else now, or graphs would read where a tensor was."""
+        settings = zip(KEY_TITLES, self._settings, mode_key(self.program.device.type), strict=True)
+        others = [title for title, before, now in settings if before != now and title not in _OF_CALLS]
+        if not others and self._entry.is_valid():
+            return
+        changed = others[0] if others else self._entry.requirements.changed() or "something that the function reads"
+        problem = f"{changed} is another than when it was compiled, or elsewhere"
+        raise ArgumentError(describe(f"{self._name}(…)", problem, remedy="Compile again, or call the function itself."))
 
     def explain(self) -> Explanation:
         """The report of how it runs, and why."""

@@ -95,7 +95,9 @@ class StatePolicy(Policy):
         function, now = self._function, reached_state(self._users, *call.args[3:])
         if self._state.gradients and not _are_same(now.differentiable, function.differentiated):
             raise OutdatedError
-        traced = (entry.environment for entry in cache.entries.of(key) if isinstance(entry, (Recorded, Evaluated)))
+        traced = (
+            entry.traced.environment for entry in cache.entries.of(key) if isinstance(entry, (Recorded, Evaluated))
+        )
         environments = list(traced)
         if self._state.learning_rates:
             if not _are_same(now.rates, function.groups):
@@ -118,7 +120,7 @@ class StatePolicy(Policy):
         Raises:
             UnsteadyError: It is so.
         """
-        if not cache.baked.get(key[0], frozenset()).isdisjoint(_stored_leaves(call.args)):
+        if not cache.baked.get(key.kind, frozenset()).isdisjoint(_stored_leaves(call.args)):
             raise UnsteadyError
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:

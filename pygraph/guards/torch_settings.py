@@ -169,7 +169,10 @@ SETTINGS: tuple[TorchSetting, ...] = (
     *(_precision(backend, of) for backend in ("cuda", "mkldnn") for of in ("all", "matmul", "conv", "rnn")),
 )  # fmt: skip
 
-_READ_FOR_KEY = tuple(setting.read for setting in SETTINGS if setting.in_key)
+_IN_KEY = tuple(setting for setting in SETTINGS if setting.in_key)
+_READ_FOR_KEY = tuple(setting.read for setting in _IN_KEY)
+KEY_TITLES = ("autocast", "autocast of the CPU", *(setting.title for setting in _IN_KEY), "the current device")
+"""The names of the settings in `mode_key`."""
 
 
 def mode_key(device_type: str) -> tuple[Hashable, ...]:

@@ -30,7 +30,7 @@ from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
 from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import RegionBody
-from pygraph.runtime.call_plan import CallPlan, Values
+from pygraph.runtime.calling_convention import CallingConvention, Values
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.copies import copied_leaves
 from pygraph.runtime.discovery import RefusedError
@@ -88,7 +88,7 @@ class Executable:
 
     Attributes:
         program: The Program at stage ``regions``.
-        plan: How a call becomes values, and these its result.
+        convention: How a call becomes values, and these its result.
         captured: The tensors that are read where they are.
         times: The times that were taken of ways of running its graph regions, by region.
         static_addresses: Where captured tensors were when the graphs were recorded.
@@ -159,7 +159,7 @@ class Executable:
         self._regions = [
             _BoundRegion(region, RegionBody(self.program, region.index), None) for region in self.program.regions
         ]
-        self.plan = self._plan()
+        self.convention = self._convention()
         with self._trial(leaves) as env:
             for bound in self._regions:
                 self._refusing = bound.body
@@ -226,15 +226,15 @@ class Executable:
         saved = [(tensor, clone_strided(tensor)) for tensor in written]
         try:
             with random_states_restored(self.driver), torch.no_grad():
-                yield self.plan.values(copied_leaves(leaves))
+                yield self.convention.values(copied_leaves(leaves))
         finally:
             with torch.no_grad():
                 for tensor, contents in saved:
                     tensor.copy_(contents)
 
-    def _plan(self) -> CallPlan:
+    def _convention(self) -> CallingConvention:
         bodies = [bound.body for bound in self._regions]
-        return CallPlan.of(self.program, (node for body in bodies for node in (*body.inputs, *body.numbers)))
+        return CallingConvention.of(self.program, (node for body in bodies for node in (*body.inputs, *body.numbers)))
 
     # -- calling --------------------------------------------------------------------------------------------------
 
@@ -244,23 +244,19 @@ class Executable:
         torch._C._set_grad_enabled(False)  # checked with torch 2.11 and 2.13; no_grad() costs a microsecond more
         try:
             safe = leaves if self._reused is None else self._reused.moved_out(leaves, self._shows_arguments)
-            env = self.plan.values(leaves if safe is None else safe)
+            env = self.convention.values(leaves if safe is None else safe)
             run = _run if safe is not None else _launch
             for bound in self._regions:
                 run(bound, env)
-            out = self.plan.result_leaves(env, leaves)
+            out = self.convention.result_leaves(env, leaves)
         finally:
             torch._C._set_grad_enabled(grad)
         return out[0] if self._single else pytree.tree_unflatten(out, self.program.out_tree)
 
-    def is_current(self) -> bool:
-        """Whether captured tensors are still where the graphs read them."""
-        return [tensor.data_ptr() for tensor in self.captured] == self.static_addresses
-
     @property
     def unread(self) -> frozenset[int]:
         """Leaf positions that no call looks at."""
-        return frozenset(range(self.program.in_tree.num_leaves)) - self.plan.read_leaves()
+        return frozenset(range(self.program.in_tree.num_leaves)) - self.convention.read_leaves()
 
     def adopt(self, donated: frozenset[int], leaves: Sequence[Any], notes: Notes) -> None:
         """Let results take over the memory of donated arguments wherever that is safe; the caller then consumes them.
@@ -274,7 +270,7 @@ class Executable:
         if last.graph is None:
             return
         arguments = self._donated_arguments(donated)
-        node_of = {leaf: node for node, leaf in self.plan.tensors}
+        node_of = {leaf: node for node, leaf in self.convention.tensors}
         refused = {argument.leaf: self._why_not(argument, node_of.get(argument.leaf), leaves) for argument in arguments}
         usable = {node_of[argument.leaf]: argument for argument in arguments if refused[argument.leaf] is None}
         adoption = last.adoption = Adoption(last.graph, usable, notes, Ranges(self.captured))
@@ -296,8 +292,8 @@ class Executable:
     def _why_not(self, argument: Argument, node: fx.Node | None, leaves: Sequence[Any]) -> str | None:
         """Why no result can have this argument's memory, as far as that does not depend on the call."""
         shown = {alias.index for alias in self.program.aliases if alias.of == "argument"}
-        viewed = {base.leaf for _, base in self.plan.aliases if isinstance(base, Argument)}
-        if argument.leaf in shown | viewed or any(root(result) is node for _, result, _ in self.plan.results):
+        viewed = {base.leaf for _, base in self.convention.aliases if isinstance(base, Argument)}
+        if argument.leaf in shown | viewed or any(root(result) is node for _, result, _ in self.convention.results):
             return "it is returned"
         if node is None:
             return "the function does not read it"
@@ -305,7 +301,7 @@ class Executable:
             return "it shares memory with another argument"
         if any(node is bound.body.inputs[i] for bound in self._regions for i in bound.body.written):
             return "the function updates it"
-        if any(result for *_, result in self.plan.results):
+        if any(result for *_, result in self.convention.results):
             return "a copy of an argument is returned, which is made after the graphs have run"
         return None
 

@@ -121,8 +121,8 @@ FAULTS = (
     Fault(
         "captured-tensors-that-moved",
         "Graphs are replayed though a tensor that they read has other memory by now.",
-        "return [tensor.data_ptr() for tensor in self.captured] == self.static_addresses",
-        "return True",
+        "        return self.address is None or self.tensor.data_ptr() == self.address\n",
+        "        return True\n",
     ),
     Fault(
         "repeated-results-apart",
@@ -188,9 +188,8 @@ FAULTS = (
     Fault(
         "entries-that-are-never-outdated",
         "A trace is used although what the function read besides its arguments has changed.",
-        "        if environment is not None and not environment.is_current():\n            return False\n"
-        "        return self.captured.have",
-        "        return self.captured.have",
+        "        if self.environment is not None and not self.environment.is_current():\n            return False\n",
+        "",
     ),
     Fault(
         "arguments-in-captured-memory",

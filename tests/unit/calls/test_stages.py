@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -91,6 +92,62 @@ def test_another_alignment_or_overlap_does_not_fit(x: torch.Tensor) -> None:
     assert memory.sum() == 0
     assert compiled(memory[64:68], memory[128:132].clone()).tolist() == [0.0] * 4
     assert memory.sum() == 4
+
+
+class Scaled:
+    """A function of a weight, its factor, and how many times it is applied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.weight, self.factor, self.times = torch.ones(3, 3, device=device), 2.0, 1
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            x = torch.tanh(x @ self.weight) * self.factor
+        return x
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda fn: setattr(fn, "factor", 3.0), "factor is another"),
+        (lambda fn: setattr(fn, "times", 2), "times is another"),
+        (lambda fn: setattr(fn, "weight", fn.weight * 2), "weight is another"),
+        (lambda fn: setattr(fn.weight, "data", fn.weight * 2), "weight is another"),
+        (lambda fn: setattr(fn.weight, "data", (fn.weight * 2).t()), "weight is another"),
+    ],
+)
+def test_a_call_that_would_read_something_else_does_not_fit(
+    x: torch.Tensor, change: Callable[[Scaled], object], name: str
+) -> None:
+    fn = Scaled(x.device)
+    compiled = pygraph.jit(fn).lower(x).compile()
+    fn.weight.mul_(0.5)
+    torch.testing.assert_close(compiled(x), fn(x))
+    change(fn)
+    with pytest.raises(ArgumentError, match=name):
+        compiled(x)
+    torch.testing.assert_close(pygraph.jit(fn).lower(x).compile()(x), fn(x))
+
+
+def test_without_graphs_tensors_are_read_where_they_are(x: torch.Tensor) -> None:
+    fn = Scaled(x.device)
+    compiled = pygraph.devicify(fn).lower(x).compile()
+    fn.weight.data = fn.weight * 2
+    torch.testing.assert_close(compiled(x), fn(x))
+    fn.times = 2
+    with pytest.raises(ArgumentError, match="times is another"):
+        compiled(x)
+
+
+def test_a_call_under_other_settings_does_not_fit(x: torch.Tensor) -> None:
+    compiled = pygraph.jit(step).lower(x).compile()
+    with torch.no_grad():
+        assert torch.equal(compiled(x), x * 2)
+    with torch.inference_mode():
+        assert torch.equal(compiled(x), x * 2)
+    with torch.autocast(x.device.type, torch.bfloat16), pytest.raises(ArgumentError, match="autocast is another"):
+        compiled(x)
+    assert torch.equal(compiled(x), x * 2)
 
 
 def test_what_cannot_be_traced_raises(x: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The plan of a call, as data: where the values of inputs come from, and what its results are put together of.
+"""The calling convention of a Program, as data: where the values of inputs come from, and what results are made of.
 
 It is made once, when a Program is recorded. The executable reads it at every call, and so does the native call path.
 """
@@ -32,7 +32,7 @@ Values = dict[fx.Node, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class CallPlan:
+class CallingConvention:
     """How a call's leaves become values of nodes, and these the result.
 
     Attributes:
@@ -59,8 +59,8 @@ class CallPlan:
     out_tree: pytree.TreeSpec
 
     @classmethod
-    def of(cls, program: Program, read: Iterable[fx.Node]) -> CallPlan:
-        """Make the plan of a Program.
+    def of(cls, program: Program, read: Iterable[fx.Node]) -> CallingConvention:
+        """Make the convention of a Program.
 
         Args:
             program: The Program.

@@ -11,7 +11,7 @@ import torch
 from hypothesis import Phase
 
 import pygraph
-from pygraph.calls.keys import Keys
+from pygraph.calls.keys import Key, Keys, Kind
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.program import Program
 from pygraph.runtime import discovery, proof, recorded_region
@@ -224,6 +224,8 @@ def test_the_poison_alone_notices_a_missed_pointer(device: torch.device) -> None
 
 # ---- keys ------------------------------------------------------------------------------------------------------
 
+SAME_FOR_ALL = Key(Kind(None, frozenset(), (), "always the same", ()), ())
+
 
 @pytest.mark.parametrize(
     ("what", "first", "second"),
@@ -249,7 +251,7 @@ def test_a_key_that_forgets_breaks_the_law(
 
     check()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Keys, "of", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
+        patch.setattr(Keys, "of", lambda self, *args: SAME_FOR_ALL)
         with pytest.raises((AssertionError, RuntimeError)):
             check()
 
@@ -265,7 +267,7 @@ def test_a_key_that_forgets_a_static_value_breaks_the_law(device: torch.device) 
 
     check()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Keys, "of", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
+        patch.setattr(Keys, "of", lambda self, *args: SAME_FOR_ALL)
         with pytest.raises(AssertionError):
             check()
 
@@ -284,7 +286,7 @@ def test_a_key_that_forgets_overlap_breaks_the_law(device: torch.device) -> None
 
     check()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Keys, "of", lambda self, *args: ((None, frozenset(), (), "always the same"), ()))
+        patch.setattr(Keys, "of", lambda self, *args: SAME_FOR_ALL)
         with pytest.raises(AssertionError):
             check()
 

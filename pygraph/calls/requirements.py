@@ -41,9 +41,10 @@ class CapturedTensor(NamedTuple):
         """Describe a tensor that has strides."""
         return cls(tensor, _layout(tensor), tensor.storage_offset(), address)
 
-    def is_in_place(self) -> bool:
-        """Whether it is where graphs read it."""
-        return self.address is None or self.tensor.data_ptr() == self.address
+    def has_changed(self) -> bool:
+        """Whether it has another layout, or is not where graphs read it."""
+        moved = self.address is not None and self.tensor.data_ptr() != self.address
+        return moved or _layout(self.tensor) != self.layout
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -90,7 +91,10 @@ class Requirements:
 
     def hold(self) -> bool:
         """Whether all is as it was, so that a call with the right arguments and settings may run."""
-        return all(one.is_in_place() for one in self.tensors) and self.hold_anywhere()
+        for tensor, _, _, address in self.tensors:
+            if address is not None and tensor.data_ptr() != address:
+                return False
+        return self.hold_anywhere()
 
     def hold_anywhere(self, *, same_offsets: bool = False) -> bool:
         """Whether all is as it was, wherever tensors lie now.
@@ -100,8 +104,8 @@ class Requirements:
         """
         if self.environment is not None and not self.environment.is_current():
             return False
-        for one in self.tensors:
-            if _layout(one.tensor) != one.layout or (same_offsets and one.tensor.storage_offset() != one.offset):
+        for tensor, layout, offset, _ in self.tensors:
+            if _layout(tensor) != layout or (same_offsets and tensor.storage_offset() != offset):
                 return False
         return True
 
@@ -118,8 +122,8 @@ class Requirements:
         """The name of the first thing that is another now, as a user would write it; None if it has none."""
         if self.environment is None:
             return None
-        moved = (one.tensor for one in self.tensors if not one.is_in_place() or _layout(one.tensor) != one.layout)
-        return self.environment.changed() or next((self.environment.names.get(id(tensor)) for tensor in moved), None)
+        others = (self.environment.names.get(id(one.tensor)) for one in self.tensors if one.has_changed())
+        return self.environment.changed() or next(others, None)
 
     def may_hold_again(self) -> bool:
         """Whether all that differs now are plain values, so that it may be as it was again."""

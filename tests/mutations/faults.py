@@ -121,8 +121,8 @@ FAULTS = (
     Fault(
         "captured-tensors-that-moved",
         "Graphs are replayed though a tensor that they read has other memory by now.",
-        "        return self.address is None or self.tensor.data_ptr() == self.address\n",
-        "        return True\n",
+        "            if address is not None and tensor.data_ptr() != address:\n",
+        "            if False:\n",
     ),
     Fault(
         "repeated-results-apart",

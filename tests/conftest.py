@@ -59,6 +59,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Settle what this run does, before its workers are started and its modules imported."""
     extent.CHOSEN = extent.Extent(config.option.long, config.option.day)
+    if config.option.long and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
     if not config.option.long:
         if config.option.conformance_samples is None:
             config.option.conformance_samples = 1
@@ -73,6 +75,19 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("short", deadline=None, derandomize=True, print_blob=True, database=None)
     hypothesis.settings.register_profile("long", deadline=None, print_blob=True)
     hypothesis.settings.load_profile("long" if config.option.long else "short")
+
+
+class FailuresAtOnce:
+    """Failures of a long run, told when they happen: such a run takes hours, and may be cut off before its end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._plugins = config.pluginmanager
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write the end of a failure."""
+        terminal = self._plugins.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\n{report.nodeid} failed:\n{report.longreprtext[-4000:]}")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -13,6 +13,7 @@ from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry, Evaluated, Recorded
 from pygraph.calls.keys import overlap_key
 from pygraph.calls.reports import call_report
+from pygraph.calls.requirements import Requirements
 from pygraph.errors import ArgumentError, describe
 from pygraph.guards.torch_settings import KEY_TITLES, mode_key
 from pygraph.ir.evaluate import check_call, evaluate
@@ -41,6 +42,7 @@ class Lowered:
         self._traced = traced
         self.program = program
         self._leaves = leaves
+        self._requirements = Requirements.of(program, traced.environment)
         self._settings = mode_key(program.device.type)
 
     def as_text(self) -> str:
@@ -48,8 +50,14 @@ class Lowered:
         return str(self.program)
 
     def compile(self) -> Compiled:
-        """Record the graphs, with the arguments given to ``lower`` as examples."""
+        """Record the graphs, with the arguments given to ``lower`` as examples.
+
+        Raises:
+            ArgumentError: What the function reads besides its arguments, or a setting of torch's, has changed since.
+        """
         recorder = self._engine.recorder
+        requirements = self._requirements
+        _check_unchanged(self.program, self._settings, requirements, requirements.hold_anywhere(same_offsets=True))
         with self._engine.turn() as mine:
             executable = recorder.record(self.program, self._leaves) if mine else None
         entry: Entry
@@ -112,7 +120,7 @@ class Compiled:
                 raise ArgumentError(describe(f"{self._name}(…)", problem, expected=wanted, remedy="Clone it."))
         if overlap_key(leaves) != self._overlap:
             raise ArgumentError(describe(f"{self._name}(…)", "the arguments share memory otherwise than when compiled"))
-        self._check_state()
+        _check_unchanged(self.program, self._settings, self._entry.requirements, self._entry.is_valid())
         if self._entry.requirements.owned_memory_meets(leaves):
             problem = "an argument shares memory with a captured tensor, and one is written"
             raise ArgumentError(describe(f"{self._name}(…)", problem, remedy="Clone it."))
@@ -124,19 +132,20 @@ class Compiled:
             reason_inside(self._name, leaves)  # raises where the device cannot be used at all
         return evaluate(self.program, *args, **kwargs)
 
-    def _check_state(self) -> None:
-        """Refuse a call if the function would read anything else now, or graphs would read where a tensor was."""
-        settings = zip(KEY_TITLES, self._settings, mode_key(self.program.device.type), strict=True)
-        others = [title for title, before, now in settings if before != now and title not in _OF_CALLS]
-        if not others and self._entry.is_valid():
-            return
-        changed = others[0] if others else self._entry.requirements.changed() or "something that the function reads"
-        problem = f"{changed} is another than when it was compiled, or elsewhere"
-        raise ArgumentError(describe(f"{self._name}(…)", problem, remedy="Compile again, or call the function itself."))
-
     def explain(self) -> Explanation:
         """The report of how it runs, and why."""
         return Explanation(self._name, (call_report(self._entry),), {}, slow_calls=extension.reason())
+
+
+def _check_unchanged(program: Program, settings: tuple[Hashable, ...], requirements: Requirements, hold: bool) -> None:
+    """Refuse what would read something else than was traced, or read where a tensor no longer is."""
+    now = mode_key(program.device.type)
+    titles = [t for t, one, other in zip(KEY_TITLES, settings, now, strict=True) if one != other and t not in _OF_CALLS]
+    if not titles and hold:
+        return
+    changed = titles[0] if titles else requirements.changed() or "something that the function reads"
+    problem = f"{changed} is another than when it was lowered, or elsewhere"
+    raise ArgumentError(describe(f"{program.name}(…)", problem, remedy="Lower it again, or call the function itself."))
 
 
 def _placement(leaf: Any) -> int:

@@ -129,6 +129,18 @@ def test_a_call_that_would_read_something_else_does_not_fit(
     torch.testing.assert_close(pygraph.jit(fn).lower(x).compile()(x), fn(x))
 
 
+def test_what_has_changed_since_it_was_lowered_is_not_compiled(x: torch.Tensor) -> None:
+    fn = Scaled(x.device)
+    lowered = pygraph.jit(fn).lower(x)
+    fn.weight.data = fn.weight * 2
+    torch.testing.assert_close(lowered.compile()(x), fn(x))  # nothing was recorded yet where it was
+    with torch.autocast(x.device.type, torch.bfloat16), pytest.raises(ArgumentError, match="autocast is another"):
+        lowered.compile()
+    fn.weight.data = fn.weight.t()
+    with pytest.raises(ArgumentError, match="weight is another"):
+        lowered.compile()
+
+
 def test_without_graphs_tensors_are_read_where_they_are(x: torch.Tensor) -> None:
     fn = Scaled(x.device)
     compiled = pygraph.devicify(fn).lower(x).compile()

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # checked with torch 2.11 and 2.13
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pygraph.errors import StateChangeError, describe
 from pygraph.process.collection import collect, no_collection
@@ -45,11 +46,13 @@ class _Trace(threading.local):
 
     Attributes:
         modes: Its modes of fake tensors, and its symbols; None outside a trace.
+        shape_envs: What its modes know of symbols.
         lines: Its tensors, with the user's lines that have made them.
         young: The objects that it has made.
     """
 
     modes: list[weakref.ref[Any]] | None = None
+    shape_envs: list[weakref.ref[ShapeEnv]]
     lines: list[tuple[weakref.ref[Any], str]]
     young: YoungObjects
 
@@ -61,6 +64,8 @@ def remember(mode: FakeTensorMode) -> None:
     """Have the tensors of a mode looked for when the trace under way is over."""
     if _trace.modes is not None:
         _trace.modes.append(weakref.ref(mode))
+        if mode.shape_env is not None:
+            _trace.shape_envs.append(weakref.ref(mode.shape_env))
 
 
 def remember_numbers() -> None:
@@ -88,7 +93,7 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
     """
     if _trace.modes is not None:
         return run()  # as part of a larger trace, which looks when it is over
-    _trace.modes, _trace.lines = [], []
+    _trace.modes, _trace.shape_envs, _trace.lines = [], [], []
     try:
         with turn(), no_collection(), _unprofiled():
             _trace.young = YoungObjects()
@@ -102,7 +107,7 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
                     raise
                 left = _remove_leaks(result, failed=False)
     finally:
-        _trace.modes, _trace.lines = None, []
+        _trace.modes, _trace.shape_envs, _trace.lines = None, [], []
     if left is None:
         return result[0]
     names, line = left
@@ -141,6 +146,7 @@ def _remove_leaks(result: list[Any], *, failed: bool) -> tuple[list[str], str | 
         failed: Whether there is none, as the trace has failed.
     """
     made = _trace.modes or []
+    _forget_symbols()
     if _are_gone(made):
         return None
     young = _trace.young.collect()
@@ -187,6 +193,17 @@ def _clear_references(
     if is_collected and not (names or stays or failed) and not _are_gone(made) and search.finds_any():
         names["something that does not tell Python what it holds"] = None
     return (list(names), line) if names else None
+
+
+def _forget_symbols() -> None:
+    """Empty caches of fake results by symbols: torch keeps some of what knows of symbols in caches of its own.
+
+    The symbols would be looked for among all objects of the process. Private; checked with torch 2.11 and 2.13.
+    """
+    for reference in _trace.shape_envs:
+        shape_env = reference()
+        if shape_env is not None:
+            shape_env.fake_tensor_cache.clear()
 
 
 def _are_gone(made: Iterable[weakref.ref[Any]]) -> bool:

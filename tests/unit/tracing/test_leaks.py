@@ -24,6 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import pygraph
+from pygraph.tracing.leak_search import LeakSearch
 from tests import extent
 from tests.fakes import assert_no_fake_left
 
@@ -482,3 +483,21 @@ def test_what_holds_values_holds_those_of_eager(device: torch.device, name: str)
     left = comparable(found())
     assert left == comparable(expected())
     assert_no_fake_left()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_trace_with_symbols_is_not_looked_for_among_all_objects(
+    device: torch.device, requires_grad: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search takes the longer the more objects the process has, and symbols of sizes were found alive each time."""
+    searches: list[bool] = []
+    may_find_any = LeakSearch.may_find_any
+    monkeypatch.setattr(
+        LeakSearch, "may_find_any", lambda search: searches.append(may_find_any(search)) or searches[-1]
+    )
+    fn = lambda x, k: torch.tanh(x) * torch.arange(0, k * 6, k, device=x.device)  # noqa: E731
+    x = torch.randn(4, 6, device=device).requires_grad_(requires_grad)
+    fast = pygraph.jit(fn)
+    for k in (2, 3):
+        torch.testing.assert_close(fast(x, k), fn(x, k))
+    assert searches == []

@@ -73,7 +73,7 @@ class Entry:
         return None
 
     def target(self, fn: Callable[..., Any]) -> Executable | Callable[..., Any]:
-        """What calls run, given the function that a user has written."""
+        """The executable or function that calls run, given the function that a user has written."""
         return fn
 
     @property

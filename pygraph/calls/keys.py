@@ -17,7 +17,7 @@ from pygraph.runtime.alignment import ALIGNMENT, alignment_of
 
 
 class Kind(NamedTuple):
-    """What is known of a call before its trace.
+    """The part of a call's key that is known before its trace.
 
     Attributes:
         structure: A key of the structure of ``(args, kwargs)``.
@@ -97,7 +97,7 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
 
 
 def form_of(kind: HasLeaves) -> object:
-    """What kinds of calls have in common which pass objects without a value, as one that each call makes.
+    """The part that kinds of calls have in common which pass objects without a value, as one that each call makes.
 
     It is the kind itself where there are no such objects.
     """

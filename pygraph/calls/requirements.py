@@ -1,4 +1,4 @@
-"""What a kind of calls depends on besides arguments and torch's settings, as one description for Python and C++."""
+"""State that a kind of calls depends on besides arguments and torch's settings, described once for Python and C++."""
 
 # Containers hold values of any type.
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false

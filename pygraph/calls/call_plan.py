@@ -8,7 +8,6 @@ from typing import Any
 
 from pygraph.calls.keys import Key
 from pygraph.calls.requirements import Requirements
-from pygraph.runtime.calling_convention import CallingConvention
 from pygraph.runtime.executable import Executable
 
 
@@ -42,8 +41,3 @@ class CallPlan:
     def executable(self) -> Executable | None:
         """The graphs that calls replay."""
         return self.target if isinstance(self.target, Executable) else None
-
-    @property
-    def convention(self) -> CallingConvention | None:
-        """How calls that replay graphs become values, and these their results."""
-        return None if self.executable is None else self.executable.convention

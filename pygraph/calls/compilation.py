@@ -127,7 +127,7 @@ class Compiler:
             return self._add_stateful(key, call, make_runner, StateInputs(gradients=True))
         if self._cache.is_past_budget(key):
             note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
-            return Refused(fallbacks=[note], is_cached=False)
+            return Refused(fallbacks=[note])
         began = retries.clock()
         try:
             traced, program = self._trace(key, call, past)
@@ -166,7 +166,7 @@ class Compiler:
         self._cache.entries.drop_all(key)
         if past.form is not key.kind and past.last is None:  # an entry would push out others
             note = Fallback("the call", "an object that it is passed is another one at every call")
-            return Refused(fallbacks=[note], is_cached=False)
+            return Refused(fallbacks=[note])
         changed = None if past.last is None else past.last.requirements.changed()
         note = Fallback("the call", f"{changed or 'something that the function closes over'} changes at every call")
         return self._keep(key, call, Refused(fallbacks=[note], until=past.traces))
@@ -254,7 +254,7 @@ class Compiler:
             raise FallbackError(str(error)) from error
         note = Fallback("the call", str(error), None)
         if isinstance(error, DisturbedTraceError):
-            return Refused(fallbacks=[note], is_cached=False)
+            return Refused(fallbacks=[note])
         failure = failure_of(error, is_first=past.last is None, was_once=past.was_once)
         if failure.is_unsteady:
             traces = self._cache.traces.of(past.form)

@@ -214,7 +214,7 @@ class Engine:
         if isinstance(entry, Evaluated):
             return _AsItIs(None, entry, entry.program)
         note = entry.fallbacks[0] if entry.fallbacks else None
-        return _AsItIs(note, entry if entry.is_cached else None)
+        return _AsItIs(note, entry if entry.plan is not None else None)
 
     def _run_as_it_is(self, found: _AsItIs, args: Any, kwargs: Any) -> Any:
         if found.program is not None:

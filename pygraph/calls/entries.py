@@ -30,13 +30,12 @@ class Entry:
     Attributes:
         fallbacks: Why calls do not run in the best way.
         requirements: The state that calls depend on besides arguments and settings.
-        plan: What calls must match and what they run; None for an entry that is not kept.
+        plan: What calls must match and what they run; None for an entry that is for a single call.
         calls: The number of calls that it has served.
         plans: The number of its native plans.
         stamp: The time of its last call, by the clock of the native plans.
         seconds: The time that its trace and recording have taken.
         traces: The budget of traces of calls of its form.
-        is_cached: Whether later calls find it; one that is not is for a single call.
         counts_itself: Whether its calls are counted, and reported, by another function's cache.
     """
 
@@ -47,7 +46,6 @@ class Entry:
     stamp: int = 0
     seconds: float = 0.0
     traces: Traces | None = None
-    is_cached: bool = True
     requirements: Requirements = dataclasses.field(init=False)
     plan: CallPlan | None = None
 

@@ -35,14 +35,10 @@ def watched_classes(is_asking: Callable[[], bool], refuse: Callable[[object], No
     watched += [(random.Random, name) for name in ("random", "getrandbits", "seed", "setstate", "getstate")]
     watched += [(random.SystemRandom, name) for name in ("random", "getrandbits")]
     made: list[object] = []  # random generators that the function has made itself
-    undo: list[Callable[[], None]] = []
-    try:
+    with contextlib.ExitStack() as undo:  # an error while one method is restored keeps no other from it
         for cls, name in watched:
-            undo.append(_watch(cls, name, shared, made, is_asking, refuse))
+            undo.callback(_watch(cls, name, shared, made, is_asking, refuse))
         yield
-    finally:
-        for take_back in reversed(undo):
-            take_back()
 
 
 def _is_algebra(frame: Any) -> bool:
@@ -84,4 +80,4 @@ def _watch(
         return original(self, *args, **kwargs)
 
     setattr(cls, name, method)
-    return (lambda: setattr(cls, name, original)) if own else (lambda: delattr(cls, name))
+    return functools.partial(setattr, cls, name, original) if own else functools.partial(delattr, cls, name)

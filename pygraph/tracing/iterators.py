@@ -61,20 +61,17 @@ class Iterators:
     def hidden(self) -> Generator[None, None, None]:
         """Put a proxy wherever an iterator is stored; values that the function assigns there meanwhile stay."""
         self._thread = threading.get_ident()
-        swapped: list[tuple[Callable[[], object], Callable[[object], object], object, object]] = []
-        try:
-            with watched_classes(self.is_asking, self.refuse):
+        with contextlib.ExitStack() as undo:  # an error while one is put back keeps no other from it
+            undo.enter_context(watched_classes(self.is_asking, self.refuse))
+            try:
                 for get, put, value in locations_of(self._environment):
                     instead = self.substitute(value)
                     if instead is not value and get() is value:
+                        undo.callback(_put_back, get, put, instead, value)
                         put(instead)
-                        swapped.append((get, put, instead, value))
                 yield
-        finally:
-            self._thread = None  # from now on, a proxy that is still stored somewhere acts as the iterator
-            for get, put, instead, value in reversed(swapped):
-                if get() is instead:
-                    put(value)
+            finally:
+                self._thread = None  # from now on, a proxy that is still stored somewhere acts as the iterator
 
     def is_asking(self) -> bool:
         """Whether the traced function is running here, and not other code in another thread."""
@@ -183,6 +180,12 @@ def _check(proxy: IteratorProxy) -> None:
     if iterators.is_asking():
         iterator = _iterator_of(proxy)
         iterators.refuse(getattr(iterator, "__self__", iterator))
+
+
+def _put_back(get: Callable[[], object], put: Callable[[object], object], proxy: object, value: object) -> None:
+    """Store an iterator where its proxy is, unless something else has been stored there meanwhile."""
+    if get() is proxy:
+        put(value)
 
 
 def _described(iterator: object) -> str:

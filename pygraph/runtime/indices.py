@@ -82,27 +82,20 @@ def index_reach(nodes: Iterable[fx.Node]) -> dict[fx.Node, Reach]:
     Args:
         nodes: Nodes of a graph, in order. What they take from outside is part of the answer.
     """
-    nodes = [node for node in nodes if node.op == "call_function"]
     found: dict[fx.Node, Reach] = {}
-    again = True
 
     def note(node: fx.Node, reach: Reach) -> None:
-        nonlocal again
         for one in {node, root(node)}:
-            if found.get(one, Reach.NOT) < reach:
-                found[one] = reach
-                again = True
+            found[one] = max(found.get(one, Reach.NOT), reach)
 
-    for node in nodes:
-        for operand, reach in _ranged_operands(node):
-            note(operand, reach)
-    while again:  # once for most: what is written to memory may be read by an earlier view
-        again = False
-        for node in reversed(nodes):
-            reach = max([found.get(one, Reach.NOT) for one in (node, *map(root, written_arguments(node)))])
-            if reach:
-                for argument, unchanged in _sources(node):
-                    note(argument, reach if unchanged else Reach.COMPUTED)
+    # Backwards, as what is written to memory reaches what reads it later: its own node, or a view of that memory.
+    for node in reversed([node for node in nodes if node.op == "call_function"]):
+        reach = max([found.get(one, Reach.NOT) for one in (node, *map(root, written_arguments(node)))])
+        for operand, as_index in _ranged_operands(node):
+            note(operand, as_index)
+        if reach:
+            for argument, unchanged in _sources(node):
+                note(argument, reach if unchanged else Reach.COMPUTED)
     return found
 
 

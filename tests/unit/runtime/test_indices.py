@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import pygraph
 from pygraph.calls.measuring import example_leaves, measured_program
+from pygraph.lowering.aten import lower
 from pygraph.runtime.discovery import Discovery
 from pygraph.runtime.emulated import driver as emulated
 from pygraph.runtime.indices import Reach, index_reach
@@ -69,6 +70,24 @@ def test_how_arguments_reach_an_index(device: torch.device, number: int, stack: 
     if program.table is not None:
         nodes = sorted((node for node in program.nodes if "load" in node.name), key=lambda node: node.args[1])
     assert [reach.get(node, NOT) for node in nodes] == expected
+
+
+def test_what_is_written_after_an_index_was_read_reaches_none(device: torch.device) -> None:
+    """An optimizer updates an embedding's positions, say: gradients are no indices for that."""
+
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        rows = x[i]
+        i.copy_(x[0, : i.numel()] * 0)
+        return rows
+
+    def earlier(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        view = i[:]
+        i.copy_(x[0, : i.numel()] * 0)
+        return x[view]
+
+    for one, expected in ((fn, NOT), (earlier, COMPUTED)):
+        program = lower(pygraph.trace(one)(table(device), ids(device)))
+        assert index_reach(program.nodes).get(program.placeholders[0], NOT) == expected
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))

@@ -15,6 +15,7 @@ from pygraph.ir.descriptors import Mutation, TensorSpec
 from pygraph.ir.effects import has_effect, root, written_arguments
 from pygraph.ir.program import Program, output_values
 from pygraph.lowering.in_place import restore_writes
+from pygraph.lowering.statistics import update_statistics
 from pygraph.lowering.updates import node_like, write_updates
 
 aten = torch.ops.aten
@@ -54,8 +55,10 @@ def lower(program: Program) -> Program:
     output = graph.output_node()
     restore_writes(graph, program)
     _drop_copies(graph, program)
-    values = output_values(graph)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    mutated = {placeholders[descriptor.input] for descriptor in program.outputs if isinstance(descriptor, Mutation)}
+    update_statistics(graph, mutated)
+    values = output_values(graph)
     updates = [
         (placeholders[descriptor.input], values[position])
         for position, descriptor in enumerate(program.outputs)

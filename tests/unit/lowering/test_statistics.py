@@ -1,0 +1,101 @@
+"""Running statistics of batch norm, updated in place where nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pygraph
+from pygraph.lowering.aten import lower
+
+aten = torch.ops.aten
+
+Normal = Callable[..., torch.Tensor]
+
+
+def norm(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+    return F.batch_norm(x, mean, var, training=True)
+
+
+def once(x: Any, mean: Any, var: Any) -> Any:
+    return norm(x, mean, var)
+
+
+def twice(x: Any, mean: Any, var: Any) -> Any:
+    return norm(norm(x, mean, var) * 2, mean, var)
+
+
+def read_before(x: Any, mean: Any, var: Any) -> Any:
+    old = mean * 2
+    return norm(x, mean, var) + old.sum()
+
+
+def read_after(x: Any, mean: Any, var: Any) -> Any:
+    y = norm(x, mean, var)
+    return y, mean * 2
+
+
+def old_contents(x: Any, mean: Any, var: Any) -> Any:
+    old = mean.clone()
+    y = norm(x, mean, var)
+    return y, old, mean - old
+
+
+def between(x: Any, mean: Any, var: Any) -> Any:
+    y = norm(x, mean, var)
+    middle = mean.clone()
+    z = norm(y * 3, mean, var)
+    return z, middle, var + middle
+
+
+def overwritten(x: Any, mean: Any, var: Any) -> Any:
+    y = norm(x, mean, var)
+    mean.zero_()
+    return y
+
+
+def view(x: Any, mean: Any, var: Any) -> Any:
+    part = mean[1:]
+    y = norm(x, mean, var)
+    return y, part * 2
+
+
+def on_their_own(x: Any, mean: Any, var: Any) -> Any:
+    """Statistics that the function makes itself, by the functional operation: the old ones stay as they are."""
+    first, second = mean * 1, var * 1
+    new = aten._native_batch_norm_legit_functional(x, None, None, first, second, True, 0.1, 1e-5)
+    return new[0], new[3] - first, new[4] - second
+
+
+def arguments(device: torch.device) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    x, mean, var = torch.randn(4, 3, 5), torch.randn(3), torch.rand(3)
+    return [x.to(device), mean.to(device), var.to(device)]
+
+
+@pytest.mark.parametrize(
+    "fn", [once, twice, read_before, read_after, old_contents, between, overwritten, view, on_their_own]
+)
+def test_lowered_is_eager(fn: Normal, device: torch.device) -> None:
+    program = lower(pygraph.trace(fn)(*arguments(device)))
+    got, expected = arguments(device), arguments(device)
+    torch.testing.assert_close(pygraph.evaluate(program, *got), fn(*expected), rtol=0, atol=0)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("fn", "count"), [(once, 1), (twice, 2), (read_before, 1), (read_after, 1)])
+def test_nothing_is_copied(fn: Normal, count: int, device: torch.device) -> None:
+    program = lower(pygraph.trace(fn)(*arguments(device)))
+    targets = [node.target for node in program.nodes]
+    writing = [aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default]
+    assert sum(target in writing for target in targets) == count
+    assert aten.copy_.default not in targets
+
+
+def test_statistics_of_the_function_stay_functional(device: torch.device) -> None:
+    program = lower(pygraph.trace(on_their_own)(*arguments(device)))
+    assert aten._native_batch_norm_legit_functional.default in [node.target for node in program.nodes]

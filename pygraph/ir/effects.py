@@ -68,6 +68,11 @@ def is_selection(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem and not is_view(node)
 
 
+def is_first_gradient(node: fx.Node) -> bool:
+    """Whether the node makes the gradient that a backward begins with, ones like a loss."""
+    return bool(node.meta.get("first_gradient"))
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether the node draws from a random generator."""
     target = node.target

@@ -44,6 +44,16 @@ def restore_writes(graph: fx.Graph, program: Program) -> None:
             _restore(graph, node, op, program)
 
 
+def is_write_back(node: fx.Node) -> bool:
+    """Whether a node copies what a functional variant returns to the tensor that its operation writes to by itself."""
+    if node.target is not aten.copy.default or node.args[1].meta["spec"] != node.meta["spec"]:  # pyright: ignore
+        return False
+    source: Any = node.args[1]
+    while source.target is operator.getitem:
+        source = source.args[0]
+    return mutating_operation_of(source.target) is not None
+
+
 def _restore(graph: fx.Graph, node: fx.Node, op: torch._ops.OpOverload, program: Program) -> None:
     count = len(op._schema.returns)
     written = written_values(op, node.args, node.kwargs)

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 
 from torch.utils import _pytree as pytree
 
 from pygraph.ir.descriptors import Spec, TensorSpec, contiguous_strides
-from pygraph.ir.effects import has_effect, is_view
+from pygraph.ir.effects import has_effect, is_first_gradient, is_view
 
 aten = torch.ops.aten
 
@@ -43,7 +43,8 @@ def clean_up_graph(graph: fx.Graph, specs: list[Spec]) -> None:
         if node.target is aten.copy.default and isinstance(spec, TensorSpec):
             # The result is fresh; a fake one has the first argument's offset until torch's cache of fakes knows it.
             spec = dataclasses.replace(spec, offset=0)
-        node.meta = {"spec": spec, "source": source}
+        first = {"first_gradient": True} if is_first_gradient(node) else {}
+        node.meta = {"spec": spec, "source": source, **first}
         _fold_zeros(node, zeros)
         if node.op == "placeholder":
             node.meta["spec"] = specs[position]

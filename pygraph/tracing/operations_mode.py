@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import (
 from pygraph.errors import TraceError
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.functional_variants import check_disjoint_arguments, needs_functional_variant
-from pygraph.ir.source_lines import user_frame
+from pygraph.ir.source_lines import PYGRAPH_FOLDER, TORCH_FOLDER, user_frame
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.function_modes import MetaDeviceUses
@@ -111,6 +111,8 @@ class OperationsMode(TorchDispatchMode):
                 break
             source = source or user_frame(sys._getframe(1))
             node.meta["source"] = source
+            if func is aten.ones_like.default and _is_first_gradient(sys._getframe(1)):
+                node.meta["first_gradient"] = True
             if node.target is func and self._has_another_dtype(func, args, kwargs or {}):
                 node.kwargs = {**node.kwargs, "dtype": out.dtype}
         remember_line(out, source)
@@ -165,6 +167,15 @@ class OperationsMode(TorchDispatchMode):
         if needs_functional_variant(func):
             check_disjoint_arguments(func, args, kwargs)
         return check_write(func, args, kwargs)
+
+
+def _is_first_gradient(frame: Any) -> bool:
+    """Whether torch makes the gradient with which a backward begins (its function checked with torch 2.11 and 2.13)."""
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, PYGRAPH_FOLDER)):
+        if frame.f_code is torch.autograd._make_grads.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 _CUDA = torch.device("cuda")

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError, describe
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.effects import is_first_gradient
 from pygraph.ir.evaluate import physical
 from pygraph.ir.functional_variants import (
     call_functionally,
@@ -66,6 +67,8 @@ class RecordingInterpreter(Interpreter):
             if node is last:
                 break
             node.meta.setdefault("source", n.meta.get("source"))
+            if is_first_gradient(n):
+                node.meta["first_gradient"] = True
         return out
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:

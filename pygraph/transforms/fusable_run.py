@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.ir.descriptors import Mutation, TensorSpec
-from pygraph.ir.effects import is_view, root
+from pygraph.ir.descriptors import Captured, Mutation, TensorSpec
+from pygraph.ir.effects import is_first_gradient, is_view, root
 from pygraph.ir.program import Program
 
 aten = torch.ops.aten
@@ -32,9 +32,13 @@ class FusableRun:
         specs: The specs of ``inputs``.
         outputs: The nodes that are needed outside, in the order in which they are returned.
         updates: Positions among the Program's outputs of the updates of inputs that the graph makes.
+        updated: Nodes of the run that are needed outside, and the inputs that have their contents afterwards.
+        begins: Positions among ``inputs`` of gradients that backwards begin with, which are made outside.
+        static: Positions among ``inputs`` of parameters, buffers and what else the function closes over.
     """
 
     def __init__(self, program: Program, nodes: Sequence[fx.Node], before: set[fx.Node]) -> None:
+        nodes = [node for node in nodes if not is_first_gradient(node)]
         self._inside, self._before = set(nodes), before
         self._graph = fx.Graph()
         self._env: dict[fx.Node, fx.Node] = {}
@@ -42,12 +46,21 @@ class FusableRun:
         self._anchor: fx.Node | None = None
         for node in nodes:
             self._env[node] = self._graph.node_copy(node, self._local)
+        self.updated = dict[fx.Node, fx.Node]()
         self.updates = self._take_updates(program)
         values = [value for position, value in enumerate(program.results) if position not in self.updates]
-        self.outputs = [node for node in nodes if _is_needed(node, self._inside, values) and not _is_tuple(node)]
+        needed = [node for node in nodes if _is_needed(node, self._inside, values) and not _is_tuple(node)]
+        returned = {root(value) for value in values if isinstance(value, fx.Node)}
+        self.updated = {node: self.updated[node] for node in needed if node in self.updated and node not in returned}
+        self.outputs = [node for node in needed if node not in self.updated]
         self._graph.output(tuple(self._env[node] for node in self.outputs))
         self.module = fx.GraphModule(torch.nn.Module(), self._graph)
         self.specs: list[TensorSpec] = [node.meta["spec"] for node in self.inputs]
+        captured = {
+            node for node, what in zip(program.placeholders, program.inputs, strict=True) if isinstance(what, Captured)
+        }
+        self.begins = frozenset(index for index, node in enumerate(self.inputs) if is_first_gradient(node))
+        self.static = frozenset(index for index, node in enumerate(self.inputs) if node in captured)
 
     def _local(self, node: fx.Node) -> fx.Node:
         if node not in self._env:
@@ -77,6 +90,8 @@ class FusableRun:
                 continue
             self._graph.call_function(aten.copy_.default, (self._local(target), self._local(value)))
             taken.append(position)
+            if value.meta["spec"] == target.meta["spec"]:
+                self.updated[value] = target
         return tuple(taken)
 
 

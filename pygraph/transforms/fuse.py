@@ -1,8 +1,7 @@
 """Fusion: runs of ATen operations become the kernels that Inductor makes of them."""
 
-# Inductor's entry point is private. Checked with torch 2.11 and 2.13.
-# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# An anchor in a graph is a private attribute. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import dataclasses
@@ -12,15 +11,16 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.errors import StageError, describe
 from pygraph.ir.autocasting import without_autocast
-from pygraph.ir.descriptors import Captured, Fallback, Input, TensorSpec, tensor_specs
-from pygraph.ir.effects import host_reason, is_operation, is_random, is_selection, is_work, root
+from pygraph.ir.descriptors import Captured, Fallback, Input, TensorSpec, contiguous_strides, tensor_specs
+from pygraph.ir.effects import host_reason, is_first_gradient, is_operation, is_random, is_selection, is_work, root
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.aten import lower
-from pygraph.lowering.inductor import FusedGraph, compile_graph, settings
+from pygraph.lowering.fused_run import compile_run
+from pygraph.lowering.in_place import is_write_back
+from pygraph.lowering.joint import Value
 from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.transforms.fusable_run import FusableRun
 from pygraph.transforms.schedule import alternating_runs
@@ -92,6 +92,8 @@ def _is_fusable(node: fx.Node) -> bool:
         return False
     if node.target.namespace not in ("aten", "prims") or node.target is aten.empty_strided.default:  # pyright: ignore
         return False
+    if is_write_back(node):
+        return False
     specs = [*tensor_specs(node.meta["spec"])]
     specs += [spec for argument in node.all_input_nodes for spec in tensor_specs(argument.meta.get("spec"))]
     return all(spec.device.type == "cuda" and not spec.dtype.is_complex for spec in specs)
@@ -143,7 +145,14 @@ class _Fusion:
         )
 
     def _copy(self, node: fx.Node) -> fx.Node:
-        copy = self._new.node_copy(node, self._value)
+        spec = node.meta["spec"]
+        if is_first_gradient(node) and spec.stride == contiguous_strides(
+            spec.shape
+        ):  # of the loss it is the shape alone
+            options = {"dtype": spec.dtype, "device": spec.device}
+            copy = self._new.call_function(aten.full.default, (list(spec.shape), 1), options)
+        else:
+            copy = self._new.node_copy(node, self._value)
         copy.meta = dict(node.meta)
         return copy
 
@@ -160,7 +169,7 @@ class _Fusion:
     def _fuse(self, nodes: Sequence[fx.Node]) -> bool:
         run = FusableRun(self._program, nodes, self._before)
         try:
-            compiled = compile_run(run.module, run.specs, self._program.name)
+            fused = compile_run(run.module, run.specs, self._program.name, run.begins, run.static)
         except Exception as error:  # whatever a compiler of a hundred thousand lines may raise
             first = str(error).strip().partition("\n")[0]
             operations = f"{len(nodes)} operations from {nodes[0].name} to {nodes[-1].name}"
@@ -168,19 +177,39 @@ class _Fusion:
                 Fallback(operations, f"not fused: {type(error).__name__}: {first}", nodes[0].meta.get("source"))
             )
             return False
-        if compiled is None:
+        if fused is None:
             return False
-        kernels, note = compiled.kernels(run.specs)
-        if note is not None:
-            self._notes.append(note)
-        found = self._splice(kernels, [self._value(node) for node in run.inputs], nodes[0].meta.get("source"))
-        for node, value in zip(run.outputs, found, strict=False):
-            self._env[node] = value
+        self._notes += fused.notes
+        wanted = dict(zip(fused.results, run.outputs, strict=True))
+        found: dict[Value, fx.Node] = {}
+        for of, part in zip(("forward", "backward"), fused.parts, strict=False):
+            inputs = [
+                found[value] if value.of != "input" else self._value(run.inputs[value.number]) for value in part.inputs
+            ]
+            owned = {value.number for value in wanted if value.of == of}
+            results = self._splice(part.kernels, inputs, owned, nodes[0].meta.get("source"))
+            found |= {Value(of, index): result for index, result in enumerate(results)}
+            self._env |= {
+                node: self._as_in_eager(found[value], node) for value, node in wanted.items() if value.of == of
+            }
+        self._env |= {node: self._value(target) for node, target in run.updated.items()}
         self._updated |= set(run.updates)
         return True
 
-    def _splice(self, kernels: KernelGraph, inputs: list[fx.Node], source: str | None) -> list[fx.Node]:
-        """Put kernels in the new graph, and return the nodes of their results, each with memory of its own."""
+    def _splice(
+        self, kernels: KernelGraph, inputs: list[fx.Node], owned: set[int], source: str | None
+    ) -> list[fx.Node]:
+        """Put kernels in the new graph.
+
+        Args:
+            kernels: The kernels.
+            inputs: What they take.
+            owned: Positions of the results that need memory of their own.
+            source: The user's line.
+
+        Returns:
+            The nodes of the results.
+        """
         inputs = [*inputs, *(self._captured(tensor) for tensor in kernels.constants)]
         env: dict[fx.Node, fx.Node] = {}
         arguments = iter(inputs)
@@ -192,17 +221,26 @@ class _Fusion:
                 env[node].meta = {**node.meta, "source": source}
         taken = set(inputs)
         found: list[fx.Node] = []
-        for value in output_values(kernels.module.graph):
-            if not isinstance(value, fx.Node):
-                continue
+        for index, value in enumerate(output_values(kernels.module.graph)):
             node = env[value]
-            if root(node) in taken:  # Inductor gives an input, or one result for two that are equal
+            if index in owned and root(node) in taken:  # Inductor gives an input, or one result for two that are equal
                 copy = self._new.call_function(aten.clone.default, (node,))
                 copy.meta = dict(node.meta)
                 node = copy
             taken.add(root(node))
             found.append(node)
         return found
+
+    def _as_in_eager(self, value: fx.Node, node: fx.Node) -> fx.Node:
+        """A result of kernels in the strides of ``node``, which it is the value of."""
+        wanted = node.meta["spec"]
+        if value.meta["spec"].reaches_as(wanted):
+            return value
+        options = {"dtype": wanted.dtype, "device": wanted.device}
+        memory = self._new.call_function(aten.empty_strided.default, (list(wanted.shape), list(wanted.stride)), options)
+        memory.meta = {**node.meta, "spec": dataclasses.replace(wanted, offset=0)}
+        self._new.call_function(aten.copy_.default, (memory, value)).meta = dict(memory.meta)
+        return memory
 
     def _captured(self, tensor: torch.Tensor) -> fx.Node:
         anchor = self._new._root if self._last_placeholder is None else self._last_placeholder
@@ -212,37 +250,3 @@ class _Fusion:
         self._last_placeholder = node
         self._inputs.append(Captured("constant", f"constant of Inductor's, number {len(self._inputs)}", tensor))
         return node
-
-
-def compile_run(module: fx.GraphModule, specs: Sequence[TensorSpec], name: str) -> FusedGraph | None:
-    """Compile a graph of ATen operations with Inductor, from its decompositions on; None if it computes nothing."""
-    from torch._inductor.compile_fx import compile_fx
-
-    found: list[FusedGraph | None] = []
-
-    def inner(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        output = graph.graph.output_node()
-        # All results need the strides that they have in eager: other nodes take them.
-        output.meta["user_visible_output_idxs"] = [
-            index for index, value in enumerate(output_values(graph.graph)) if isinstance(value, fx.Node)
-        ]
-        options.pop("get_decomp_fn", None)
-        found.append(compile_graph(graph, inputs, name, **options))
-        return _never_called
-
-    with settings(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-        inputs = [_fake(spec) for spec in specs]
-        for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
-            node.meta["val"] = value
-        compile_fx(module, inputs, inner_compile=inner)
-    return found[0] if found else None
-
-
-def _never_called(inputs: list[Any]) -> Sequence[Any]:
-    raise NotImplementedError
-
-
-def _fake(spec: TensorSpec) -> torch.Tensor:
-    """A fake tensor at the offset of the spec in its storage, by which Inductor sees whether it is aligned."""
-    flat = torch.empty(spec.offset + spec.span, dtype=spec.dtype, device=spec.device)
-    return flat.as_strided(spec.shape, spec.stride, spec.offset)

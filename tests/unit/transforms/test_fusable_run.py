@@ -71,3 +71,45 @@ def test_an_update_waits_for_readers_of_the_old_contents() -> None:
     assert (later.updates, operations(later)) == ((), ["mul.Tensor"])
     assert [node.name for node in later.outputs] == ["mul"]
     assert operations(earlier) == ["mul.Tensor", "copy_.default"]
+
+
+def test_new_contents_of_an_input_are_read_there() -> None:
+    """An update that nodes outside read is written once: they read the memory of the input."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.logit(x.add_(y))
+
+    run = run_of(program_on_cuda(fn, (3,), (3,)), "add")
+    assert [(node.name, target) for node, target in run.updated.items()] == [("add", run.inputs[0])]
+    assert not run.outputs
+    assert operations(run) == ["add.Tensor", "copy_.default"]
+
+
+def test_new_contents_that_are_a_result_too_have_memory_of_their_own() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        new = x + y
+        x.copy_(new)
+        return new
+
+    run = run_of(program_on_cuda(fn, (3,), (3,)), "add")
+    assert [node.name for node in run.outputs] == ["add"]
+    assert not run.updated
+
+
+def test_the_gradient_that_a_backward_begins_with_is_an_input() -> None:
+    weight = torch.ones(3, device=pygraph.default_device())
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = (leaf * weight).sin().sum()
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        return gradient + torch.ones_like(x)
+
+    program = program_on_cuda(fn, (3,))
+    names = [node.name for node in program.nodes if node.op == "call_function" and "expand" not in node.name]
+    run = run_of(program, *names)
+    (begin,) = run.begins
+    assert run.inputs[begin].target is torch.ops.aten.ones_like.default
+    assert operations(run).count("ones_like.default") == 1, "ones that the function makes itself are none"
+    assert [run.inputs[index] for index in run.static] == program.placeholders[1:]

@@ -1,0 +1,167 @@
+"""Kernels of a run of ATen operations: one graph of Inductor's, or two where a backward begins in the run."""
+
+# Inductor's entry point is private. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pygraph.ir.descriptors import Fallback, TensorSpec
+from pygraph.ir.program import output_values
+from pygraph.lowering.inductor import compile_graph, settings
+from pygraph.lowering.joint import Halves, Value, split
+from pygraph.lowering.kernel_recorder import KernelGraph
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """Kernels that run in a row.
+
+    Attributes:
+        kernels: The kernels.
+        inputs: What they take: inputs of the run, or results of the part before.
+    """
+
+    kernels: KernelGraph
+    inputs: tuple[Value, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FusedRun:
+    """A run as kernels.
+
+    Attributes:
+        parts: Forward and backward, or the forward alone.
+        results: The results of the run, in order.
+        notes: What is worse than it could be.
+    """
+
+    parts: tuple[Part, ...]
+    results: tuple[Value, ...]
+    notes: tuple[Fallback, ...]
+
+
+def compile_run(
+    module: fx.GraphModule, specs: Sequence[TensorSpec], name: str, begins: Collection[int], static: Collection[int]
+) -> FusedRun | None:
+    """Compile a graph of ATen operations with Inductor, from its decompositions on.
+
+    Args:
+        module: The graph; updates of inputs are ``copy_`` at its end.
+        specs: Its inputs.
+        name: Its name in reports.
+        begins: Positions of the inputs that backwards begin with.
+        static: Positions of the inputs that are there before and after, as parameters.
+
+    Returns:
+        Its kernels; None if it computes nothing.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    found: list[FusedRun | None] = []
+
+    def inner(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        options.pop("get_decomp_fn", None)
+        halves = split(graph, begins, static) if begins else None
+        run = None if halves is None else _compile_halves(halves, specs, inputs, name, options)
+        found.append(run or _compile_whole(graph, specs, inputs, name, options))
+        return _never_called
+
+    with settings(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = [_fake(spec) for spec in specs]
+        for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+            node.meta["val"] = value
+        compile_fx(module, inputs, inner_compile=inner)
+    return found[0] if found else None
+
+
+def _compile_whole(
+    graph: fx.GraphModule, specs: Sequence[TensorSpec], inputs: Sequence[Any], name: str, options: dict[str, Any]
+) -> FusedRun | None:
+    values = output_values(graph.graph)
+    results = tuple(Value("forward", index) for index, value in enumerate(values) if isinstance(value, fx.Node))
+    _keep_strides(graph, [value.number for value in results])
+    compiled = compile_graph(graph, inputs, name, **options)
+    if compiled is None:
+        return None
+    kernels, note = compiled.kernels(specs)
+    sources = tuple(Value("input", index) for index in range(len(specs)))
+    return FusedRun((Part(kernels, sources),), results, () if note is None else (note,))
+
+
+def _compile_halves(
+    halves: Halves, specs: Sequence[TensorSpec], inputs: Sequence[Any], name: str, options: dict[str, Any]
+) -> FusedRun | None:
+    """Compile a forward, and its backward for the layouts of what the forward saves; None if that cannot be seen."""
+    _keep_strides(halves.forward, range(halves.visible))
+    taken = halves.forward_inputs
+    chosen = {**options, "is_inference": False, "static_input_idxs": []}
+    forward = compile_graph(halves.forward, [inputs[index] for index in taken], f"{name}, forward", **chosen)
+    if forward is None:
+        return None
+    first, note = forward.kernels([specs[index] for index in taken])
+    if note is not None:
+        return None
+    saved: list[TensorSpec] = [value.meta["spec"] for value in output_values(first.module.graph)]
+    given = [specs[index] if of == "input" else saved[index] for of, index in halves.backward_inputs]
+    fakes = [_fake(spec) for spec in given]
+    restore_strides(halves.backward, fakes)
+    _keep_strides(halves.backward, range(len(output_values(halves.backward.graph))))
+    chosen |= {"is_backward": True, "static_input_idxs": list(range(len(given)))}
+    with TracingContext.report_output_strides():  # the forward's are in there already
+        backward = compile_graph(halves.backward, fakes, f"{name}, backward", **chosen)
+    if backward is None:
+        return None
+    second, note = backward.kernels(given)
+    sources = tuple(Value("input", index) for index in taken)
+    parts = Part(first, sources), Part(second, halves.backward_inputs)
+    return FusedRun(parts, halves.results, () if note is None else (note,))
+
+
+def restore_strides(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> None:
+    """Copy results that have other strides, where saved tensors have others than in eager, to those of eager.
+
+    The gradient of a convolution's weight is in channels-last format where the saved input is.
+    """
+    from torch._inductor.compile_fx import fake_tensor_prop
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+
+    values = output_values(module.graph)
+    wanted = [value.meta["val"] for value in values]
+    view_to_reshape(module)  # as Inductor does it: a view may not be one of other strides
+    fake_tensor_prop(module, inputs)
+    with module.graph.inserting_before(module.graph.output_node()):
+        for position, (value, one) in enumerate(zip(values, wanted, strict=True)):
+            if value.meta["val"].stride() == one.stride():
+                continue
+            options = {"dtype": one.dtype, "device": one.device}
+            memory = module.graph.call_function(aten.empty_strided.default, (one.shape, one.stride()), options)
+            values[position] = module.graph.call_function(aten.copy.default, (memory, value))
+            memory.meta = values[position].meta = {"val": one}
+    module.graph.output_node().args = (tuple(values),)
+    module.recompile()
+
+
+def _keep_strides(module: fx.GraphModule, results: Sequence[int]) -> None:
+    """Have results keep the strides that they have in eager: other nodes take them."""
+    module.graph.output_node().meta["user_visible_output_idxs"] = list(results)
+
+
+def _never_called(inputs: list[Any]) -> Sequence[Any]:
+    raise NotImplementedError
+
+
+def _fake(spec: TensorSpec) -> torch.Tensor:
+    """A fake tensor at the offset of the spec in its storage, by which Inductor sees whether it is aligned."""
+    flat = torch.empty(spec.offset + spec.span, dtype=spec.dtype, device=spec.device)
+    return flat.as_strided(spec.shape, spec.stride, spec.offset)

@@ -90,7 +90,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     captured = {id(tensor): index for index, tensor in enumerate(executable.captured)}
     return {
         "inputs": tuple(tensors[body.inputs[position]] for position in graph.slots),
-        "memory": tuple((_empty(m.spec.dtype, m.spec.device), m.spec.shape, m.spec.stride) for m in graph.memory),
+        "memory": _memory(graph, convention, outputs),
         "slots": slots,
         "numbers": tuple(
             (numbers[node], *cells) for node, cells in zip(body.numbers, values, strict=True)
@@ -108,6 +108,20 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         **_returned(convention.out_tree),
         "owners": (graph, executable),  # alive while addresses of theirs are used
     }  # fmt: skip
+
+
+def _memory(
+    graph: RegionGraph, convention: CallingConvention, outputs: dict[fx.Node, int]
+) -> tuple[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], bool], ...]:
+    """The memory of results: its dtype and device, sizes and strides, and whether only saved tensors lie in it."""
+    numbers: dict[bool, set[int]] = {True: set(), False: set()}
+    for leaf, node, _ in convention.results:
+        numbers[leaf in convention.saved].add(graph.views[outputs[node]][0])
+    saved = numbers[True] - numbers[False]
+    return tuple(
+        (_empty(one.spec.dtype, one.spec.device), one.spec.shape, one.spec.stride, number in saved)
+        for number, one in enumerate(graph.memory)
+    )
 
 
 @functools.cache

@@ -8,7 +8,8 @@ work of the host in it, or with random draws that Inductor would reorder.
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import fx
 from pygraph.guards.environment import Environment
 from pygraph.interop.epilogue import SplitGraph, split_epilogue
 from pygraph.interop.specialized import Boxed, SpecializedGraph
+from pygraph.ir.descriptors import Output, Result
 from pygraph.ir.effects import has_effect
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.program import output_values
@@ -33,17 +35,21 @@ class AtenSource:
         module: The graph.
         passes: The transforms that are applied to its Program.
         ordinary: Launches the graph ordinarily, given a list of all inputs.
+        saved: Positions of the results that are saved tensors, which only a backward gets.
     """
 
-    def __init__(self, module: fx.GraphModule, passes: tuple[Pass, ...], ordinary: Boxed) -> None:
+    def __init__(
+        self, module: fx.GraphModule, passes: tuple[Pass, ...], ordinary: Boxed, saved: Container[int] = ()
+    ) -> None:
         self._module = module
         self._passes = passes
         self._ordinary = ordinary
+        self._saved = saved
 
     def specialize(self, inputs: Sequence[Any], static: Sequence[int]) -> SpecializedGraph:
         """Bind the inputs at the positions ``static`` to the tensors that they are now."""
         split = split_epilogue(self._module, inputs)
-        return _SpecializedAtenGraph(self._module, self._passes, self._ordinary, inputs, static, split)
+        return _SpecializedAtenGraph(self._module, self._passes, self._ordinary, self._saved, inputs, static, split)
 
 
 class _SpecializedAtenGraph(SpecializedGraph):
@@ -52,6 +58,7 @@ class _SpecializedAtenGraph(SpecializedGraph):
         module: fx.GraphModule,
         passes: tuple[Pass, ...],
         ordinary: Boxed,
+        saved: Container[int],
         inputs: Sequence[Any],
         static: Sequence[int],
         split: SplitGraph | None,
@@ -68,6 +75,7 @@ class _SpecializedAtenGraph(SpecializedGraph):
         self._module = module
         self.passes = passes
         self._ordinary = ordinary
+        self._saved = saved
         self._plan_results(module.graph, range(len(inputs)), epilogue_results)
         computed = [output_values(module.graph)[index] for index in self._computed]
         nodes = (node for node in module.graph.nodes if node.op not in ("placeholder", "output"))
@@ -84,7 +92,13 @@ class _SpecializedAtenGraph(SpecializedGraph):
             return [results[index] for index in self._computed]
 
         traced = trace_call(graph, args, kwargs, static=static, name=name)
-        return Traced(traced.program, traced.static_leaves, Environment(None))
+        program = traced.program.replace(outputs=tuple(map(self._described, traced.program.outputs)))
+        return Traced(program, traced.static_leaves, Environment(None))
+
+    def _described(self, output: Output) -> Output:
+        if not isinstance(output, Result) or output.leaf < 0:
+            return output
+        return dataclasses.replace(output, is_saved=self._computed[output.leaf] in self._saved)
 
 
 def _may_have_effects(node: fx.Node) -> bool:

@@ -116,11 +116,13 @@ class Compilers:
             compiled = compile_graph(graph, inputs, self._name(kind), **options)
         if compiled is None:
             return _boxed(graph)
+        if kind == "forward":
+            compiled = dataclasses.replace(compiled, saved=_saved_results(len(compiled.outputs)))
         source = InductorSource(compiled, draws)
         if len(draws) > 1 and not source.draws_in_order(inputs):
             settle(original.graph, compiled.device)
             original.recompile()
-            otherwise = AtenSource(original, PASSES, compiled)
+            otherwise = AtenSource(original, PASSES, compiled, compiled.saved)
             return self._replay(InductorSource(compiled, draws, otherwise), static, kind)
         return ReplayedGraph.of(compiled, static, kind, self._replay(source, static, kind), inputs)
 
@@ -147,7 +149,8 @@ class Compilers:
             if not self._replays(kind) or _is_bisected_away():
                 return _boxed(graph)
             static = None if kind == "backward" else _static_inputs()
-            return self._replay(AtenSource(graph, UNFUSED, lambda inputs: graph(*inputs)), static, kind)
+            saved = _saved_results(len(output_values(graph.graph))) if kind == "forward" else frozenset[int]()
+            return self._replay(AtenSource(graph, UNFUSED, lambda inputs: graph(*inputs), saved), static, kind)
 
         return compiler
 
@@ -181,6 +184,13 @@ def _static_inputs() -> Sequence[int]:
     """Positions of parameters, buffers and tensors marked as static among the inputs of a forward."""
     context: Any = TracingContext.try_get()
     return () if context is None or context.fw_metadata is None else context.fw_metadata.static_input_indices or ()
+
+
+def _saved_results(count: int) -> frozenset[int]:
+    """Positions of saved tensors among so many results of a forward: they come last (checked with torch 2.11, 2.13)."""
+    context: Any = TracingContext.try_get()
+    known = context is not None and context.fw_metadata is not None
+    return frozenset(range(context.fw_metadata.num_forward, count)) if known else frozenset()
 
 
 def _boxed(graph: fx.GraphModule) -> Any:

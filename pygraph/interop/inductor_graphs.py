@@ -8,7 +8,7 @@ Static inputs become captured tensors of the Program, sizes its constants, and t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -136,7 +136,7 @@ class _SpecializedInductorGraph(SpecializedGraph):
             new.meta = dict(old.meta)
         for node, descriptor in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
             node.meta = {"spec": descriptor.spec, "source": None}  # pyright: ignore
-        results = _described_results(kernels, self._computed)
+        results = _described_results(kernels, self._computed, self._graph.saved)
         graph.output(tuple(mapping[node] for node in results.nodes))
         return Program(
             name=name,
@@ -175,12 +175,13 @@ class _Results:
     statics: list[Static] = dataclasses.field(default_factory=list[Static])
 
 
-def _described_results(kernels: KernelGraph, positions: Sequence[int]) -> _Results:
+def _described_results(kernels: KernelGraph, positions: Sequence[int], saved: Container[int]) -> _Results:
     """Describe results of a graph of kernels: new tensors, views of inputs, second references, and constants.
 
     Args:
         kernels: The graph.
         positions: Positions of the results.
+        saved: Positions of saved tensors.
     """
     number = {node: index for index, node in enumerate(kernels.module.graph.find_nodes(op="placeholder"))}
     values = output_values(kernels.module.graph)
@@ -197,5 +198,5 @@ def _described_results(kernels: KernelGraph, positions: Sequence[int]) -> _Resul
         else:
             leaf_of[value] = leaf
             results.nodes.append(value)
-            results.outputs.append(Result(path, leaf, value.meta["spec"]))
+            results.outputs.append(Result(path, leaf, value.meta["spec"], is_saved=index in saved))
     return results

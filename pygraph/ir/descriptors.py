@@ -196,12 +196,14 @@ Input: TypeAlias = Argument | ScalarArgument | Base | Captured | PointerTable
 class Result:
     """A value that the function returns at ``path``; ``leaf`` is its position among the output leaves.
 
-    ``leaf`` is -1 for a hidden result: memory that several returned tensors share (see ``Alias``).
+    ``leaf`` is -1 for a hidden result: memory that several returned tensors share (see ``Alias``). A result that
+    ``is_saved`` goes to autograd alone, which gives it to a backward.
     """
 
     path: str
     leaf: int
     spec: Spec
+    is_saved: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

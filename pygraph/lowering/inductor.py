@@ -51,6 +51,7 @@ class FusedGraph:
         device: The device.
         name: Its name in reports.
         lines: The user's lines, by the names that the wrapper's comments have for what it computes.
+        saved: Positions of the results that are saved tensors, which only a backward gets.
     """
 
     code: Callable[[list[Any]], Sequence[Any]]
@@ -61,6 +62,7 @@ class FusedGraph:
     device: torch.device
     name: str
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    saved: frozenset[int] = frozenset()
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run on these inputs with ordinary launches."""

@@ -1,4 +1,4 @@
-// Results of a replay: fresh memory for them, views of that memory, and the object that the function returns.
+// Results of a replay: memory for them, views of that memory, and the object that the function returns.
 #pragma once
 
 #include "arguments.h"
@@ -7,9 +7,11 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +33,34 @@ struct ResultMemory {
   }
 };
 
+// Memory of results that only autograd refers to, saved tensors: it stays with the plan, and the next call has it again
+// if nothing else refers to it then, as after a backward. Nothing is allocated, and no pointer to it changes.
+class KeptMemory {
+ public:
+  at::Tensor take(const ResultMemory& memory, uint64_t stream) {
+    // On another stream, the allocator could give it away too early; its storage may have been resized.
+    const bool is_free = base_.defined() && base_.storage().use_count() == 1;
+    if (!is_free || stream_ != stream || base_.storage().nbytes() != bytes_) {
+      base_ = memory.make(false);
+      bytes_ = base_.storage().nbytes();
+      stream_ = stream;
+    }
+    if (memory.allocator == nullptr) {
+      at::AutoDispatchBelowADInplaceOrView no_view;
+      return at::as_strided(base_, memory.sizes, memory.strides, 0);
+    }
+    const c10::DispatchKeySet keys(memory.options.computeDispatchKey());
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base_.storage()), keys, memory.options.dtype());
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(memory.sizes, memory.strides);
+    return tensor;
+  }
+
+ private:
+  at::Tensor base_;
+  size_t bytes_ = 0;
+  uint64_t stream_ = 0;
+};
+
 struct Output {
   int memory;
   bool whole;
@@ -46,6 +76,7 @@ struct ResultLeaf {
 
 struct Results {
   std::vector<ResultMemory> memory;
+  std::vector<std::optional<KeptMemory>> kept;  // of each memory that is kept
   std::vector<Output> outputs;
   std::vector<ResultLeaf> leaves;
   Tree tree;                      // of the returned object
@@ -54,13 +85,25 @@ struct Results {
 
 // ---- a replay ------------------------------------------------------------------------------------------------------
 
-std::vector<at::Tensor> allocate(const Results& results) {
+std::vector<at::Tensor> allocate(Results& results, uint64_t stream) {
   std::vector<at::Tensor> memory;
   memory.reserve(results.memory.size());
   const at::Context& context = at::globalContext();
   const bool filled = context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
-  for (const ResultMemory& one : results.memory) memory.push_back(one.make(filled));
+  // Hooks get saved tensors, and may have other streams read them for longer than they refer to them.
+  const bool keeps = !filled && !at::SavedTensorDefaultHooks::get_hooks().has_value();
+  for (size_t i = 0; i < results.memory.size(); ++i) {
+    auto& kept = results.kept[i];
+    memory.push_back(kept && keeps ? kept->take(results.memory[i], stream) : results.memory[i].make(filled));
+  }
   return memory;
+}
+
+// Give back the memory that is kept.
+void release_kept(Results& results) {
+  for (auto& kept : results.kept) {
+    if (kept) kept.emplace();
+  }
 }
 
 std::vector<at::Tensor> outputs_in(const Results& results, const std::vector<at::Tensor>& memory) {
@@ -121,7 +164,7 @@ PyObject* assemble(const Results& results, const Call& call, const std::vector<a
 
 // ---- their description ---------------------------------------------------------------------------------------------
 
-// (an empty tensor of the right dtype and device, sizes, strides)
+// (an empty tensor of the right dtype and device, sizes, strides, whether it is kept)
 ResultMemory describe_memory(PyObject* description) {
   const at::Tensor& tensor = THPVariable_Unpack(item(description, 0));
   const bool known = tensor.is_cuda() || tensor.is_cpu();
@@ -157,7 +200,10 @@ ResultLeaf describe_result(PyObject* description) {
 
 Results describe_results(PyObject* description) {
   Results results;
-  for_each(field(description, "memory"), [&](PyObject* one) { results.memory.push_back(describe_memory(one)); });
+  for_each(field(description, "memory"), [&](PyObject* one) {
+    results.memory.push_back(describe_memory(one));
+    results.kept.push_back(item(one, 3) == Py_True ? std::make_optional<KeptMemory>() : std::nullopt);
+  });
   for_each(field(description, "outputs"), [&](PyObject* one) { results.outputs.push_back(describe_output(one)); });
   for_each(field(description, "results"), [&](PyObject* one) { results.leaves.push_back(describe_result(one)); });
   PyObject* unflatten = field(description, "unflatten");

@@ -19,9 +19,9 @@ void release_arguments(const PlanState& plan, Call& call, PyObject* args) {
 }
 
 // The memory of the results; nothing if there is none left, and Python is to meet the same error and raise it.
-std::optional<std::vector<at::Tensor>> try_allocate(const PlanState& plan) {
+std::optional<std::vector<at::Tensor>> try_allocate(PlanState& plan, uint64_t stream) {
   try {
-    return allocate(plan.replay->results);
+    return allocate(plan.replay->results, stream);
   } catch (const std::exception&) {
     if (!plan.released.empty()) {
       torch::translate_exception_to_python(std::current_exception());
@@ -47,7 +47,7 @@ PyObject* run_replay(PlanState& plan, Call& call, PyObject* args, Stopwatch& wat
     PyErr_Format(PyExc_RuntimeError, "pygraph: %s, after the call had released tensors that it replaces", problem);
     throw PythonError();
   };
-  const auto memory = try_allocate(plan);
+  const auto memory = try_allocate(plan, *stream);
   if (!memory) return nullptr;
   // A device whose allocator is written in Python may do anything.
   if (plan.dead) return refused("the graph was released while memory for its results was allocated");

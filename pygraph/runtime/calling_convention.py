@@ -45,6 +45,7 @@ class CallingConvention:
         arguments: Result leaves that are arguments themselves, with their leaves.
         repeats: Result leaves that are the same object as an earlier one.
         statics: Result leaves that are the same at every call, and their values.
+        saved: Result leaves that go to autograd alone.
         out_tree: The structure of the result.
     """
 
@@ -56,6 +57,7 @@ class CallingConvention:
     arguments: tuple[tuple[int, int], ...]
     repeats: tuple[tuple[int, int], ...]
     statics: tuple[tuple[int, Any], ...]
+    saved: frozenset[int]
     out_tree: pytree.TreeSpec
 
     @classmethod
@@ -79,6 +81,7 @@ class CallingConvention:
             arguments=tuple((alias.leaf, alias.index) for alias in program.aliases if alias.of == "argument"),
             repeats=tuple((alias.leaf, alias.index) for alias in program.aliases if alias.of == "result"),
             statics=tuple((static.leaf, static.value) for static in program.statics),
+            saved=frozenset(one.leaf for one in _described(program) if isinstance(one, Result) and one.is_saved),
             out_tree=program.out_tree,
         )
 
@@ -157,11 +160,16 @@ def _output_nodes(program: Program) -> list[fx.Node | None]:
 def _returned(program: Program) -> list[tuple[int, fx.Node, bool]]:
     """Results as (leaf, node, whether the node is memory of an input and must be cloned); hidden ones have leaf -1."""
     found: list[tuple[int, fx.Node, bool]] = []
-    for node, descriptor in zip(_output_nodes(program), program.outputs, strict=True):
-        result = program.table.slots[descriptor.slot].of if isinstance(descriptor, Stored) else descriptor  # pyright: ignore
+    for node, result in zip(_output_nodes(program), _described(program), strict=True):
         if node is not None and isinstance(result, Result):
             origin = root(node)
             found.append(
                 (result.leaf, node, is_load(origin) or (origin.op == "placeholder" and not is_host_number(origin)))
             )
     return found
+
+
+def _described(program: Program) -> list[Any]:
+    """What each output is, also where it is stored through a pointer slot."""
+    slots = program.table.slots if program.table is not None else ()
+    return [slots[output.slot].of if isinstance(output, Stored) else output for output in program.outputs]

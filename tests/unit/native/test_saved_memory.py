@@ -1,0 +1,196 @@
+"""Saved tensors of compiled forwards: in the same memory from call to call, as long as nobody refers to it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config
+from torch import nn
+
+import pygraph
+from pygraph.interop import live
+from pygraph.process import extension
+from tests.memory import live_bytes
+from tests.unit.native.test_replay import fake  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of Dynamo's and Inductor's, which differ between versions
+    pytest.mark.skipif(extension.start(wait=True) is None, reason=str(extension.reason())),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    live.CALLABLES.clear()  # what other tests have compiled may be alive still
+    yield
+    torch._dynamo.reset()
+
+
+class Training:
+    """A perceptron beside a compiled one, and the addresses of what the latter's forwards save."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        self.model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)).to(
+            device
+        )
+        self.fast = torch.compile(self.model, backend=pygraph.backend)
+
+    def inputs(self, rows: int = 16) -> torch.Tensor:
+        return torch.randn(rows, 4).to(self.device)
+
+    def gradients(self, run: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+        self.model.zero_grad()
+        run().square().sum().backward()
+        return [parameter.grad.clone() for parameter in self.model.parameters() if parameter.grad is not None]
+
+    def check(self, x: torch.Tensor) -> None:
+        got = self.gradients(lambda: self.fast(x))
+        torch.testing.assert_close(got, self.gradients(lambda: self.model(x)))
+
+
+def saved(result: torch.Tensor) -> list[int]:
+    """Addresses of the tensors that a compiled forward has saved, but not of parameters and arguments."""
+    return [tensor.data_ptr() for tensor in result.grad_fn.saved_tensors if not tensor.requires_grad]  # pyright: ignore
+
+
+@pytest.fixture(autouse=True)
+def _native(request: pytest.FixtureRequest, device: torch.device) -> None:
+    """Have the emulated device replay natively."""
+    if device.type == "emu":
+        request.getfixturevalue("fake")
+
+
+@pytest.fixture
+def training(_native: None, device: torch.device) -> Iterator[Training]:
+    made = Training(device)
+    for _ in range(4):
+        made.check(made.inputs())
+    yield made
+    ways = [one.plan.way for called in live.CALLABLES for f in called.functions() for one in f.cache.native._made]
+    assert ways
+    assert set(ways) == {"replay"}
+
+
+def test_it_stays_where_it_is(training: Training) -> None:
+    x, found, blocks = training.inputs(), [], []
+    for _ in range(4):
+        result = training.fast(x)
+        found.append(saved(result))
+        result.sum().backward()
+        del result
+        blocks.append(torch.randn(16, 64).to(training.device))  # what takes freed memory
+    assert found[0]
+    assert all(one == found[0] for one in found)
+
+
+def test_two_forwards_before_a_backward(training: Training) -> None:
+    """As in gradient accumulation: each has memory of its own, also in the next step."""
+    for _ in range(3):
+        x, y = training.inputs(), training.inputs()
+
+        def both(run: Any, x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+            first, second = run(x), run(y)
+            return first * 2 + second
+
+        got = training.gradients(lambda both=both: both(training.fast))
+        torch.testing.assert_close(got, training.gradients(lambda both=both: both(training.model)))
+
+
+@torch._functorch.config.patch(donated_buffer=False)  # else torch allows none
+def test_a_retained_graph(device: torch.device) -> None:
+    training = Training(device)
+    for _ in range(4):
+        training.check(training.inputs())
+    x = training.inputs()
+    result = training.fast(x)
+    result.sum().backward(retain_graph=True)
+    training.check(training.inputs())
+    training.check(training.inputs())
+    training.model.zero_grad()
+    result.sum().backward()
+    got = [parameter.grad.clone() for parameter in training.model.parameters()]  # pyright: ignore
+    training.model.zero_grad()
+    training.model(x).sum().backward()
+    torch.testing.assert_close(got, [parameter.grad for parameter in training.model.parameters()])
+
+
+def test_a_saved_tensor_that_somebody_holds(training: Training) -> None:
+    result = training.fast(training.inputs())
+    kept = [tensor for tensor in result.grad_fn.saved_tensors if not tensor.requires_grad]  # pyright: ignore
+    values = [tensor.clone() for tensor in kept]
+    views = [tensor.view(-1)[:3] for tensor in kept if tensor.is_contiguous()]
+    firsts = [view.clone() for view in views]
+    result.sum().backward()
+    del result
+    for _ in range(2):
+        training.check(training.inputs())
+    torch.testing.assert_close(kept, values)
+    kept.clear()
+    for _ in range(2):
+        training.check(training.inputs())
+    torch.testing.assert_close(views, firsts)
+
+
+@pytest.mark.gpu  # the emulated device resizes no storages
+def test_a_storage_that_was_resized() -> None:
+    """As fully sharded training does it with memory that it wants back."""
+    training = Training(torch.device("cuda"))
+    for _ in range(4):
+        training.check(training.inputs())
+    for _ in range(3):
+        result = training.fast(training.inputs())
+        storages = [t.untyped_storage() for t in result.grad_fn.saved_tensors if not t.requires_grad]  # pyright: ignore
+        result.sum().backward()
+        del result
+        for storage in storages:
+            storage.resize_(0)
+        del storages, storage
+        training.check(training.inputs())
+
+
+def test_hooks_get_tensors_of_their_own(training: Training) -> None:
+    packed: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> int:
+        packed.append(tensor)
+        return len(packed) - 1
+
+    for _ in range(3):
+        packed.clear()
+        x = training.inputs()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda index: packed[index]):
+            got = training.gradients(lambda x=x: training.fast(x))
+        torch.testing.assert_close(got, training.gradients(lambda x=x: training.model(x)))
+
+
+def test_another_batch_size_takes_over(device: torch.device, training: Training) -> None:
+    """Only the last kind of call keeps memory."""
+    for rows in (8, 8, 8):
+        training.check(training.inputs(rows))
+    small = live_bytes(device)
+    for rows in (512, 512, 512, 512):
+        training.check(training.inputs(rows))
+    for rows in (8, 8, 8):
+        training.check(training.inputs(rows))
+    assert live_bytes(device) - small < 512 * 64 * 4, "the memory that the large batch saved is back"
+
+
+def test_it_is_given_back_with_the_graphs(device: torch.device) -> None:
+    base = live_bytes(device)
+    training = Training(device)
+    for _ in range(5):
+        training.check(training.inputs())
+    watch = weakref.ref(training.model)
+    del training
+    torch._dynamo.reset()
+    gc.collect()
+    assert watch() is None
+    assert live_bytes(device) <= base

@@ -44,7 +44,7 @@ def forward_program(joint: JointGraph, saved: Sequence[fx.Node], pullback: objec
         if shared:  # memory that results are views of
             aliases.append(Alias(path, leaf, "output", shared[0], spec))
         else:
-            outputs.append(Result(path, leaf, spec))
+            outputs.append(Result(path, leaf, spec, is_saved=True))
             values.append(node)
     pullback_leaf = joint.result_leaves + len(saved)
     statics = [static for static in program.statics if not joint.is_gradient(static.leaf)]

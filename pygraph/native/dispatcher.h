@@ -19,7 +19,6 @@ struct DispatcherObject {
   PyObject* release;
   PyObject* here;                   // pygraph.process.reentrancy.here
   std::vector<PlanObject*>* plans;  // owned; most recently used first
-  PlanState* keeper;                // the plan that ran last, compared only: it alone keeps memory
   int64_t clock;                    // counts calls
   Profile* profile;                 // owned
 };
@@ -96,21 +95,9 @@ void count(DispatcherObject* self, PlanState& plan) {
   plan.stamp = ++self->clock;
 }
 
-// Give back the memory that other plans keep: of several kinds of calls, the last one has memory of its own.
-void keep_alone(DispatcherObject* self, PlanState& plan) {
-  if (self->keeper == &plan) return;
-  self->keeper = &plan;
-  for (size_t i = 0; i < self->plans->size(); ++i) {  // by position: freeing memory may run code that changes the list
-    PlanObject* other = (*self->plans)[i];
-    if (other->state == &plan || !other->state->replay) continue;
-    Py_INCREF(other);
-    release_kept(other->state->replay->results);
-    Py_DECREF(other);
-  }
-}
-
-PyObject* run_plan(DispatcherObject* self, PlanState& plan, Call& call, PyObject* args, PyObject* kwargs,
+PyObject* run_plan(DispatcherObject* self, PlanObject* found, Call& call, PyObject* args, PyObject* kwargs,
                    Stopwatch& watch) {
+  PlanState& plan = *found->state;
   if (plan.way == Way::Function) {
     count(self, plan);
     return checked(PyObject_Call(plan.callable, args, kwargs));
@@ -119,7 +106,7 @@ PyObject* run_plan(DispatcherObject* self, PlanState& plan, Call& call, PyObject
   if (!lock.taken || plan.dead) return Py_NewRef(miss);
   if (plan.way == Way::Replay) {
     if (plan.replay->launcher != nullptr || !plan.released.empty()) lock.mark();
-    keep_alone(self, plan);
+    if (plan.replay->results.keeps) keep_alone(found);
     PyObject* result = run_replay(plan, call, args, watch);
     if (result == nullptr) return Py_NewRef(miss);
     count(self, plan);
@@ -151,7 +138,7 @@ PyObject* dispatcher_dispatch(PyObject* object, PyObject* const* arguments, Py_s
     watch.lap(Profile::Guards);
     PyObject* result = nullptr;
     try {
-      result = run_plan(self, *plan->state, call, arguments[0], arguments[1], watch);
+      result = run_plan(self, plan, call, arguments[0], arguments[1], watch);
     } catch (...) {
       Py_DECREF(plan);
       throw;
@@ -174,16 +161,11 @@ PyObject* dispatcher_match(PyObject* object, PyObject* const* arguments, Py_ssiz
 
 // ---- the plans -----------------------------------------------------------------------------------------------------
 
-void mark_dead(PlanState& plan) {
-  plan.dead = true;
-  if (plan.replay) release_kept(plan.replay->results);
-}
-
 void remove_plans(DispatcherObject* self) {
   std::vector<PlanObject*> plans;
   plans.swap(*self->plans);
   for (PlanObject* plan : plans) {
-    mark_dead(*plan->state);
+    mark_dead(plan);
     Py_DECREF(plan);
   }
 }
@@ -203,7 +185,7 @@ PyObject* dispatcher_remove(PyObject* object, PyObject* plan) {
   auto found = std::find(plans.begin(), plans.end(), reinterpret_cast<PlanObject*>(plan));
   if (found != plans.end()) {
     plans.erase(found);
-    mark_dead(state_of(plan));
+    mark_dead(reinterpret_cast<PlanObject*>(plan));
     Py_DECREF(plan);
   }
   Py_RETURN_NONE;
@@ -238,7 +220,6 @@ PyObject* dispatcher_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   self->release = Py_NewRef(release);
   self->here = Py_NewRef(here);
   self->plans = new std::vector<PlanObject*>();
-  self->keeper = nullptr;
   self->clock = 0;
   self->profile = new Profile();
   return reinterpret_cast<PyObject*>(self);

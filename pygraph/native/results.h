@@ -77,6 +77,7 @@ struct ResultLeaf {
 struct Results {
   std::vector<ResultMemory> memory;
   std::vector<std::optional<KeptMemory>> kept;  // of each memory that is kept
+  bool keeps = false;                           // whether any is
   std::vector<Output> outputs;
   std::vector<ResultLeaf> leaves;
   Tree tree;                      // of the returned object
@@ -203,6 +204,7 @@ Results describe_results(PyObject* description) {
   for_each(field(description, "memory"), [&](PyObject* one) {
     results.memory.push_back(describe_memory(one));
     results.kept.push_back(item(one, 3) == Py_True ? std::make_optional<KeptMemory>() : std::nullopt);
+    results.keeps = results.keeps || results.kept.back();
   });
   for_each(field(description, "outputs"), [&](PyObject* one) { results.outputs.push_back(describe_output(one)); });
   for_each(field(description, "results"), [&](PyObject* one) { results.leaves.push_back(describe_result(one)); });

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch._functorch.config
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import pygraph
 from pygraph.interop import live
@@ -172,7 +173,7 @@ def test_hooks_get_tensors_of_their_own(training: Training) -> None:
 
 
 def test_another_batch_size_takes_over(device: torch.device, training: Training) -> None:
-    """Only the last kind of call keeps memory."""
+    """Only the last kind of call that saves tensors keeps memory."""
     for rows in (8, 8, 8):
         training.check(training.inputs(rows))
     small = live_bytes(device)
@@ -181,6 +182,43 @@ def test_another_batch_size_takes_over(device: torch.device, training: Training)
     for rows in (8, 8, 8):
         training.check(training.inputs(rows))
     assert live_bytes(device) - small < 512 * 64 * 4, "the memory that the large batch saved is back"
+
+
+def test_blocks_that_are_recomputed_need_the_memory_of_one(device: torch.device) -> None:
+    """Checkpoints around compiled blocks: each saves when the backward comes to it."""
+    width = 1 << 14
+    blocks = [pygraph.jit(lambda x, k=k: torch.sin(torch.cos(x * k)) * x) for k in range(1, 7)]
+
+    def step() -> torch.Tensor:
+        x = torch.ones(width, device=device, requires_grad=True)
+        y = x
+        for block in blocks:
+            y = checkpoint(block, y, use_reentrant=False)
+        y.sum().backward()  # pyright: ignore
+        assert x.grad is not None
+        return x.grad
+
+    step()
+    base = live_bytes(device)
+    for _ in range(4):
+        step()
+    assert live_bytes(device) - base <= 3 * 4 * width, "one block saves at most three tensors"
+
+
+def test_saved_tensors_of_jitted_functions_stay(device: torch.device) -> None:
+    function = pygraph.jit(lambda x: torch.sin(torch.cos(x) * 2) * x)
+    x = torch.randn(1000).to(device).requires_grad_()
+    expected: list[torch.Tensor] = []
+    for _ in range(6):
+        first, second = function(x), function(x * 2)
+        (found,) = torch.autograd.grad(first.sum() + second.sum(), x)
+        expected.append(found)
+        torch.randn(1000).to(device)
+    leaf = x.detach().requires_grad_()
+    fn = lambda x: torch.sin(torch.cos(x) * 2) * x  # noqa: E731
+    (reference,) = torch.autograd.grad(fn(leaf).sum() + fn(leaf * 2).sum(), leaf)
+    for one in expected:
+        torch.testing.assert_close(one, reference)
 
 
 def test_it_is_given_back_with_the_graphs(device: torch.device) -> None:

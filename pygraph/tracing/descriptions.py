@@ -5,12 +5,12 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from typing_extensions import override  # torch depends on it
 
 from pygraph.errors import TraceError
 
@@ -74,18 +74,25 @@ def check_described(target: Any, args: Any) -> None:
 # ---- descriptions that differ from torch's ---------------------------------------------------------------------------
 
 
-class DescribingMode(FakeTensorMode):
-    """Fake tensors, with descriptions of our own for operations that torch describes for some dtypes only."""
+def describe_own(mode: FakeTensorMode) -> None:
+    """Have a mode use descriptions of our own for operations that torch describes for some dtypes only.
 
-    @override
+    A subclass would do, had control flow (``torch.cond``) not its rules by the very class of a mode.
+    """
+    own = weakref.ref(mode)
+
     def dispatch(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        mode = own()
+        assert mode is not None
         description = _OWN.get(func)
         if description is None:
-            return super().dispatch(func, types, args, kwargs or {})
-        with self:
+            return FakeTensorMode.dispatch(mode, func, types, args, kwargs or {})
+        with mode:
             return description(*args, **(kwargs or {}))
+
+    mode.dispatch = dispatch
 
 
 _ALIGNMENT: Final = 16

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError, describe
 from pygraph.ir.descriptors import Captured, Result, TensorSpec
+from pygraph.ir.evaluate import input_value
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.program import Program
 
@@ -46,7 +47,7 @@ class _DtypeKeeping(Interpreter):
 
 
 def _values(program: Program, leaves: Sequence[Any]) -> list[Any]:
-    return [d.value.detach() if isinstance(d, Captured) else leaves[d.leaf] for d in program.inputs]  # pyright: ignore
+    return [d.value.detach() if isinstance(d, Captured) else input_value(d, leaves) for d in program.inputs]
 
 
 def _unflattened(program: Program, values: Iterable[Any]) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.errors import TraceError
+from pygraph.guards.iterators import is_generator
 
 aten = torch.ops.aten
 
@@ -86,11 +87,14 @@ def describe_own(mode: FakeTensorMode) -> None:
     ) -> Any:
         mode = own()
         assert mode is not None
+        # Operations on fakes move no generator, and some descriptions refuse them (those in torch._refs).
+        args = [None if is_generator(value) else value for value in args]
+        kwargs = {name: None if is_generator(value) else value for name, value in (kwargs or {}).items()}
         description = _OWN.get(func)
         if description is None:
-            return FakeTensorMode.dispatch(mode, func, types, args, kwargs or {})
+            return FakeTensorMode.dispatch(mode, func, types, args, kwargs)
         with mode:
-            return description(*args, **(kwargs or {}))
+            return description(*args, **kwargs)
 
     mode.dispatch = dispatch
 

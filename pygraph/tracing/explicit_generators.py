@@ -117,7 +117,8 @@ def _share_state(one: torch.Generator, other: torch.Generator) -> bool:
 
 def is_default(generator: Any) -> bool:
     """Whether a generator is a device's default one, from which operations draw in any case."""
-    return generator._cdata in {one._cdata for one in (torch.default_generator, *torch.cuda.default_generators)}
+    defaults: tuple[Any, ...] = (torch.default_generator, *torch.cuda.default_generators)
+    return generator._cdata in {one._cdata for one in defaults}
 
 
 def without_default(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

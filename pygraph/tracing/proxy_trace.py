@@ -187,7 +187,8 @@ def _with_generators(tracer: Any) -> Callable[[Any], Any]:
     def with_generators(value: Any) -> Any:
         if not isinstance(value, torch._C.Generator):
             return create_arg(value)
-        name = names.setdefault(value._cdata, f"_generator{len(names)}")
+        generator: Any = value
+        name = names.setdefault(generator._cdata, f"_generator{len(names)}")
         setattr(tracer.root, name, value)
         return tracer.create_node("get_attr", name, (), {})
 

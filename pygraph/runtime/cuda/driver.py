@@ -191,7 +191,7 @@ def _register(graph: torch.cuda.CUDAGraph, generators: Sequence[GraphGenerator])
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
         for generator in generators:
-            graph.register_generator_state(generator.own)
+            graph.register_generator_state(generator.own)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _give_back() -> None:

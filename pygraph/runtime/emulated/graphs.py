@@ -28,7 +28,7 @@ class Recorder:
     """Turns launches into nodes, and saves the memory that they change."""
 
     def __init__(self, generators: Sequence[GraphGenerator] = ()) -> None:
-        self._generators = {generator.own._cdata for generator in generators}
+        self._generators = {generator.own._cdata for generator in generators}  # pyright: ignore
         self.nodes: list[RecordedNode] = []
         self.functions: list[NodeFunction] = []
         self.refused: RuntimeError | None = None
@@ -58,7 +58,7 @@ class Recorder:
 
     def check_generator(self, generator: torch.Generator) -> None:
         """Refuse to draw from a generator of which the graph does not know, as CUDA does."""
-        if generator._cdata not in self._generators:
+        if generator._cdata not in self._generators:  # pyright: ignore
             raise self.refuse("a draw from a generator that is not registered with the graph")
 
     def refuse(self, op: str) -> RuntimeError:

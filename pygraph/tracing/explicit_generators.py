@@ -94,7 +94,7 @@ class ExplicitGenerators:
         if original is None:
             raise TraceError("it draws from a generator that it has made, or that was not found before the call")
         if original.device.type == "cpu":
-            raise TraceError("it draws from a generator of the host that is passed explicitly")
+            raise TraceError("it draws from a generator of its own on the host")
         others = [one.value for one in self.found.values()]
         if original.device.type == "cuda":
             others.append(torch.cuda.default_generators[original.device.index])
@@ -113,6 +113,12 @@ def _share_state(one: torch.Generator, other: torch.Generator) -> bool:
         return other.get_offset() != offset
     finally:
         one.set_offset(offset)
+
+
+def is_watched(value: object) -> bool:
+    """Whether a trace has a substitute for a value: a generator, but of no class of a user's, and no default one."""
+    made_by_torch = type(value).__module__.startswith(("torch.", "pygraph."))
+    return is_generator(value) and made_by_torch and type(value) is not WatchedGenerator and not is_default(value)
 
 
 def is_default(generator: Any) -> bool:

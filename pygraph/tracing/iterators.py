@@ -23,7 +23,7 @@ from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
 from pygraph.guards.iterators import is_drawing, is_generator, is_generator_or_method, is_opaque
 from pygraph.ir.source_lines import user_frame
-from pygraph.tracing.explicit_generators import SEED_BEFORE, WatchedGenerator, is_default
+from pygraph.tracing.explicit_generators import SEED_BEFORE, WatchedGenerator, is_watched
 from pygraph.tracing.iterator_classes import watched_classes
 from pygraph.tracing.iterator_locations import locations_of
 
@@ -105,7 +105,7 @@ class Iterators:
 
     def substitute(self, value: Any) -> Any:
         """The proxy for an iterator or a random generator, or a tuple with proxies in it; any other value itself."""
-        if is_generator(value) and not is_default(value) and type(value) is not WatchedGenerator:
+        if is_watched(value):
             if id(value) not in self.generators:
                 self.generators[id(value)] = WatchedGenerator(value, self._refuse_seeding)
             return self.generators[id(value)]

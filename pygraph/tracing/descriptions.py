@@ -87,9 +87,11 @@ def describe_own(mode: FakeTensorMode) -> None:
     ) -> Any:
         mode = own()
         assert mode is not None
-        # Operations on fakes move no generator, and some descriptions refuse them (those in torch._refs).
-        args = [None if is_generator(value) else value for value in args]
-        kwargs = {name: None if is_generator(value) else value for name, value in (kwargs or {}).items()}
+        kwargs = kwargs or {}
+        if any(map(is_generator, (*args, *kwargs.values()))):
+            # Operations on fakes move no generator, and some descriptions refuse them (those in torch._refs).
+            args = [None if is_generator(value) else value for value in args]
+            kwargs = {name: None if is_generator(value) else value for name, value in kwargs.items()}
         description = _OWN.get(func)
         if description is None:
             return FakeTensorMode.dispatch(mode, func, types, args, kwargs)

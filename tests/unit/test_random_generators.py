@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -267,6 +269,38 @@ def test_where_a_generator_is_found(make: Callable[[torch.Generator], Function],
     pair.assert_in_graphs()
 
 
+def test_a_donated_argument(device: torch.device) -> None:
+    pair = Pair(noise, device)
+    fast = pygraph.jit(noise(pair.generators[0]), donate_argnums=0)
+    for _ in range(4):
+        expected = pair.plain(torch.ones(4).to(device))
+        assert torch.equal(fast(torch.ones(4).to(device)).cpu(), expected.cpu())
+        assert torch.equal(pair.generators[0].get_state(), pair.plain_generators[0].get_state())
+
+
+def test_threads_that_draw_from_one_generator(device: torch.device) -> None:
+    """Each number is drawn once, whichever thread gets it."""
+    generator, other = generator_of(device), generator_of(device)
+    functions = [pygraph.jit(noise(generator)) for _ in range(2)]
+    x = torch.ones(4).to(device)
+    for fast in functions:
+        for _ in range(2):
+            fast(x)
+    found: list[Tensor] = []
+
+    def run(fast: Function) -> None:
+        for _ in range(10):
+            found.append(fast(x).cpu())
+
+    threads = [threading.Thread(target=run, args=(fast,)) for fast in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = [noise(other)(x).cpu() for _ in range(24)][4:]
+    assert sorted(one.tolist() for one in found) == sorted(one.tolist() for one in expected)
+
+
 def test_an_argument(device: torch.device) -> None:
     def draw(x: Tensor, generator: torch.Generator) -> Tensor:
         return x + torch.rand(4, device=x.device, generator=generator)
@@ -501,6 +535,27 @@ def test_a_generator_of_another_device_is_an_error(device: torch.device) -> None
             fast(torch.ones(4).to(device), torch.Generator())
 
 
+def test_a_branch_that_draws(device: torch.device) -> None:
+    def make(generator: torch.Generator) -> Function:
+        def draw(x: Tensor) -> Tensor:
+            return x + torch.rand(4, device=x.device, generator=generator)
+
+        return lambda x: torch.cond(x.sum() > 0, draw, lambda x: x * 2, (x,))
+
+    plain, mine = generator_of(device), generator_of(device)
+    eager, fast = make(plain), pygraph.jit(make(mine))
+    for sign in (1.0, 1.0, -1.0, 1.0):
+        x = torch.full((4,), sign).to(device)
+        try:
+            expected = eager(x)
+        except Exception as error:  # of Dynamo, which control flow asks in eager too
+            with pytest.raises(type(error)):
+                fast(x)
+            return
+        assert torch.equal(fast(x).cpu(), expected.cpu())
+        assert torch.equal(mine.get_state(), plain.get_state())
+
+
 # ---- with derivatives ----------------------------------------------------------------------------------------------
 
 
@@ -546,6 +601,26 @@ def test_derivatives_outside(device: torch.device) -> None:
         assert torch.equal(found[0], found[2])
         assert torch.equal(found[1], found[3])
         assert torch.equal(mine.get_state(), plain.get_state())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints(reentrant: bool, device: torch.device) -> None:
+    """They put the default generators back, and no others: the recomputation draws what comes next."""
+
+    def make(generator: torch.Generator) -> Function:
+        def part(x: Tensor) -> Tensor:
+            return (x * torch.rand(4, device=x.device, generator=generator)).sin()
+
+        def step(x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            loss = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=reentrant).sum()
+            return torch.autograd.grad(loss, x)[0] if not reentrant else loss.detach()
+
+        return step
+
+    pair = Pair(make, device)
+    for _ in range(3):
+        pair.check(torch.ones(4).to(device))
 
 
 @pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "second"])

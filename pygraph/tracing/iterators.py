@@ -77,6 +77,8 @@ class Iterators:
                 yield
             finally:
                 self._thread = None  # from now on, a proxy that is still stored somewhere acts as the iterator
+                for generator in self.generators.values():
+                    generator.check = _allow
 
     def is_asking(self) -> bool:
         """Whether the traced function is running here, and not other code in another thread."""
@@ -209,6 +211,10 @@ def _put_back(get: Callable[[], object], put: Callable[[object], object], proxy:
     """Store an iterator where its proxy is, unless something else has been stored there meanwhile."""
     if get() is proxy:
         put(value)
+
+
+def _allow() -> None:
+    """Allow whatever is asked of a generator, after the trace in which it was watched."""
 
 
 def _described(iterator: object) -> str:

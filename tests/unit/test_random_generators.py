@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import pygraph
+from pygraph.runtime.body import RegionBody
+from pygraph.runtime.devices import driver_for
+from pygraph.runtime.proof import Trial
 
 Function = Callable[..., Any]
 
@@ -198,6 +201,24 @@ def test_a_first_call_leaves_the_state_of_one_draw(device: torch.device) -> None
         pair = Pair(noise, device, **options)
         for _ in range(2):
             pair.check(torch.ones(4).to(device))
+
+
+def test_trials_leave_states_as_they_were(device: torch.device) -> None:
+    """Each run of a trial finds the state that the first has found."""
+    generator, x = generator_of(device), torch.ones(4).to(device)
+    driver = driver_for(device)
+    assert driver is not None
+    program = pygraph.graphify(pygraph.indirect(pygraph.trace(noise(generator))(x)))
+    body, before = RegionBody(program, 0), generator.get_state()
+    with Trial(driver, body, [x]) as trial:
+        assert trial.has_state
+        found: list[Tensor] = []
+        for _ in range(3):
+            trial.restore()
+            found += body.run(trial.inputs)
+            assert not torch.equal(generator.get_state(), before)
+    assert torch.equal(generator.get_state(), before)
+    assert all(torch.equal(one.cpu(), found[0].cpu()) for one in found)
 
 
 def test_ordinary_launches(device: torch.device) -> None:
@@ -750,3 +771,6 @@ def test_a_backward_that_draws(device: torch.device) -> None:
         fast(x).backward()
         assert torch.equal(x.grad.cpu(), other.grad.cpu())
         assert torch.equal(mine.get_state(), plain.get_state())
+    report = fast.explain().to_dict()
+    assert not report["fallbacks"]
+    assert any(str(entry["function"]).startswith("backward(") for entry in report["entries"])

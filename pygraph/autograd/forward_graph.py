@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pygraph.autograd.joint_graph import JointGraph, with_dependencies
-from pygraph.ir.descriptors import Alias, Captured, CapturedGenerator, Input, Mutation, Output, Result, Static
+from pygraph.ir.descriptors import Alias, Captured, Input, Mutation, Output, Result, Static
 from pygraph.ir.effects import has_effect
 from pygraph.ir.program import Program, graph_module
 
@@ -74,8 +74,7 @@ def _extracted(
         descriptor = joint.descriptor_of.get(node)
         if descriptor is not None:
             number = joint.input_number[node]
-            captured = isinstance(descriptor, (Captured, CapturedGenerator))
-            if captured and node not in used and number not in aliased:
+            if isinstance(descriptor, Captured) and node not in used and number not in aliased:
                 continue
             input_of[number] = len(inputs)
             inputs.append(descriptor)

@@ -9,7 +9,9 @@ for its state, which a replay would not repeat. Operations on fakes move no gene
 # pyright: reportUnknownArgumentType=false
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 import torch
@@ -18,6 +20,7 @@ from torch import fx
 from pygraph.errors import TraceError
 from pygraph.guards.iterators import is_generator
 from pygraph.ir.descriptors import CapturedGenerator
+from pygraph.ir.program import Program
 
 SEED_BEFORE = "Seed the generator before the call."
 
@@ -71,6 +74,27 @@ for _name in (
         setattr(WatchedGenerator, _name, _asking(_name))
 
 
+class _Here(threading.local):
+    generators: tuple[torch.Generator, ...] = ()
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def inputs_known(program: Program) -> Generator[None, None, None]:
+    """A block that runs the nodes of a Program, perhaps in a trace: they draw from generators that are inputs of it.
+
+    No code of the user's runs there, which might seed them.
+    """
+    before = _here.generators
+    _here.generators = tuple(one.value for one in program.inputs if isinstance(one, CapturedGenerator))
+    try:
+        yield
+    finally:
+        _here.generators = before
+
+
 class ExplicitGenerators:
     """The generators that operations of a traced function draw from.
 
@@ -89,8 +113,9 @@ class ExplicitGenerators:
         """Refuse a draw that a replay would not repeat from this generator, or note the generator as an input."""
         if generator._cdata in self.found:
             return
-        found = (one.original for one in self._watched.values() if one._cdata == generator._cdata)
-        original = next(found, None)
+        substituted = (one.original for one in self._watched.values() if one._cdata == generator._cdata)
+        known = (one for one in _here.generators if one._cdata == generator._cdata)  # pyright: ignore
+        original = next(substituted, next(known, None))
         if original is None:
             raise TraceError("it draws from a generator that it has made, or that was not found before the call")
         if original.device.type == "cpu":

@@ -227,6 +227,7 @@ def test_ordinary_launches(device: torch.device) -> None:
     x = torch.ones(4).to(device)
     program = pygraph.trace(noise(generator))(x)
     for stacked in (program, pygraph.devicify(program), pygraph.graphify(pygraph.indirect(program))):
+        assert pygraph.check_transform(lambda program: program, stacked, x) is stacked
         assert torch.equal(pygraph.evaluate(stacked, x).cpu(), noise(other)(x).cpu())
         assert torch.equal(generator.get_state(), other.get_state())
 
@@ -765,10 +766,12 @@ def test_a_backward_that_draws(device: torch.device) -> None:
 
     plain, mine = generator_of(device), generator_of(device)
     fast = pygraph.jit(lambda x: Noisy.apply(x, mine).sum())
-    for _ in range(4):
+    for step in range(5):
         x, other = (torch.ones(4).to(device).requires_grad_() for _ in range(2))
-        Noisy.apply(other, plain).sum().backward()
-        fast(x).backward()
+        losses = Noisy.apply(other, plain).sum(), fast(x)
+        with torch.autocast(device.type, torch.bfloat16, enabled=step == 3):
+            for loss in losses:
+                loss.backward()
         assert torch.equal(x.grad.cpu(), other.grad.cpu())
         assert torch.equal(mine.get_state(), plain.get_state())
     report = fast.explain().to_dict()

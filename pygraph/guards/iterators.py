@@ -47,7 +47,9 @@ def is_generator(value: object) -> bool:
 
 def is_generator_or_method(value: object) -> bool:
     """Whether an object is a random generator of torch's, or a bound method of one."""
-    return is_generator(value.__self__ if isinstance(value, types.BuiltinMethodType) else value)
+    if issubclass(type(value), types.BuiltinMethodType):
+        return is_generator(value.__self__)  # pyright: ignore
+    return is_generator(value)
 
 
 def is_drawing(value: object) -> bool:

@@ -209,7 +209,7 @@ def _reason_of_operation(node: fx.Node) -> str | None:
 def _reads_offsets(node: fx.Node) -> bool:
     """Whether a grouped product of matrices is one product for each group, of which the host asks the size.
 
-    CUDA has a kernel for all groups for bfloat16, with capability 9 or 10 (``GroupedBlas.cpp``, torch 2.11 to 2.13).
+    CUDA has a kernel for all groups for bfloat16, with capability 9 or 10 (``GroupedBlas.cpp``).
     """
     if node.kwargs.get("offs", node.args[2] if len(node.args) > 2 else None) is None:
         return False

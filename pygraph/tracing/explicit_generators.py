@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from pygraph.errors import TraceError
+from pygraph.errors import TraceError, describe
 from pygraph.guards.iterators import is_generator
 from pygraph.ir.descriptors import CapturedGenerator
 from pygraph.ir.program import Program
@@ -130,9 +130,11 @@ class ExplicitGenerators:
 
 def _share_state(one: torch.Generator, other: torch.Generator) -> bool:
     """Whether both are the same generator to the device, as after ``graphsafe_set_state`` on CUDA."""
-    if one.device.type != "cuda" or not torch.equal(one.get_state(), other.get_state()):
+    if one.device.type != "cuda" or one.initial_seed() != other.initial_seed():
         return False
     offset = one.get_offset()
+    if other.get_offset() != offset:
+        return False
     one.set_offset(offset + 4)  # of which it must be a multiple
     try:
         return other.get_offset() != offset
@@ -163,8 +165,15 @@ def without_default(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, A
     return tuple(map(explicit, args)), {name: explicit(value) for name, value in kwargs.items()}
 
 
-def lift_generators(module: fx.GraphModule, found: dict[int, CapturedGenerator]) -> list[CapturedGenerator]:
-    """Turn attributes of a graph that are generators into placeholders, after all others; returns their descriptors."""
+def lift_generators(call: str, module: fx.GraphModule, found: dict[int, CapturedGenerator]) -> list[CapturedGenerator]:
+    """Turn attributes of a graph that are generators into placeholders, after all others; returns their descriptors.
+
+    Raises:
+        TraceError: A branch of control flow draws from one. Its graph has the inputs that the operation passes.
+    """
+    for part in module.modules():
+        if part is not module and any(map(is_generator, vars(part).values())):
+            raise TraceError(describe(call, "a branch of control flow draws from a generator of its own"))
     graph = module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     lifted: dict[CapturedGenerator, fx.Node] = {}

@@ -51,7 +51,7 @@ def functionalize(recording: Recording) -> Program:
         outputs.append(Result("shared memory of results", -1, spec_of(value.meta["val"])))
         out_values.append(value)
     graph.output_node().args = (tuple(out_values),)
-    generators = lift_generators(module, recording.generators)
+    generators = lift_generators(f"trace({recording.name})(…)", module, recording.generators)
     inputs, specs = [*inputs, *generators], [*specs, *(() for _ in generators)]
     with fake_tracing(recording.mode):
         relative_views(graph, [node for node in graph.nodes if node.op == "placeholder"], inputs)

@@ -120,7 +120,7 @@ class Session(proxy_tensor._MakefxTracer):
             for mode in modes:
                 stack.enter_context(mode)
             stack.enter_context(proxy_tensor.disable_autocast_cache())
-            module = _traced(f, args, tracer, is_branch=self.parent_tracer is not None)
+            module = _traced(f, args, tracer)
         if self.parent_tracer is not None:
             self._assert_later(module, args)
         return module
@@ -152,7 +152,7 @@ class Session(proxy_tensor._MakefxTracer):
 
 
 @_disable_dynamo
-def _traced(function: Callable[..., Any], values: tuple[Any, ...], tracer: Any, is_branch: bool) -> fx.GraphModule:
+def _traced(function: Callable[..., Any], values: tuple[Any, ...], tracer: Any) -> fx.GraphModule:
     """Call the function under the modes of a trace, between the placeholders and the output of a new graph."""
     if any(not pytree.tree_structure(value).is_leaf() for value in values):
         raise TraceError("a branch of control flow takes a container")
@@ -162,7 +162,7 @@ def _traced(function: Callable[..., Any], values: tuple[Any, ...], tracer: Any, 
     tracer.submodule_paths = None
     placeholders = [tracer.create_proxy("placeholder", f"arg{i}_1", (), {}) for i in range(len(values))]
     wrapped: Any = proxy_tensor.wrap_key(function, values, tracer, False)
-    tracer.create_arg = _with_generators(tracer, is_branch)
+    tracer.create_arg = _with_generators(tracer)
     try:
         out = wrapped(*placeholders)
     finally:
@@ -176,7 +176,7 @@ def _traced(function: Callable[..., Any], values: tuple[Any, ...], tracer: Any, 
     return _LazyGraphModule(tracer.root, graph, getattr(function, "__name__", "traced"))  # most are never run
 
 
-def _with_generators(tracer: Any, is_branch: bool) -> Callable[[Any], Any]:
+def _with_generators(tracer: Any) -> Callable[[Any], Any]:
     """A tracer's function that makes an argument of a value, for random generators too, which torch 2.11 refuses.
 
     They become attributes, one for each generator: operations get other Python objects for the same.
@@ -187,8 +187,6 @@ def _with_generators(tracer: Any, is_branch: bool) -> Callable[[Any], Any]:
     def with_generators(value: Any) -> Any:
         if not isinstance(value, torch._C.Generator):
             return create_arg(value)
-        if is_branch:  # whose graph has no inputs but those that the operation passes
-            raise TraceError("a branch of control flow draws from a generator that is passed explicitly")
         generator: Any = value
         name = names.setdefault(generator._cdata, f"_generator{len(names)}")
         setattr(tracer.root, name, value)

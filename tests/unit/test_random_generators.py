@@ -578,6 +578,26 @@ def test_a_branch_that_draws(device: torch.device) -> None:
         assert torch.equal(mine.get_state(), plain.get_state())
 
 
+@pytest.mark.parametrize("caught", [False, True])
+def test_a_branch_that_draws_is_refused(caught: bool, device: torch.device) -> None:
+    """Below Dynamo, which `torch.cond` asks first."""
+    generator = generator_of(device)
+
+    def draw(x: Tensor) -> tuple[Tensor]:
+        return (x + torch.rand(4, device=x.device, generator=generator),)
+
+    def choose(x: Tensor) -> Tensor:
+        try:
+            return torch.ops.higher_order.cond(x.sum() > 0, draw, lambda x: (x * 2,), (x,))[0]
+        except Exception:
+            if not caught:
+                raise
+            return x
+
+    with pytest.raises(pygraph.errors.TraceError, match="a branch of control flow draws"):
+        pygraph.trace(choose)(torch.ones(4).to(device))
+
+
 # ---- with derivatives ----------------------------------------------------------------------------------------------
 
 

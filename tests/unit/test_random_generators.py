@@ -594,7 +594,8 @@ def test_a_branch_that_draws_is_refused(caught: bool, device: torch.device) -> N
                 raise
             return x
 
-    with pytest.raises(pygraph.errors.TraceError, match="a branch of control flow draws"):
+    # Torch 2.11 has an error of its own where it traces the branch without its tracer's knowing.
+    with pytest.raises(pygraph.errors.TraceError, match=r"a branch of control flow draws|argument of type.*Generator"):
         pygraph.trace(choose)(torch.ones(4).to(device))
 
 

@@ -55,6 +55,12 @@ class WatchedGenerator(_Generator):
         """The device of the original."""
         return self.original.device
 
+    def __hash__(self) -> int:
+        return hash(self.original)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.original
+
 
 def _asking(name: str) -> Callable[..., Any]:
     """A method that reads or sets the state."""

@@ -407,6 +407,23 @@ def test_another_generator_in_a_tuple(device: torch.device) -> None:
         assert torch.equal(fast(x).cpu(), expected.cpu())
 
 
+def test_a_generator_as_a_key(device: torch.device) -> None:
+    """A substitute is found where its generator is."""
+
+    def make(generator: torch.Generator) -> Function:
+        scales = {generator: 3.0}
+
+        def draw(x: Tensor) -> Tensor:
+            scale = scales.get(generator, 0.0) * (generator in [*scales]) * (generator == next(iter(scales)))
+            return x * scale + torch.rand(4, device=x.device, generator=generator)
+
+        return draw
+
+    pair = Pair(make, device)
+    for _ in range(3):
+        pair.check(torch.ones(4).to(device))
+
+
 def test_a_generator_that_is_stored(device: torch.device) -> None:
     held = types.SimpleNamespace(generator=None)
 

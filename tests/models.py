@@ -129,6 +129,24 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(config)
 
 
+def mixtral() -> nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                           num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, use_cache=False,
+                           bos_token_id=1, eos_token_id=2)  # fmt: skip
+    return MixtralForCausalLM(config)
+
+
+def qwen_of_experts() -> nn.Module:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, moe_intermediate_size=24,
+                            num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                            num_experts=4, num_experts_per_tok=2, use_cache=False)  # fmt: skip
+    return Qwen3MoeForCausalLM(config)
+
+
 def tie_weights(model: Any) -> None:
     model.tie_weights()
 
@@ -303,6 +321,15 @@ EXAMPLES: dict[str, Example] = {
     "lstm": Example(
         Recurrent, lambda g: {"x": pixels(g, 3, 7, 8)}, logits_loss, why_not="", why_not_trained=""
     ),
+}  # fmt: skip
+
+# How many tokens an expert gets is asked by the host, but for bfloat16.
+OF_EXPERTS: dict[str, Example] = {
+    name: Example(
+        make, lambda g: {"input_ids": numbers(g, 2, 10)}, logits_loss, "transformers",
+        why_not="it reads its offsets on the host", why_not_trained="it reads its offsets on the host",
+    )
+    for name, make in (("mixtral", mixtral), ("qwen3 moe", qwen_of_experts))
 }  # fmt: skip
 
 

@@ -17,11 +17,14 @@ from pygraph.api.module import TransformedModule
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.guards.environment import Environment
+from pygraph.guards.iterators import is_generator
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.paths import flatten_with_path
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.graph_generators import SavedStates
 from pygraph.tracing.generators import Generators
+from pygraph.tracing.iterator_locations import generators_of
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -170,7 +173,8 @@ def _run_sample(fn: Any, args: tuple[Any, ...], where: str, times: int, allow_un
     # A function's own parameters are no inputs that must be used, but it is differentiated by them in the same way.
     others = [tensor for tensor in environment.differentiable if id(tensor) not in known]
     unused: list[bool] = []
-    with _unchanged([*(tensor for _, tensor in tensors), *environment.tensors], environment):
+    generators = [leaf for _, leaf in keyed if is_generator(leaf)]
+    with _unchanged([*(tensor for _, tensor in tensors), *environment.tensors], environment, generators):
         for _ in range(times):
             unused = _run_once(fn, args, [tensor for _, tensor in inputs], others)
     names = [name for (name, _), is_unused in zip(inputs, unused, strict=True) if is_unused]
@@ -196,7 +200,9 @@ def _run_once(fn: Any, args: tuple[Any, ...], inputs: list[torch.Tensor], others
 
 
 @contextlib.contextmanager
-def _unchanged(tensors: Sequence[torch.Tensor], environment: Environment) -> Generator[None, None, None]:
+def _unchanged(
+    tensors: Sequence[torch.Tensor], environment: Environment, arguments: Sequence[torch.Generator]
+) -> Generator[None, None, None]:
     """Put back what runs inside change: contents of tensors and of their gradients, gradients, random generators."""
     gradients = environment.gradients()
     kept = {id(tensor): tensor for tensor in [*tensors, *(one for one in gradients if one is not None)]}
@@ -206,12 +212,14 @@ def _unchanged(tensors: Sequence[torch.Tensor], environment: Environment) -> Gen
     with torch.no_grad():
         contents = [(tensor, clone_strided(tensor.detach())) for tensor in kept.values() if _has_memory(tensor)]
     states = [driver.random_state() for driver in drivers]
+    others = SavedStates([*arguments, *generators_of(environment)])
     try:
         yield
     finally:
         for driver, state in zip(drivers, states, strict=True):
             driver.set_random_state(state)
         generators.restore()
+        others.restore()
         environment.restore_gradients(gradients)
         with torch.no_grad():
             for tensor, before in contents:

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import ProgramError, describe
 from pygraph.ir.check import check_program
+from pygraph.ir.descriptors import CapturedGenerator
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.program import Program
 from pygraph.runtime.devices import driver_for
@@ -60,7 +61,8 @@ def _run(program: Program, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]
     copies = {id(leaf): clone_strided(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
     copied = [copies.get(id(leaf), leaf) for leaf in leaves]
     passed, named = pytree.tree_unflatten(copied, tree)
-    with random_states_restored(driver_for(program.device)):
+    generators = [one.value for one in program.inputs if isinstance(one, CapturedGenerator)]
+    with random_states_restored(driver_for(program.device), generators):
         results = pytree.tree_leaves(program(*passed, **named))
     return [_plain(value) for value in results], [_plain(value) for value in copied]
 

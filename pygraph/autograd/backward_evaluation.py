@@ -11,8 +11,10 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError, describe
 from pygraph.ir.descriptors import Captured, Result, TensorSpec
+from pygraph.ir.evaluate import input_value
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.program import Program
+from pygraph.tracing.explicit_generators import inputs_known
 
 
 def evaluate_batched(program: Program, leaves: Sequence[Any]) -> Any:
@@ -28,7 +30,8 @@ def evaluate_batched(program: Program, leaves: Sequence[Any]) -> Any:
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
     module.recompile()
-    return _unflattened(program, module(*_values(program, leaves)))
+    with inputs_known(program):
+        return _unflattened(program, module(*_values(program, leaves)))
 
 
 def evaluate_cast(program: Program, leaves: Sequence[Any]) -> Any:
@@ -36,7 +39,8 @@ def evaluate_cast(program: Program, leaves: Sequence[Any]) -> Any:
 
     As in autograd, gradients are in the dtypes of what they are gradients of, whatever an operation returns.
     """
-    return _unflattened(program, _DtypeKeeping(program.module).run(*_values(program, leaves)))
+    with inputs_known(program):
+        return _unflattened(program, _DtypeKeeping(program.module).run(*_values(program, leaves)))
 
 
 class _DtypeKeeping(Interpreter):
@@ -46,7 +50,7 @@ class _DtypeKeeping(Interpreter):
 
 
 def _values(program: Program, leaves: Sequence[Any]) -> list[Any]:
-    return [d.value.detach() if isinstance(d, Captured) else leaves[d.leaf] for d in program.inputs]  # pyright: ignore
+    return [d.value.detach() if isinstance(d, Captured) else input_value(d, leaves) for d in program.inputs]
 
 
 def _unflattened(program: Program, values: Iterable[Any]) -> Any:

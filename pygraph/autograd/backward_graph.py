@@ -12,7 +12,17 @@ from torch.utils import _pytree as pytree
 
 from pygraph.autograd.joint_graph import COTANGENT, JointGraph
 from pygraph.autograd.recomputation import is_recomputed, is_unset_generator_state, zeros_for_generator_state
-from pygraph.ir.descriptors import Alias, Argument, Captured, Input, Result, ScalarArgument, Static, TensorSpec
+from pygraph.ir.descriptors import (
+    Alias,
+    Argument,
+    Captured,
+    CapturedGenerator,
+    Input,
+    Result,
+    ScalarArgument,
+    Static,
+    TensorSpec,
+)
 from pygraph.ir.effects import is_host_number, is_view, root
 from pygraph.ir.program import Program, graph_module
 
@@ -160,7 +170,7 @@ class BackwardGraph:
         joint = self._joint
         descriptor = joint.descriptor_of.get(node)
         if descriptor is not None and joint.input_number[node] not in joint.written:
-            if isinstance(descriptor, Captured):
+            if isinstance(descriptor, (Captured, CapturedGenerator)):
                 return descriptor
             if isinstance(descriptor, Argument):
                 return self._argument("argument", descriptor.leaf, node)

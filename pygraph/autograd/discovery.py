@@ -126,7 +126,7 @@ def _describe_results(primal: Primal, probe: Probe, effects: RecordedEffects, ro
             primal.aliases[index] = dataclasses.replace(alias, operand=row.index(alias.operand))
     if effects.draws or effects.writes:
         written = {index: effects.written[leaf] for index, leaf in enumerate(row) if leaf in effects.written}
-        primal.effects = Effects(effects.draws, written, effects.captured)
+        primal.effects = Effects(effects.draws, written, effects.captured, effects.generators)
 
 
 def _lookups(environment: Environment, tensor: torch.Tensor) -> tuple[Lookup, ...]:

@@ -16,6 +16,7 @@ import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # checked with torch 2.11 and 2.13
 
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.graph_generators import SavedStates
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,17 +28,20 @@ class Effects:
         arguments: Which of its tensors it updates in place, by number, and whether its results may depend on what they
             were, as they do not on running statistics.
         captured: The tensors that it closes over and updates in place, likewise.
+        generators: The random generators that it passes to operations.
     """
 
     draws: bool
     arguments: dict[int, bool]
     captured: tuple[tuple[torch.Tensor, bool], ...]
+    generators: tuple[torch.Generator, ...] = ()
 
     def preserve(self, tensors: Sequence[torch.Tensor]) -> PreservedState:
         """Copy the state that a call with these tensors depends on."""
         arguments = (tensors[index] for index, is_read in self.arguments.items() if is_read)
         captured = (tensor for tensor, is_read in self.captured if is_read)
-        return PreservedState([*arguments, *captured], {tensor.device for tensor in tensors} if self.draws else set())
+        devices = {tensor.device for tensor in tensors} if self.draws else set[torch.device]()
+        return PreservedState([*arguments, *captured], devices, self.generators)
 
 
 class PreservedState:
@@ -45,21 +49,25 @@ class PreservedState:
 
     Args:
         tensors: The tensors.
-        devices: The devices of the generators; none if no random numbers are drawn. The host's is added.
+        devices: The devices of the default generators; none if no random numbers are drawn. The host's is added.
+        generators: The other generators that are drawn from.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], devices: set[torch.device]) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], devices: set[torch.device], generators: Sequence[torch.Generator] = ()
+    ) -> None:
         with torch.no_grad():
             self._contents = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors]
         drivers = [driver for driver in map(driver_for, devices) if driver is not None]
         self._states: list[tuple[Any, Any]] = [(driver, driver.random_state()) for driver in drivers]
         self._host = torch.get_rng_state() if devices else None
-        self._tensors, self._devices = tensors, devices
+        self._others = SavedStates(generators)
+        self._tensors, self._devices, self._generators = tensors, devices, generators
 
     @contextlib.contextmanager
     def restored(self) -> Generator[None, None, None]:
         """Restore the state for a while."""
-        now = PreservedState(self._tensors, self._devices)
+        now = PreservedState(self._tensors, self._devices, self._generators)
         self._restore()
         try:
             yield
@@ -75,3 +83,4 @@ class PreservedState:
             torch.set_rng_state(self._host)
         for driver, state in self._states:
             driver.set_random_state(state)
+        self._others.restore()

@@ -21,6 +21,7 @@ class RecordedEffects:
 
     Attributes:
         draws: Whether it draws random numbers.
+        generators: The generators that it passes to operations.
         writes: Whether it updates tensors that it was passed or closes over.
         written: The leaves that it updates, and whether its results depend on what they were.
         captured: The tensors that it closes over and updates, likewise.
@@ -33,6 +34,7 @@ class RecordedEffects:
         inputs: list[Any] = list(recording.inputs)  # arguments only, which have leaves
         leaf_of: dict[fx.Node, int] = {node: one.leaf for node, one in zip(placeholders, inputs, strict=True)}
         self.draws = any(is_random(node) for node in nodes)
+        self.generators = tuple({id(one.value): one.value for one in recording.generators.values()}.values())
         roots = {root(a) for node in nodes for a in (*written_arguments(node), *updated_in_hiding(node))}
         self.writes = any(node.op in ("placeholder", "get_attr") for node in roots)
         self.written = {leaf_of[node]: _is_read(node) for node in roots if node in leaf_of}

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pygraph.ir.descriptors import Captured, Input, TensorSpec
+from pygraph.ir.descriptors import Captured, CapturedGenerator, Input, TensorSpec
 from pygraph.ir.effects import has_effect
 from pygraph.ir.program import Program
 
@@ -35,6 +35,8 @@ class ValueNumbering:
         return found
 
     def _input(self, descriptor: Input) -> Hashable:
+        if isinstance(descriptor, CapturedGenerator):
+            return "generator", id(descriptor.value)
         if not isinstance(descriptor, Captured):
             return "argument", getattr(descriptor, "leaf", None)
         tensor = descriptor.value

@@ -13,6 +13,7 @@ import weakref
 from typing import Any
 
 import numpy as np
+import torch
 
 # Random generators whose state is in C.
 _DRAWING = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
@@ -37,6 +38,18 @@ def is_opaque(value: object) -> bool:
             return isinstance(value, types.BuiltinMethodType)
         return _is_opaque_class(type(bound))
     return _is_opaque_class(type(value))
+
+
+def is_generator(value: object) -> bool:
+    """Whether an object is a random generator of torch's."""
+    return issubclass(type(value), torch._C.Generator)  # pyright: ignore[reportPrivateUsage]
+
+
+def is_generator_or_method(value: object) -> bool:
+    """Whether an object is a random generator of torch's, or a bound method of one."""
+    if issubclass(type(value), types.BuiltinMethodType):
+        return is_generator(value.__self__)  # pyright: ignore
+    return is_generator(value)
 
 
 def is_drawing(value: object) -> bool:

@@ -23,6 +23,7 @@ from pygraph.ir.descriptors import (
     Argument,
     Base,
     Captured,
+    CapturedGenerator,
     Mutation,
     PointerTable,
     Result,
@@ -45,11 +46,13 @@ class _Rules:
     regions: bool
 
 
+_VALUES = (Argument, ScalarArgument, Base, Captured, CapturedGenerator)
+
 _LEGAL: dict[Stage, _Rules] = {
-    "aten": _Rules((Argument, ScalarArgument, Base, Captured), (Result, Mutation), False, False, False),
-    "kernels": _Rules((Argument, ScalarArgument, Base, Captured), (Result,), True, False, False),
-    "pointers": _Rules((ScalarArgument, Argument, Base, Captured, PointerTable), (Result, Stored), True, True, False),
-    "regions": _Rules((ScalarArgument, Argument, Base, Captured, PointerTable), (Result, Stored), True, True, True),
+    "aten": _Rules(_VALUES, (Result, Mutation), False, False, False),
+    "kernels": _Rules(_VALUES, (Result,), True, False, False),
+    "pointers": _Rules((*_VALUES, PointerTable), (Result, Stored), True, True, False),
+    "regions": _Rules((*_VALUES, PointerTable), (Result, Stored), True, True, True),
 }
 
 _HOST_MODULES = ("_operator", "operator", "math", "torch", "builtins")

@@ -108,8 +108,9 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# What a node's value is: node.meta["spec"]. A tuple for operations with several results; a Python type for host
-# scalars; None for nothing, or for what is known only when it runs (a data-dependent shape).
+# What a node's value is: node.meta["spec"]. A tuple for operations with several results, an empty one for random
+# generators; a Python type for host scalars; None for nothing, or for what is known only when it runs (a data-dependent
+# shape).
 Spec: TypeAlias = "TensorSpec | type[int] | type[float] | type[bool] | tuple[Spec, ...] | None"
 
 
@@ -166,6 +167,17 @@ class Captured:
         return TensorSpec.of(self.value)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class CapturedGenerator:
+    """A random generator that the function passes to operations, whose state every call finds and advances.
+
+    ``name`` is what printed Programs call it, ``value`` the caller's generator.
+    """
+
+    name: str
+    value: torch.Generator
+
+
 @dataclasses.dataclass(frozen=True)
 class Slot:
     """One entry of a pointer table: where an argument is read, or a result written."""
@@ -186,7 +198,7 @@ class PointerTable:
     mechanism: Mechanism = "auto"
 
 
-Input: TypeAlias = Argument | ScalarArgument | Base | Captured | PointerTable
+Input: TypeAlias = Argument | ScalarArgument | Base | Captured | CapturedGenerator | PointerTable
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------

@@ -197,6 +197,8 @@ def _reason_of_operation(node: fx.Node) -> str | None:
         return "it needs a value on the host"
     if name in _SYNCHRONIZING:
         return "it synchronises with the host"
+    if target is aten._grouped_mm.default and _reads_offsets(node):
+        return "it reads its offsets on the host, but for bfloat16 on recent devices"
     if torch.Tag.cudagraph_unsafe in target.tags:
         return "its author has tagged it as unsafe in CUDA graphs"
     if is_action(node) and target.namespace not in _KNOWN_NAMESPACES:
@@ -207,6 +209,19 @@ def _reason_of_operation(node: fx.Node) -> str | None:
     if node.meta.get("spec") is None and target._schema.returns:
         return "the shape of its result depends on data"
     return None
+
+
+def _reads_offsets(node: fx.Node) -> bool:
+    """Whether a grouped product of matrices is one product for each group, of which the host asks the size.
+
+    CUDA has a kernel for all groups for bfloat16, with capability 9 or 10 (``GroupedBlas.cpp``).
+    """
+    if node.kwargs.get("offs", node.args[2] if len(node.args) > 2 else None) is None:
+        return False
+    (spec,) = tensor_specs(node.meta.get("spec"))
+    if spec.dtype != torch.bfloat16 or spec.device.type != "cuda":
+        return True
+    return torch.cuda.get_device_capability(spec.device)[0] not in (9, 10)
 
 
 def _reason_of_arguments(node: fx.Node) -> str | None:

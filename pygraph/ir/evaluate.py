@@ -19,6 +19,7 @@ from pygraph.ir.descriptors import (
     Argument,
     Base,
     Captured,
+    CapturedGenerator,
     Input,
     Mutation,
     PointerTable,
@@ -155,7 +156,7 @@ def slot_values(program: ProgramFields, leaves: Sequence[Any]) -> list[Any]:
 
 
 def input_value(descriptor: Input, leaves: Sequence[Any]) -> Any:
-    """The value of one input: a caller's tensor or number, a base over several, or a captured tensor."""
+    """The value of one input: a caller's tensor or number, a base over several, or what is captured."""
     match descriptor:
         case Argument():
             return leaves[descriptor.leaf]
@@ -163,7 +164,7 @@ def input_value(descriptor: Input, leaves: Sequence[Any]) -> Any:
             return to_number(leaves[descriptor.leaf])
         case Base():
             return _base_value(descriptor, leaves)
-        case Captured():
+        case Captured() | CapturedGenerator():
             return descriptor.value
         case PointerTable():
             raise TypeError("a pointer table is not a value of the caller")

@@ -25,6 +25,7 @@ from pygraph.ir.descriptors import (
     Argument,
     Base,
     Captured,
+    CapturedGenerator,
     Input,
     Mutation,
     Output,
@@ -71,7 +72,8 @@ def program_text(program: ProgramFields) -> str:
     lines.append("def program(" if program.inputs else "def program():")
     for node, descriptor in zip(program.placeholders, program.inputs, strict=True):
         name = namer.give(node, _input_name(descriptor))
-        lines.append(f'    {name}: "{spec_text(node.meta.get("spec"))}",  # {_input_text(descriptor)}')
+        spec = "generator" if isinstance(descriptor, CapturedGenerator) else spec_text(node.meta.get("spec"))
+        lines.append(f'    {name}: "{spec}",  # {_input_text(descriptor)}')
     if program.inputs:
         lines.append("):")
     lines += _body(program.module.graph, namer, "    ", program)
@@ -196,7 +198,7 @@ def _input_name(descriptor: Input) -> str:
             return descriptor.path
         case Base():
             return "base_" + descriptor.path
-        case Captured():
+        case Captured() | CapturedGenerator():
             return descriptor.name
         case PointerTable():
             return "table"
@@ -212,6 +214,8 @@ def _input_text(descriptor: Input) -> str:
             return f"memory shared by {descriptor.path}"
         case Captured():
             return f"{descriptor.kind} {descriptor.name}"
+        case CapturedGenerator():
+            return f"random {descriptor.name}"
         case PointerTable():
             slots = "; ".join(f"{i}: {_slot_text(slot)}" for i, slot in enumerate(descriptor.slots))
             return slots if descriptor.mechanism == "auto" else f"by {descriptor.mechanism}: {slots}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pygraph.ir.autocasting import without_autocast
-from pygraph.ir.descriptors import Captured
+from pygraph.ir.descriptors import Captured, CapturedGenerator
 from pygraph.ir.effects import is_host_number, is_load, is_selection, is_store, is_view, root, written_arguments
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.program import Program
@@ -33,6 +33,7 @@ class RegionBody:
         written: Positions in ``inputs`` of tensors that the region writes to.
         written_statics: Positions in ``statics`` of tensors that the region writes to.
         static_values: The captured tensors of ``statics``.
+        generators: The random generators that the region's nodes are passed, by placeholder.
         versioned_statics: Captured tensors whose version counters a replay has to increment.
         producers: The nodes that allocate the memory of ``outputs``.
         last_use: Per node, the nodes whose values are not needed after it.
@@ -41,12 +42,14 @@ class RegionBody:
     def __init__(self, program: Program, region: int) -> None:
         inside = [node for node in program.nodes if node.op == "call_function" and node.meta.get("region") == region]
         self.nodes = [node for node in inside if not is_load(node) and not is_store(node)]
-        captured = {
-            node: descriptor
-            for node, descriptor in zip(program.placeholders, program.inputs, strict=True)
-            if isinstance(descriptor, Captured)
-        }
-        outside = self._from_outside(program, [node for node in inside if is_store(node)])
+        described = dict(zip(program.placeholders, program.inputs, strict=True))
+        captured = {node: descriptor for node, descriptor in described.items() if isinstance(descriptor, Captured)}
+        taken = self._from_outside(program, [node for node in inside if is_store(node)])
+        self.generators: dict[fx.Node, torch.Generator] = {}
+        for node in taken:
+            if isinstance(descriptor := described.get(node), CapturedGenerator):
+                self.generators[node] = descriptor.value
+        outside = [node for node in taken if node not in self.generators]
         self.statics = [node for node in outside if node in captured]
         self.numbers = [node for node in outside if is_host_number(node)]
         self.inputs = [node for node in outside if node not in captured and not is_host_number(node)]
@@ -107,12 +110,16 @@ class RegionBody:
         numbers: Sequence[Any] = (),
         mark: Callable[[int], None] | None = None,
         statics: Sequence[torch.Tensor] | None = None,
+        generators: Mapping[torch.Generator, torch.Generator] | None = None,
     ) -> list[Any]:
-        """Run the nodes and return the values of ``outputs``; ``mark(i)`` is called before node ``i``."""
+        """Run the nodes and return the values of ``outputs``; ``mark(i)`` is called before node ``i``.
+
+        ``generators`` are drawn from instead of those of the region, in a run with ``mark``.
+        """
         statics = self.static_values if statics is None else statics
         with without_autocast():
             if mark is not None:
-                return self._interpret(inputs, numbers, mark, statics)
+                return self._interpret(inputs, numbers, mark, statics, generators or {})
             if self._straight is None:
                 self._straight = straight_line(self, own_memory)
             return self._straight(inputs, statics, numbers)
@@ -123,10 +130,12 @@ class RegionBody:
         numbers: Sequence[Any],
         mark: Callable[[int], None],
         statics: Sequence[torch.Tensor],
+        generators: Mapping[torch.Generator, torch.Generator],
     ) -> list[Any]:
         env: dict[fx.Node, Any] = dict(zip(self.inputs, inputs, strict=True))
         env.update(zip(self.statics, statics, strict=True))
         env.update(zip(self.numbers, numbers, strict=True))
+        env.update((node, generators.get(value, value)) for node, value in self.generators.items())
 
         def value(node: fx.Node) -> Any:
             return self.constant(node) if node.op == "get_attr" else env[node]
@@ -146,7 +155,9 @@ class RegionBody:
         return [env[node] for node in self.outputs]
 
     def constant(self, node: fx.Node) -> Any:
-        """The value of a ``get_attr`` node: an attribute of the Program's module."""
+        """The value of a node that is the same in every call: an attribute of the Program's module, or a generator."""
+        if node in self.generators:
+            return self.generators[node]
         return getattr(self._module, str(node.target))
 
     def producer(self, output: int) -> int:

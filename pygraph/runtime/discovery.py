@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from pygraph.ir.printing import target_text
 from pygraph.runtime.alignment import aligned_copy
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.driver import Driver, Pool, patiently
+from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, pointer_words, same_structure, value_words
 from pygraph.runtime.proof import Trial, Undisturbed
 from pygraph.runtime.recorded_graph import RecordedGraph
@@ -150,7 +152,7 @@ class Discovery:
         allocations: list[tuple[int, int]] = []
         actual = [empty if tensor is None else tensor for tensor, empty in zip(inputs, self._empties, strict=True)]
 
-        def record(mark: Callable[[int], None]) -> list[torch.Tensor]:
+        def record(generators: Sequence[GraphGenerator], mark: Callable[[int], None]) -> list[torch.Tensor]:
             walls: list[torch.Tensor] = []
             made = held = 0  # bytes of `walls`, which are none of the operations'
 
@@ -171,13 +173,18 @@ class Discovery:
                 mark(index)
 
             allocations.clear()
-            outputs = self.body.run(actual, numbers, before_operation)  # pyright: ignore[reportArgumentType]
+            own = {generator.original: generator.own for generator in generators}
+            outputs = self.body.run(actual, numbers, before_operation, generators=own)  # pyright: ignore[reportArgumentType]
             note_allocations()
             return outputs
 
+        def attempt() -> tuple[RecordedGraph, list[torch.Tensor]]:
+            generators = [GraphGenerator(generator) for generator in dict.fromkeys(self.body.generators.values())]
+            return self.driver.record(functools.partial(record, generators), self.pool, generators)
+
         try:
             with Undisturbed(self.driver, None):
-                graph, outputs = patiently(lambda: self.driver.record(record, self.pool), _PAUSES)
+                graph, outputs = patiently(attempt, _PAUSES)
         except CaptureError as error:
             self._settle_libraries()
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error

@@ -9,13 +9,14 @@ import abc
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 
 from pygraph.errors import CaptureError
+from pygraph.runtime.graph_generators import GraphGenerator, SavedStates
 from pygraph.runtime.recorded_graph import RecordedGraph
 
 T = TypeVar("T")
@@ -141,9 +142,12 @@ class Driver(abc.ABC):
         """A fresh, empty memory pool."""
 
     @abc.abstractmethod
-    def record(self, body: Callable[[Callable[[int], None]], T], pool: Pool) -> tuple[RecordedGraph, T]:
+    def record(
+        self, body: Callable[[Callable[[int], None]], T], pool: Pool, generators: Sequence[GraphGenerator] = ()
+    ) -> tuple[RecordedGraph, T]:
         """Run ``body(mark)`` with its device work recorded instead of done; memory comes from ``pool``.
 
+        Random numbers come from the default generator, or from those of ``generators``, which serve no other recording.
         ``body`` calls ``mark(i)`` before operation ``i``. Raises CaptureError when the device refuses, in which
         case nothing stays recorded and the device works on.
         """
@@ -218,12 +222,16 @@ class Driver(abc.ABC):
 
 
 @contextlib.contextmanager
-def random_states_restored(driver: Driver | None) -> Generator[None, None, None]:
-    """Have the random generators of the host and of a device, if there is one, as they are now afterwards."""
+def random_states_restored(
+    driver: Driver | None, generators: Iterable[torch.Generator] = ()
+) -> Generator[None, None, None]:
+    """Have the random generators of the host, of a device if there is one, and others as they are now afterwards."""
     state, host_state = None if driver is None else driver.random_state(), torch.get_rng_state()
+    others = SavedStates(generators)
     try:
         yield
     finally:
         if driver is not None:
             driver.set_random_state(state)
         torch.set_rng_state(host_state)
+        others.restore()

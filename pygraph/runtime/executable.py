@@ -225,7 +225,8 @@ class Executable:
         written = [bound.body.static_values[i].detach() for bound in self._regions for i in bound.body.written_statics]
         saved = [(tensor, clone_strided(tensor)) for tensor in written]
         try:
-            with random_states_restored(self.driver), torch.no_grad():
+            generators = [one for bound in self._regions for one in bound.body.generators.values()]
+            with random_states_restored(self.driver, generators), torch.no_grad():
                 yield self.convention.values(copied_leaves(leaves))
         finally:
             with torch.no_grad():

@@ -15,6 +15,7 @@ from pygraph.runtime.alignment import aligned_copy
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.comparison import Spread
 from pygraph.runtime.driver import Driver
+from pygraph.runtime.graph_generators import SavedStates
 from pygraph.runtime.indices import Reach
 
 # Bytes after a result that are watched, on top of what its operation used as scratch memory.
@@ -23,20 +24,25 @@ _UNTOUCHED = 0x7F
 
 
 class Undisturbed:
-    """Run trials without a trace: the random generator and captured tensors that a region updates are put back."""
+    """Run trials without a trace: random generators and captured tensors that a region updates are put back."""
 
     def __init__(self, driver: Driver, body: RegionBody | None) -> None:
         self._driver = driver
         self._written = [] if body is None else [body.static_values[i].detach() for i in body.written_statics]
+        self._generators = [] if body is None else list(body.generators.values())
 
     def __enter__(self) -> Self:
-        self._random = self._driver.random_state()
+        self._random, self._states = self._driver.random_state(), SavedStates(self._generators)
         self._saved = [clone_strided(tensor) for tensor in self._written]
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._driver.set_random_state(self._random)
+        self._put_generators_back()
         copy_spans(self._saved, self._written)
+
+    def _put_generators_back(self) -> None:
+        self._driver.set_random_state(self._random)
+        self._states.restore()
 
 
 class Trial(Undisturbed):
@@ -64,12 +70,12 @@ class Trial(Undisturbed):
         self.has_state = self._draws or bool(self._copies or self._written)
 
     def restore(self) -> None:
-        """Put back what runs have changed: written inputs and captured tensors, and the random generator if drawn from.
+        """Put back what runs have changed: written inputs and captured tensors, and random generators if drawn from.
 
         That is a copy of each written tensor, all in one launch where the device can do that.
         """
         if self._draws:
-            self._driver.set_random_state(self._random)
+            self._put_generators_back()
         copy_spans([*self._originals, *self._saved], [*self._copies, *self._written])
 
 

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from pygraph.errors import CaptureError
 from pygraph.ir.descriptors import Mechanism
+from pygraph.runtime.graph_generators import GraphGenerator
 
 NodeMechanism = Literal["host", "device", "table"]
 """Ways in which the pointers of one node can change: the host changes its parameters; a node at the graph's start does;
@@ -80,6 +81,8 @@ class RecordedGraph(abc.ABC):
     nodes: tuple[RecordedNode, ...]
     draws: bool = False
     """Whether it draws random numbers from the device's generator."""
+    generators: tuple[GraphGenerator, ...] = ()
+    """The generators that it draws from besides, and those of callers that they stand for."""
     failed: bool = False
     """Whether a kernel of the last replay raised an error in it, as no kernel of a real device can."""
 

@@ -18,6 +18,7 @@ class Region(Protocol):
     inputs: list[fx.Node]
     statics: list[fx.Node]
     numbers: list[fx.Node]
+    generators: dict[fx.Node, torch.Generator]
     outputs: list[fx.Node]
     last_use: list[list[fx.Node]]
 
@@ -27,7 +28,7 @@ class Region(Protocol):
         ...
 
     def constant(self, node: fx.Node) -> Any:
-        """The value of a ``get_attr`` node."""
+        """The value of a ``get_attr`` node, or of a generator."""
         ...
 
 
@@ -61,7 +62,7 @@ def straight_line(body: Region, own_memory: Callable[[Any, Any], Any]) -> Straig
         return name
 
     def name(node: fx.Node) -> str:
-        if node.op == "get_attr" and node not in names:
+        if (node.op == "get_attr" or node in body.generators) and node not in names:
             names[node] = bind(body.constant(node))
         return names.setdefault(node, f"v{len(names)}")
 

@@ -20,6 +20,7 @@ from pygraph.ir.descriptors import Argument, Input, ScalarArgument, TensorSpec
 from pygraph.ir.leaves import is_live_number, overlap_groups, to_number
 from pygraph.ir.paths import flatten_with_path
 from pygraph.ir.ranges import holder, span_of
+from pygraph.tracing.descriptions import describe_own
 from pygraph.tracing.leaks import remember
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
 
@@ -86,6 +87,7 @@ def fake_arguments(
     # A fake's address is an error, not garbage: on a device, a kernel that is launched with garbage ends the process.
     # Private; checked with torch 2.11 and 2.13.
     mode._allow_unsafe_data_ptr_access = False
+    describe_own(mode)
     remember(mode)
     traced = [substitute(leaf) for leaf in leaves]
     made = FakeArguments(leaves, paths, tree, traced, [], [], {}, {}, asked, mode, shapes)

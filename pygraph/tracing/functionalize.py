@@ -16,6 +16,7 @@ from pygraph.ir.descriptors import Argument, Base, Captured, Input, Mutation, Ou
 from pygraph.ir.effects import root, written_arguments
 from pygraph.ir.functional_variants import mutating_operation_of
 from pygraph.ir.program import Program, output_values
+from pygraph.tracing.explicit_generators import lift_generators
 from pygraph.tracing.fake_arguments import check_plain, relative_spec
 from pygraph.tracing.fake_tracing import fake_tracing
 from pygraph.tracing.graph_cleanup import clean_up_graph, drop_fake_values, spec_of
@@ -50,6 +51,8 @@ def functionalize(recording: Recording) -> Program:
         outputs.append(Result("shared memory of results", -1, spec_of(value.meta["val"])))
         out_values.append(value)
     graph.output_node().args = (tuple(out_values),)
+    generators = lift_generators(f"trace({recording.name})(…)", module, recording.generators)
+    inputs, specs = [*inputs, *generators], [*specs, *(() for _ in generators)]
     with fake_tracing(recording.mode):
         relative_views(graph, [node for node in graph.nodes if node.op == "placeholder"], inputs)
     clean_up_graph(graph, specs)

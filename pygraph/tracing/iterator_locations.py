@@ -12,8 +12,10 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+import torch
+
 from pygraph.guards.environment import Environment
-from pygraph.guards.iterators import is_opaque
+from pygraph.guards.iterators import is_generator, is_generator_or_method, is_opaque
 from pygraph.guards.locations import Item, Variable
 
 Access: TypeAlias = tuple[Callable[[], object], Callable[[object], object], object]
@@ -21,7 +23,7 @@ Access: TypeAlias = tuple[Callable[[], object], Callable[[object], object], obje
 
 
 def locations_of(environment: Environment) -> Iterator[Access]:
-    """Locations of values that are iterators, or tuples with iterators: how to read and to set each, and its value."""
+    """Locations of iterators, torch's generators, and tuples with them: how to read and to set each, and its value."""
     for container, key, value in environment.guards.items():
         if _may_be(value):
             location = Item(container, key)
@@ -39,8 +41,22 @@ def locations_of(environment: Environment) -> Iterator[Access]:
         yield from _inside(value)
 
 
+def generators_of(environment: Environment) -> list[torch.Generator]:
+    """The random generators of torch's that a function can reach."""
+    pending, found = [value for _, _, value in locations_of(environment)], list[torch.Generator]()
+    while pending:
+        value: Any = pending.pop()
+        if issubclass(type(value), tuple):
+            pending += value
+        elif is_generator_or_method(value):
+            found.append(value if is_generator(value) else value.__self__)
+    return found
+
+
 def _may_be(value: object) -> bool:
-    return is_opaque(value) or (issubclass(type(value), tuple) and any(map(_may_be, value)))  # pyright: ignore
+    if issubclass(type(value), tuple):
+        return is_opaque(value) or any(map(_may_be, value))  # pyright: ignore
+    return is_opaque(value) or is_generator_or_method(value)
 
 
 def _inside(value: Any) -> Iterator[Access]:
@@ -63,7 +79,7 @@ def _inside(value: Any) -> Iterator[Access]:
 
 
 def _set_arguments(partial: functools.partial[Any], args: object) -> None:
-    state: Any = (partial.func, args, partial.keywords, vars(partial) or None)
+    state: Any = (partial.func, args, partial.keywords, vars(partial))
     partial.__setstate__(state)  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -21,12 +21,13 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
-from pygraph.guards.iterators import is_drawing, is_opaque
+from pygraph.guards.iterators import is_drawing, is_generator, is_generator_or_method, is_opaque
 from pygraph.ir.source_lines import user_frame
+from pygraph.tracing.explicit_generators import SEED_BEFORE, WatchedGenerator, is_watched
 from pygraph.tracing.iterator_classes import watched_classes
 from pygraph.tracing.iterator_locations import locations_of
 
-REMEDY = "Pass the batch or the number as an argument."
+_PASS_IT = "Pass the batch or the number as an argument."
 
 # What moves an iterator or a file on, or tells where it is, besides what the interpreter itself calls.
 _MOVING = frozenset(
@@ -47,6 +48,8 @@ class Iterators:
     Attributes:
         problem: The first iterator that was asked, in words; None if none was.
         source: The user's line that asked.
+        remedy: What the user can do.
+        generators: The substitutes for random generators of torch's, by the generators' ids.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -56,6 +59,8 @@ class Iterators:
         self._proxies: dict[int, IteratorProxy] = {}
         self.problem: str | None = None
         self.source: str | None = None
+        self.remedy = _PASS_IT
+        self.generators: dict[int, WatchedGenerator] = {}
 
     @contextlib.contextmanager
     def hidden(self) -> Generator[None, None, None]:
@@ -72,6 +77,8 @@ class Iterators:
                 yield
             finally:
                 self._thread = None  # from now on, a proxy that is still stored somewhere acts as the iterator
+                for generator in self.generators.values():
+                    generator.check = _allow
 
     def is_asking(self) -> bool:
         """Whether the traced function is running here, and not other code in another thread."""
@@ -88,8 +95,24 @@ class Iterators:
             self.source = user_frame(sys._getframe(1))
         raise TraceError(self.problem)
 
+    def _refuse_seeding(self) -> None:
+        """Note that a random generator was seeded or asked for its state, and end the trace, if the function did it."""
+        if not self.is_asking():
+            return
+        if self.problem is None:
+            self.problem = "it seeds a random generator, or asks for its state, which a replay would not"
+            self.remedy = SEED_BEFORE
+            self.source = user_frame(sys._getframe(1))
+        raise TraceError(self.problem)
+
     def substitute(self, value: Any) -> Any:
-        """The proxy for an iterator, or a tuple with proxies in it; any other value itself."""
+        """The proxy for an iterator or a random generator, or a tuple with proxies in it; any other value itself."""
+        if is_watched(value):
+            if id(value) not in self.generators:
+                self.generators[id(value)] = WatchedGenerator(value, self._refuse_seeding)
+            return self.generators[id(value)]
+        if is_generator_or_method(value) and not is_generator(value):
+            return getattr(self.substitute(value.__self__), value.__name__)
         if is_opaque(value):
             return self._proxies.setdefault(id(value), IteratorProxy(value, self))
         if issubclass(type(value), tuple):
@@ -163,7 +186,9 @@ for _name in (
 
 
 def unwrapped(value: object) -> Any:
-    """The iterator of a proxy; any other value itself."""
+    """The iterator of a proxy, or the generator of a substitute; any other value itself."""
+    if type(value) is WatchedGenerator:
+        return value.original
     return _iterator_of(value) if type(value) is IteratorProxy else value
 
 
@@ -186,6 +211,10 @@ def _put_back(get: Callable[[], object], put: Callable[[object], object], proxy:
     """Store an iterator where its proxy is, unless something else has been stored there meanwhile."""
     if get() is proxy:
         put(value)
+
+
+def _allow() -> None:
+    """Allow whatever is asked of a generator, after the trace in which it was watched."""
 
 
 def _described(iterator: object) -> str:

@@ -22,11 +22,13 @@ from torch.utils._python_dispatch import (
 )
 
 from pygraph.errors import TraceError
+from pygraph.guards.iterators import is_generator
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.functional_variants import check_disjoint_arguments, needs_functional_variant
 from pygraph.ir.source_lines import PYGRAPH_FOLDER, TORCH_FOLDER, user_frame
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.descriptions import without_undescribed
+from pygraph.tracing.explicit_generators import without_default
 from pygraph.tracing.function_modes import MetaDeviceUses
 from pygraph.tracing.leaks import remember_line
 from pygraph.tracing.writes import check_sizes, check_write
@@ -40,6 +42,7 @@ class OperationsMode(TorchDispatchMode):
     Args:
         seeded: Called at every draw; names a generator that the function has moved since it began, None if there is
             none.
+        explicit: Called with every generator that an operation is passed, which it may refuse.
         arguments: The fakes of the arguments.
         meta: Knows whether code in Python uses that device.
         assumptions: Gets to know which assumptions on numbers an operation makes itself.
@@ -52,11 +55,11 @@ class OperationsMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(
-        self, seeded: Callable[[], str | None], arguments: Iterable[torch.Tensor], meta: MetaDeviceUses,
-        assumptions: Assumptions,
+        self, seeded: Callable[[], str | None], explicit: Callable[[torch.Generator], None],
+        arguments: Iterable[torch.Tensor], meta: MetaDeviceUses, assumptions: Assumptions,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._seeded, self._meta, self._assumptions = seeded, meta, assumptions
+        self._seeded, self._explicit, self._meta, self._assumptions = seeded, explicit, meta, assumptions
         # By storage; kept alive, so that no other tensor gets the same storage.
         self._outside = {tensor.untyped_storage()._cdata: tensor for tensor in arguments}
         devices = [tensor.device for tensor in self._outside.values() if tensor.device.type != "cpu"]
@@ -95,12 +98,13 @@ class OperationsMode(TorchDispatchMode):
             kwargs = {**(kwargs or {}), "device": torch.device("cuda", torch.cuda.current_device())}
         if isinstance(device, torch.device) and device.type == "meta" and not self._meta.asked:
             kwargs = {**(kwargs or {}), "device": self._device_of_tangent(func, args, device)}
+        args, kwargs = without_default(args, kwargs or {})
         with self._noticing():
-            outs = self._check(func, args, kwargs or {})
+            outs = self._check(func, args, kwargs)
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         self._assumptions.before_operation()
-        out = without_undescribed(func, args, func(*args, **(kwargs or {})))
+        out = without_undescribed(func, args, func(*args, **kwargs))
         self._assumptions.after_operation(graph, func)
         with self._noticing():
             check_sizes(outs)
@@ -113,7 +117,7 @@ class OperationsMode(TorchDispatchMode):
             node.meta["source"] = source
             if func is aten.ones_like.default and _is_first_gradient(sys._getframe(1)):
                 node.meta["first_gradient"] = True
-            if node.target is func and self._has_another_dtype(func, args, kwargs or {}):
+            if node.target is func and self._has_another_dtype(func, args, kwargs):
                 node.kwargs = {**node.kwargs, "dtype": out.dtype}
         remember_line(out, source)
         return out
@@ -160,7 +164,9 @@ class OperationsMode(TorchDispatchMode):
             if offset or (offset is not None and args[0].untyped_storage()._cdata in self._outside):
                 # An absolute position in the storage is not preserved when the argument lies elsewhere in its own.
                 raise TraceError("as_strided with a storage_offset")
-        _check_draw(func, args, kwargs, self._seeded)
+        for value in filter(is_generator, (*args, *kwargs.values())):
+            self._explicit(value)
+        _check_draw(func, args, self._seeded)
         _check_subtraction(func, args)
         if func in _MOVES_MEMORY:
             raise TraceError("it gives a tensor other memory, by set_()")
@@ -190,12 +196,10 @@ def _check_layout(out: Any) -> None:
             raise TraceError(f"it makes a tensor of layout {tensor.layout}")
 
 
-def _check_draw(func: Any, args: Any, kwargs: dict[str, Any], seeded: Callable[[], str | None]) -> None:
+def _check_draw(func: Any, args: Any, seeded: Callable[[], str | None]) -> None:
     """Refuse random draws that a replay would not repeat as eager draws them."""
     if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
         return
-    if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
-        raise TraceError("it draws from a generator of its own, not from the device's default one")
     if func._schema.is_mutable and TensorSpec.of(args[0]).has_gaps:
         # The functional operation fills a dense copy, in another order.
         raise TraceError("it draws random numbers into memory with gaps, whose order depends on the layout")

@@ -162,7 +162,11 @@ def _traced(function: Callable[..., Any], values: tuple[Any, ...], tracer: Any) 
     tracer.submodule_paths = None
     placeholders = [tracer.create_proxy("placeholder", f"arg{i}_1", (), {}) for i in range(len(values))]
     wrapped: Any = proxy_tensor.wrap_key(function, values, tracer, False)
-    out = wrapped(*placeholders)
+    tracer.create_arg = _with_generators(tracer)
+    try:
+        out = wrapped(*placeholders)
+    finally:
+        del tracer.create_arg  # its class has one too
     tracer.create_node("output", "output", (tracer.create_arg(out),), {})
     graph: fx.Graph = tracer.graph
     graph.eliminate_dead_code(_has_effects)
@@ -170,6 +174,25 @@ def _traced(function: Callable[..., Any], values: tuple[Any, ...], tracer: Any) 
 
     dedupe_symints(graph)
     return _LazyGraphModule(tracer.root, graph, getattr(function, "__name__", "traced"))  # most are never run
+
+
+def _with_generators(tracer: Any) -> Callable[[Any], Any]:
+    """A tracer's function that makes an argument of a value, for random generators too, which torch 2.11 refuses.
+
+    They become attributes, one for each generator: operations get other Python objects for the same.
+    """
+    create_arg: Callable[[Any], Any] = tracer.create_arg
+    names: dict[int, str] = {}
+
+    def with_generators(value: Any) -> Any:
+        if not isinstance(value, torch._C.Generator):
+            return create_arg(value)
+        generator: Any = value
+        name = names.setdefault(generator._cdata, f"_generator{len(names)}")
+        setattr(tracer.root, name, value)
+        return tracer.create_node("get_attr", name, (), {})
+
+    return with_generators
 
 
 def _has_effects(node: fx.Node) -> bool:

@@ -22,18 +22,19 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import DisturbedTraceError, GradientChangeError, StateChangeError, TraceError, describe
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location
-from pygraph.ir.descriptors import Baked, Input
+from pygraph.ir.descriptors import Baked, CapturedGenerator, Input
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.baked_numbers import baked_leaves, needed_numbers
 from pygraph.tracing.context_variables import changed_variable
+from pygraph.tracing.explicit_generators import ExplicitGenerators
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
 from pygraph.tracing.fake_tracing import fake_tracing
 from pygraph.tracing.function_modes import GradientReads, LiveNumbersMode, MetaDeviceUses
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradients import Accumulations
-from pygraph.tracing.iterators import REMEDY, Iterators
+from pygraph.tracing.iterators import Iterators
 from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_numbers import texts_noticed
 from pygraph.tracing.numpy_uses import numpy_served
@@ -63,6 +64,7 @@ class Recording:
         gradients: Closed-over tensors whose ``.grad`` the function reads.
         specialize: Leaves of live numbers whose values the trace needs.
         baked: Leaves of the arguments that are baked in.
+        generators: The generators that are passed to operations, by the addresses by which these know them.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Recording:
     gradients: list[torch.Tensor]
     specialize: frozenset[int]
     baked: tuple[Baked, ...]
+    generators: dict[int, CapturedGenerator]
 
 
 def record(
@@ -131,7 +134,7 @@ def record(
     return Recording(
         name, arguments.mode, run.module, arguments.inputs, arguments.values, run.results.leaves, run.results.paths,
         arguments.tree, run.results.tree, environment, watches.gradients(), needed_numbers(arguments, run.module),
-        baked_leaves(arguments),
+        baked_leaves(arguments), watches.explicit.found,
     )  # fmt: skip
 
 
@@ -155,7 +158,10 @@ class _Watches:
         self.iterators = iterators
         self.caller, self.ignored = CallerState(), IgnoredErrors()
         self.generators, self.meta, self.assumptions = Generators(), MetaDeviceUses(), Assumptions(arguments.shapes)
-        self.operations = OperationsMode(self.generators.drawing, fakes.values(), self.meta, self.assumptions)
+        self.explicit = ExplicitGenerators(iterators.generators)
+        self.operations = OperationsMode(
+            self.generators.drawing, self.explicit.check, fakes.values(), self.meta, self.assumptions
+        )
         self.refusals = Refusals(fakes.values())
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
         self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
@@ -287,7 +293,9 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
             describe(call, f"another thread changes {settings.others} meanwhile", remedy="Trace it again.")
         )
     if iterators.problem is not None:
-        raise TraceError(describe(call, iterators.problem, source=iterators.source, remedy=REMEDY)) from run.failure
+        raise TraceError(
+            describe(call, iterators.problem, source=iterators.source, remedy=iterators.remedy)
+        ) from run.failure
     if run.failure is not None:
         raise TraceError(
             describe(call, f"{type(run.failure).__name__}: {first_line(run.failure)}", source=user_line(run.failure))

@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError, describe
+from pygraph.guards.iterators import is_generator
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.effects import is_first_gradient
 from pygraph.ir.evaluate import physical
@@ -84,6 +85,9 @@ class RecordingInterpreter(Interpreter):
             return HIDDEN_WRITES[target](*args, **kwargs)
         if _is_decomposed_by_functorch(target):
             target = functional_variant_of(target)
+        functional = _functional_draw(target) if any(map(is_generator, (*args, *kwargs.values()))) else None
+        if functional is not None:
+            return args[0].copy_(functional(*args, **kwargs))
         return super().call_function(target, args, kwargs)
 
     def _call_custom(self, node: fx.Node) -> Any:
@@ -113,6 +117,17 @@ def _is_decomposed_by_functorch(target: Any) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     name = target.name()
     return has(name, "FuncTorchDynamicLayerFrontMode") and not has(name, "CompositeImplicitAutograd")
+
+
+@functools.cache
+def _functional_draw(target: Any) -> Any:
+    """The operation that draws what ``target`` draws in place; None if there is none.
+
+    Functionalization asks torch's description of ``target``, which takes no generator for some (``exponential_``).
+    """
+    name, overload = target._schema.name.partition("::")[2], target._overloadname
+    functional = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    return getattr(functional, overload, None)
 
 
 def _is_custom(target: Any) -> bool:

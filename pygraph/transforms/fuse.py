@@ -95,6 +95,8 @@ def _is_fusable(node: fx.Node) -> bool:
     if is_write_back(node):
         return False
     specs = [*tensor_specs(node.meta["spec"])]
+    if node.target is aten._grouped_mm.default and specs[0].dtype != torch.bfloat16:
+        return False  # Inductor knows it in that dtype only (torch 2.11 to 2.13)
     specs += [spec for argument in node.all_input_nodes for spec in tensor_specs(argument.meta.get("spec"))]
     return all(spec.device.type == "cuda" and not spec.dtype.is_complex for spec in specs)
 

@@ -9,6 +9,7 @@ import torch
 
 from tests.models import (
     EXAMPLES,
+    OF_EXPERTS,
     WAYS,
     Decoder,
     assert_explained,
@@ -54,6 +55,16 @@ def test_training(name: str, how: str) -> None:
     fast = check_training(EXAMPLES[name], how, CUDA)
     if how == "jit":
         assert_explained(fast, EXAMPLES[name].why_not_trained, trained=True)
+
+
+@pytest.mark.parametrize("name", OF_EXPERTS)
+def test_experts(name: str) -> None:
+    """In float32 the products of groups run between graphs; recent devices have a kernel for those of bfloat16."""
+    example = OF_EXPERTS[name]
+    assert_explained(check_inference(example, "jit", CUDA), example.why_not)
+    assert_explained(check_training(example, "jit", CUDA, whole=True), example.why_not_trained)
+    recent = torch.cuda.get_device_capability(CUDA)[0] in (9, 10)
+    assert_explained(check_inference(example, "jit", CUDA, torch.bfloat16), None if recent else example.why_not)
 
 
 def test_training_with_convolutions_that_do_not_repeat() -> None:

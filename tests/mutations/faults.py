@@ -29,6 +29,12 @@ class Fault:
 FAULTS = (
     # -- runtime: pointers, discovery, proof, replays -----------------------------------------------------------------
     Fault(
+        "generator-not-advanced",
+        "A replay draws from a caller's generator, and the next call draws the same numbers again.",
+        "        self.original.set_state(self.own.get_state())\n",
+        "        pass\n",
+    ),
+    Fault(
         "pointer-one-past-the-end",
         "A word that points right behind a slot's memory counts as a pointer into it.",
         "in_range = delta < extent.size\n",
@@ -91,14 +97,14 @@ FAULTS = (
     Fault(
         "trials-that-draw",
         "Trials move the random generator, and the first call draws other numbers than eager does.",
-        "        self._driver.set_random_state(self._random)\n        copy_spans(self._saved, self._written)",
+        "        self._put_generators_back()\n        copy_spans(self._saved, self._written)",
         "        copy_spans(self._saved, self._written)",
     ),
     Fault(
         "trials-that-update",
         "Trials leave their updates in captured tensors, as if the function had run several times.",
-        "        self._driver.set_random_state(self._random)\n        copy_spans(self._saved, self._written)",
-        "        self._driver.set_random_state(self._random)",
+        "        self._put_generators_back()\n        copy_spans(self._saved, self._written)",
+        "        self._put_generators_back()",
     ),
     Fault(
         "copies-that-stop-short",

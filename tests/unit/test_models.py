@@ -11,6 +11,7 @@ from pygraph.runtime.emulated.driver import driver
 from tests import extent
 from tests.models import (
     EXAMPLES,
+    OF_EXPERTS,
     Decoder,
     assert_explained,
     check_generation,
@@ -48,6 +49,27 @@ def test_training(name: str, emulated: torch.device) -> None:
 @pytest.mark.parametrize("name", ["bert", pytest.param("decoder", marks=pytest.mark.slow)])
 def test_a_whole_step(name: str, emulated: torch.device) -> None:
     assert_explained(check_training(EXAMPLES[name], "jit", emulated, whole=True), None)
+
+
+@pytest.mark.parametrize("name", OF_EXPERTS)
+def test_experts(name: str, emulated: torch.device) -> None:
+    """Products of groups run between graphs, forwards and backwards."""
+    fast = check_inference(OF_EXPERTS[name], "jit", emulated)
+    assert_only_groups_between_graphs(fast)
+    step = check_training(OF_EXPERTS[name], "jit", emulated, whole=True)
+    assert_only_groups_between_graphs(step)
+
+
+def test_experts_differentiated_outside(emulated: torch.device) -> None:
+    assert_only_groups_between_graphs(check_training(OF_EXPERTS["mixtral"], "jit", emulated))
+
+
+def assert_only_groups_between_graphs(fast: Any) -> None:
+    assert_explained(fast, OF_EXPERTS["mixtral"].why_not)
+    report = fast.explain().to_dict()
+    between = [note["what"] for note in report["fallbacks"] if "copied" not in note["what"]]
+    assert set(between) == {"aten._grouped_mm.default"}
+    assert all(entry["kernels_in_graphs"] for entry in report["entries"] if entry["kernels"])
 
 
 def test_generation_by_a_decoder(emulated: torch.device) -> None:

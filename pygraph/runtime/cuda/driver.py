@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+import warnings
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from pygraph.runtime.cuda.graphs import CudaGraph
 from pygraph.runtime.cuda.pools import CudaPool
 from pygraph.runtime.cuda.timing import device_time, synchronize, wall_time
 from pygraph.runtime.driver import Costs, Counters, Driver, InterruptedCaptureError, Pool, count_native_replays
+from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.launched_kernels import launched_kernels
 from pygraph.runtime.recorded_graph import RecordedGraph
 
@@ -89,16 +91,21 @@ class CudaDriver(Driver):
             _give_back()  # recordings and calls, on other streams and in other pools, could not use what is left
         return result
 
-    def record(self, body: Callable[[Callable[[int], None]], T], pool: Pool) -> tuple[RecordedGraph, T]:
+    def record(
+        self, body: Callable[[Callable[[int], None]], T], pool: Pool, generators: Sequence[GraphGenerator] = ()
+    ) -> tuple[RecordedGraph, T]:
         """Capture ``body`` into a graph."""
         assert isinstance(pool, CudaPool)
         # A collection may free tensors, and with them call into CUDA, in the middle of a capture.
         with captures.exclusive(), no_collection(), torch.cuda.device(self.device), _workspaces_in_pool():
-            return self._record(body, pool)
+            return self._record(body, pool, generators)
 
-    def _record(self, body: Callable[[Callable[[int], None]], T], pool: CudaPool) -> tuple[RecordedGraph, T]:
+    def _record(
+        self, body: Callable[[Callable[[int], None]], T], pool: CudaPool, generators: Sequence[GraphGenerator]
+    ) -> tuple[RecordedGraph, T]:
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
+        _register(graph, generators)
         progress: list[tuple[int, int]] = []
 
         def launch() -> T:
@@ -116,7 +123,9 @@ class CudaDriver(Driver):
             pool.renew()
             raise
         self.counters.captures += 1
-        return CudaGraph(graph, pool, self.counters, progress), result
+        recorded = CudaGraph(graph, pool, self.counters, progress)
+        recorded.generators = tuple(generators)
+        return recorded, result
 
     def tensor_at(
         self, address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
@@ -173,6 +182,16 @@ class CudaDriver(Driver):
         Runs that must be prepared are timed one by one, which comes to the same.
         """
         return wall_time(run, self.device)
+
+
+def _register(graph: torch.cuda.CUDAGraph, generators: Sequence[GraphGenerator]) -> None:
+    """Have a graph draw from generators besides the default one."""
+    with warnings.catch_warnings():
+        # Later torch does it when they are first drawn from, and warns that it need not be done.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        for generator in generators:
+            graph.register_generator_state(generator.own)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _give_back() -> None:

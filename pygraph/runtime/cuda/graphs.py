@@ -19,6 +19,7 @@ from pygraph.runtime.cuda.pools import CudaPool, destroy_graph, random_lock, ran
 from pygraph.runtime.cuda.rewrite import replace_unpatchable
 from pygraph.runtime.cuda.wiring import add_wiring
 from pygraph.runtime.driver import Counters
+from pygraph.runtime.graph_generators import drawing
 from pygraph.runtime.launched_kernels import holder_of, kernel_of, rebuilt_kernel_of, why_not_loaded
 from pygraph.runtime.recorded_graph import (
     LaunchInPython,
@@ -141,8 +142,9 @@ class CudaGraph(RecordedGraph):
         with random_lock:
             random_order(self._pool.device).order()
             before = generator.get_offset()
-            graph.replay()
-            self.draws = self.draws or generator.get_offset() != before
+            with drawing(self.generators):
+                graph.replay()
+            self.draws = self.draws or bool(self.generators) or generator.get_offset() != before
         self._replayed = True
 
     def native_commit(self, node: int) -> NativeCommit | None:

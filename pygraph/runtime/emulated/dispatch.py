@@ -188,6 +188,8 @@ def _check_devices(op: Op, traits: Traits, args: tuple[Any, ...], leaves: list[A
     for leaf in leaves:
         if isinstance(leaf, torch.Generator) and not is_emulated_generator(leaf):
             raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{leaf.device.type}'")
+        if isinstance(leaf, torch.Generator) and launches.recorder is not None:
+            launches.recorder.check_generator(leaf)
         if not isinstance(leaf, torch.Tensor) or is_emulated(leaf) or id(leaf) in indices:
             continue
         if leaf.dim() or not traits.takes_host_scalars or leaf.device.type != "cpu":

@@ -10,7 +10,7 @@ import ctypes
 import dataclasses
 import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import torch
@@ -26,6 +26,7 @@ from pygraph.runtime.emulated import tensors as memory
 from pygraph.runtime.emulated.graphs import EmulatedGraph, Recorder
 from pygraph.runtime.emulated.memory import EmulatedPool
 from pygraph.runtime.emulated.nodes import KernelNode
+from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.recorded_graph import RecordedGraph
 
 T = TypeVar("T")
@@ -66,7 +67,9 @@ class EmulatedDriver(Driver):
         return EmulatedPool(memory.allocator)
 
     @override
-    def record(self, body: Callable[[Callable[[int], None]], T], pool: Pool) -> tuple[RecordedGraph, T]:
+    def record(
+        self, body: Callable[[Callable[[int], None]], T], pool: Pool, generators: Sequence[GraphGenerator] = ()
+    ) -> tuple[RecordedGraph, T]:
         """Run ``body(mark)`` with its device work recorded; see `Driver.record`.
 
         Everything is executed, to know the shapes, and then undone: memory from the pool is poisoned, other memory
@@ -78,14 +81,18 @@ class EmulatedDriver(Driver):
                 describe(call, f"pool is a {type(pool).__name__}", expected="a pool of driver.new_pool()")
             )
         with device_lock.lock, no_collection():
-            return self._record(call, body, pool)
+            return self._record(call, body, pool, generators)
 
     def _record(
-        self, call: str, body: Callable[[Callable[[int], None]], T], pool: EmulatedPool
+        self,
+        call: str,
+        body: Callable[[Callable[[int], None]], T],
+        pool: EmulatedPool,
+        generators: Sequence[GraphGenerator],
     ) -> tuple[RecordedGraph, T]:
         if launches.recorder is not None:
             raise CaptureError(describe(call, "the device is recording already", remedy="End that recording first."))
-        recorder = Recorder()
+        recorder = Recorder(generators)
         random_state = self.random_state()
         self._begin(recorder, pool)
         try:
@@ -102,7 +109,9 @@ class EmulatedDriver(Driver):
             memory.allocator.release(pool)
             raise self._refusal(call, recorder.refused) from recorder.refused
         self.counters.captures += 1
-        return EmulatedGraph(recorder.nodes, recorder.functions, pool, self._replayed), result
+        graph = EmulatedGraph(recorder.nodes, recorder.functions, pool, self._replayed)
+        graph.generators = tuple(generators)
+        return graph, result
 
     def _begin(self, recorder: Recorder, pool: EmulatedPool) -> None:
         allocator = memory.allocator

@@ -20,13 +20,15 @@ from pygraph.runtime.emulated.launches import Launch
 from pygraph.runtime.emulated.memory import EmulatedPool
 from pygraph.runtime.emulated.nodes import node_of
 from pygraph.runtime.emulated.wiring import NodeFunction, add_wiring, mechanisms
+from pygraph.runtime.graph_generators import GraphGenerator, drawing
 from pygraph.runtime.recorded_graph import NodeMechanism, RecordedGraph, RecordedNode, Wiring
 
 
 class Recorder:
     """Turns launches into nodes, and saves the memory that they change."""
 
-    def __init__(self) -> None:
+    def __init__(self, generators: Sequence[GraphGenerator] = ()) -> None:
+        self._generators = {generator.own._cdata for generator in generators}  # pyright: ignore
         self.nodes: list[RecordedNode] = []
         self.functions: list[NodeFunction] = []
         self.refused: RuntimeError | None = None
@@ -53,6 +55,11 @@ class Recorder:
         node, function = node_of(launch, self._op)
         self.nodes.append(node)
         self.functions.append(function)
+
+    def check_generator(self, generator: torch.Generator) -> None:
+        """Refuse to draw from a generator of which the graph does not know, as CUDA does."""
+        if generator._cdata not in self._generators:  # pyright: ignore
+            raise self.refuse("a draw from a generator that is not registered with the graph")
 
     def refuse(self, op: str) -> RuntimeError:
         """The error for an operation that cannot be recorded; the recording is void after it."""
@@ -145,8 +152,9 @@ class EmulatedGraph(RecordedGraph):
             torch._C._AutoDispatchBelowAutograd(),  # pyright: ignore
         ):
             self.failed = True
-            for index in self._order:
-                functions[index].run(self._params[index])
+            with drawing(self.generators):
+                for index in self._order:
+                    functions[index].run(self._params[index])
             self.failed = False
 
     @override

@@ -88,6 +88,13 @@ def _group_norm(input: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
     return aten.native_group_norm(input.contiguous(), *args)
 
 
+def _histc(input: torch.Tensor, *args: Any) -> torch.Tensor:
+    """A histogram, of integers too, as on CUDA."""
+    if input.dtype.is_floating_point:
+        return aten.histc(input, *args)
+    return aten.histc(input.double(), *args).to(input.dtype)
+
+
 def _reduced_loss(functional: Op) -> Kernel:
     """A loss whose ``out`` kernel on the CPU resizes its result to the unreduced shape first."""
 
@@ -103,6 +110,7 @@ REPLACEMENTS: Final[dict[str, Kernel]] = {
     "aten::convolution_overrideable": aten.convolution.default,
     "aten::convolution_backward_overrideable": _convolution_backward,
     "aten::native_group_norm": _group_norm,
+    "aten::histc": _histc,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,
     "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
     "aten::_thnn_fused_gru_cell": _gru_cell,

@@ -30,6 +30,10 @@ class Recorder(Protocol):
         """Called after a launch has run."""
         ...
 
+    def check_generator(self, generator: torch.Generator) -> None:
+        """Refuse to draw from a generator of which the recording does not know."""
+        ...
+
     def refuse(self, op: str) -> RuntimeError:
         """The error for an operation that cannot be recorded."""
         ...

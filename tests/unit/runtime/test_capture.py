@@ -78,13 +78,13 @@ def test_a_refused_node_is_named_and_the_device_works_on(driver: Any) -> None:
     body = RegionBody(program, 0)
     original = body.run
 
-    def run(inputs: Any, numbers: Any = (), mark: Any = None, statics: Any = None) -> Any:
+    def run(inputs: Any, numbers: Any = (), mark: Any = None, *others: Any, **more: Any) -> Any:
         def refusing(index: int) -> None:
             mark(index)
             if index == 1:
                 raise CaptureError("not this one")
 
-        return original(inputs, numbers, mark and refusing, statics)
+        return original(inputs, numbers, mark and refusing, *others, **more)
 
     body.run = run
     a = torch.ones(4, device=driver.device)
@@ -104,7 +104,7 @@ def test_an_interrupted_recording_is_made_again_a_few_times(driver: Any, interru
     body = RegionBody(program, 0)
     original, left = body.run, interruptions
 
-    def run(inputs: Any, numbers: Any = (), mark: Any = None, statics: Any = None) -> Any:
+    def run(inputs: Any, numbers: Any = (), mark: Any = None, *others: Any, **more: Any) -> Any:
         def interrupting(index: int) -> None:
             nonlocal left
             mark(index)
@@ -112,7 +112,7 @@ def test_an_interrupted_recording_is_made_again_a_few_times(driver: Any, interru
             if left >= 0:
                 raise InterruptedCaptureError("somebody waited")
 
-        return original(inputs, numbers, mark and interrupting, statics)
+        return original(inputs, numbers, mark and interrupting, *others, **more)
 
     body.run = run
     a = torch.ones(4, device=driver.device)

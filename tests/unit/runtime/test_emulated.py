@@ -31,6 +31,7 @@ from pygraph.runtime.emulated import launches
 from pygraph.runtime.emulated import tensors as emulated_tensors
 from pygraph.runtime.emulated.driver import EmulatedDriver
 from pygraph.runtime.emulated.nodes import HIDES_POINTERS
+from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.recorded_graph import RecordedGraph
 from tests.memory import live_bytes
 
@@ -284,6 +285,24 @@ def test_devices_do_not_mix(driver: EmulatedDriver, mix: Callable[[torch.Tensor]
 def test_generators_of_other_devices_are_refused(driver: EmulatedDriver):
     with pytest.raises(RuntimeError, match="Expected a 'emu' device type for generator but found 'cpu'"):
         emu(3).uniform_(generator=torch.Generator())
+
+
+def test_a_recording_draws_from_generators_of_its_own(driver: EmulatedDriver):
+    """As on CUDA, one that is not registered is refused; a replay has the caller's state, and advances it."""
+    caller = torch.Generator(device="emu").manual_seed(4)
+    with pytest.raises(CaptureError, match="not registered with the graph"):
+        record(driver, lambda: torch.rand(3, device="emu", generator=caller))
+    registered = GraphGenerator(caller)
+    graph, drawn = driver.record(
+        lambda mark: torch.rand(3, device="emu", generator=registered.own), driver.new_pool(), [registered]
+    )
+    for seed in (4, 4, 9):
+        caller.manual_seed(seed)
+        expected = [torch.rand(3, generator=one) for one in [torch.Generator().manual_seed(seed)] * 2]
+        for numbers in expected:
+            graph.replay()
+            assert torch.equal(drawn.cpu(), numbers)
+    graph.release()
 
 
 def test_overlapping_writes_are_refused(driver: EmulatedDriver):

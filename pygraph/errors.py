@@ -57,11 +57,14 @@ class StateChangeError(TraceError):
         gradients: Whether it leaves other gradients behind, too.
         fills: Whether it only adds to what there was, as a function does that remembers its results: once such a call
             has run as it is, one like it finds what it has added.
+        thawed: Flags (`pygraph.guards.locations.RequiresGrad`) of tensors to which it gives gradients, though they do
+            not require grad before.
     """
 
     locations: tuple[Any, ...] | None = None
     gradients: bool = False
     fills: bool = False
+    thawed: tuple[Any, ...] = ()
 
 
 class DisturbedTraceError(TraceError):

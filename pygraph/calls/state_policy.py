@@ -47,7 +47,9 @@ def state_left_behind(error: TraceError, *, is_known: bool) -> StateInputs | Non
         error: The error of the trace.
         is_known: Whether there was a call like this: a first one may fill attributes that later ones only read.
     """
-    if isinstance(error, (GradientChangeError, SpentGraphError)):
+    if isinstance(error, GradientChangeError):
+        return StateInputs(gradients=True, thawed=error.thawed)
+    if isinstance(error, SpentGraphError):
         return StateInputs(gradients=True)
     if isinstance(error, StateChangeError) and error.locations and is_known:
         return StateInputs(locations=error.locations)
@@ -93,7 +95,8 @@ class StatePolicy(Policy):
             UnsteadyError: No call is like another.
         """
         function, now = self._function, reached_state(self._users, *call.args[3:])
-        if self._state.gradients and not _are_same(now.differentiable, function.differentiated):
+        differentiable = now.differentiable_with(self._state.thawed)
+        if self._state.gradients and not _are_same(differentiable, function.differentiated):
             raise OutdatedError
         traced = (
             entry.traced.environment for entry in cache.entries.of(key) if isinstance(entry, (Recorded, Evaluated))

@@ -92,7 +92,7 @@ class StatefulCalls:
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
         found, state = reached_state(self._function, args, kwargs), self._state
         groups = found.rates if state.learning_rates else []
-        tensors = found.differentiable if state.gradients else []
+        tensors = found.differentiable_with(state.thawed) if state.gradients else []
         named = [(found.names[id(tensor)], tensor) for tensor in tensors]
         self.stateful = StatefulFunction(self._function.fn, self._function.name, named, groups, state.locations)
         self.policy = StatePolicy(self.stateful, self._function, state)

@@ -1,4 +1,4 @@
-"""Locations of Python's state: an entry of a dict or a list, a variable that a function closes over."""
+"""Locations of Python's state: an entry of a dict or a list, a closed-over variable, a flag of a tensor."""
 
 # Values are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -8,8 +8,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from pygraph.errors import StateChangeError
 from pygraph.guards.storage import delete_item, store_item, stored_item
@@ -46,6 +49,11 @@ class Location:
     def put(self, value: Any) -> None:
         """Store a value, or remove it if that is `ABSENT`."""
         raise NotImplementedError
+
+    def hide(self) -> None:
+        """Have guards that are made meanwhile not depend on the value; `put` shows it again."""
+        if self.get() is not ABSENT:
+            self.put(None)
 
     def is_at(self, owner: Any, key: Any) -> bool:
         """Whether this is the location of ``key`` in a container, or of a cell if ``key`` is None."""
@@ -126,6 +134,41 @@ class Variable(Location):
     def is_same(self, other: Location) -> bool:
         """Whether another location is this one."""
         return isinstance(other, Variable) and other.cell is self.cell
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class RequiresGrad(Location):
+    """The flag of a tensor that says whether it requires grad.
+
+    Attributes:
+        tensor: A weak reference to the tensor.
+        name: The name in reports.
+    """
+
+    tensor: weakref.ref[torch.Tensor]
+    name: str = ""
+
+    def get(self) -> Any:
+        """The flag, or `ABSENT` if the tensor is gone."""
+        tensor = self.tensor()
+        return ABSENT if tensor is None else tensor.requires_grad
+
+    def put(self, value: Any) -> None:
+        """Set the flag."""
+        tensor = self.tensor()
+        if tensor is not None and value is not ABSENT:
+            tensor.requires_grad_(value)
+
+    def hide(self) -> None:
+        """Nothing: guards compare the flag with what calls are passed, which is the same."""
+
+    def is_at(self, owner: Any, key: Any) -> bool:
+        """Never: it is no entry."""
+        return False
+
+    def is_same(self, other: Location) -> bool:
+        """Whether another location is the flag of the same tensor."""
+        return isinstance(other, RequiresGrad) and self.tensor() is not None and other.tensor() is self.tensor()
 
 
 def are_same(some: Sequence[Location], others: Sequence[Location]) -> bool:

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import DisturbedTraceError, GradientChangeError, StateChangeError, TraceError, describe
 from pygraph.guards.environment import Environment
-from pygraph.guards.locations import ABSENT, Location
+from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, Input
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
@@ -43,6 +43,7 @@ from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.results import Results, graph_values
 from pygraph.tracing.settings import SettingsWatch, forget_cached_fakes
+from pygraph.tracing.toggles import Toggles, flag_of
 
 
 @dataclasses.dataclass
@@ -61,6 +62,7 @@ class Recording:
         out_tree: The pytree of the result.
         environment: What the function can reach besides its arguments.
         gradients: Closed-over tensors whose ``.grad`` the function reads.
+        toggled: Closed-over tensors of which it changes whether they require grad.
         specialize: Leaves of live numbers whose values the trace needs.
         baked: Leaves of the arguments that are baked in.
     """
@@ -76,6 +78,7 @@ class Recording:
     out_tree: pytree.TreeSpec
     environment: Environment
     gradients: list[torch.Tensor]
+    toggled: list[torch.Tensor]
     specialize: frozenset[int]
     baked: tuple[Baked, ...]
 
@@ -130,8 +133,8 @@ def record(
     run.results.check(call, arguments.fakes.values(), inference=inference)
     return Recording(
         name, arguments.mode, run.module, arguments.inputs, arguments.values, run.results.leaves, run.results.paths,
-        arguments.tree, run.results.tree, environment, watches.gradients(), needed_numbers(arguments, run.module),
-        baked_leaves(arguments),
+        arguments.tree, run.results.tree, environment, watches.gradients(), watches.toggles.tensors,
+        needed_numbers(arguments, run.module), baked_leaves(arguments),
     )  # fmt: skip
 
 
@@ -156,10 +159,11 @@ class _Watches:
         self.caller, self.ignored = CallerState(), IgnoredErrors()
         self.generators, self.meta, self.assumptions = Generators(), MetaDeviceUses(), Assumptions(arguments.shapes)
         self.operations = OperationsMode(self.generators.drawing, fakes.values(), self.meta, self.assumptions)
-        self.refusals = Refusals(fakes.values())
+        self._accumulations = Accumulations()
+        self.toggles = Toggles(environment, self._accumulations)
+        self.refusals = Refusals(fakes.values(), self.toggles)
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
         self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
-        self._accumulations = Accumulations()
         self._arguments, self._environment = arguments, environment
 
     @contextlib.contextmanager
@@ -208,6 +212,7 @@ class _Run:
         changed: The first lasting change that it has made, in words; None if there is none.
         locations: The locations of all such changes, if all are of attributes and variables.
         gradient: The ``.grad`` that it has changed, in words.
+        thawed: Flags of tensors whose ``.grad`` it has changed, though they do not require grad before.
         seeded: The random generator that it has moved.
     """
 
@@ -217,6 +222,7 @@ class _Run:
     changed: str | None
     locations: tuple[Location, ...] | None
     gradient: str | None
+    thawed: tuple[RequiresGrad, ...]
     seeded: str | None
 
 
@@ -251,15 +257,20 @@ def _run(
     finally:
         locations = environment.snapshot.changed_locations()
         changed = environment.restore()
-        gradient = environment.restore_gradients(gradients_before)
+        flags = watches.toggles.restore()
+        gradients = environment.restore_gradients(gradients_before)
         elsewhere = changes.changed_attribute() or _clear_unreached_gradients(watches.operations.used.values())
         seeded = watches.generators.restore()
         forget_cached_fakes()
     if failure is None:
         elsewhere = elsewhere or watches.settings.changed or changed_variable(context)
+    if locations is not None:
+        locations = (*locations, *flags) if elsewhere is None else None
+    changed = changed or elsewhere or next((flag.name for flag in flags), None)
+    gradient = next((f"{environment.names.get(id(tensor), 'a tensor')}.grad" for tensor in gradients), None)
+    thawed = tuple(flag_of(tensor, environment) for tensor in gradients if not tensor.requires_grad)
     return _Run(
-        module, returned[0] if returned else None, failure, changed or elsewhere,
-        None if elsewhere is not None else locations, gradient, seeded,
+        module, returned[0] if returned else None, failure, changed, locations, gradient, thawed, seeded
     )  # fmt: skip
 
 
@@ -318,6 +329,6 @@ def _state_change_error(call: str, run: _Run) -> StateChangeError | GradientChan
                  expected="no lasting change but to tensors in place", remedy="Return the new value instead.")
     )  # fmt: skip
     error.locations = run.locations
-    error.gradients = run.gradient is not None
+    error.gradients, error.thawed = run.gradient is not None, run.thawed
     error.fills = bool(run.locations) and all(location.get() is ABSENT for location in run.locations or ())
     return error

@@ -23,6 +23,7 @@ from pygraph.errors import TraceError
 from pygraph.guards.torch_settings import looks_at_gradients
 from pygraph.tracing import interruptions
 from pygraph.tracing.live_numbers import computed_number
+from pygraph.tracing.toggles import Toggles
 from pygraph.tracing.user_frames import is_user_frame
 
 # Private; checked with torch 2.11 and 2.13.
@@ -48,13 +49,15 @@ class Refusals(TorchFunctionMode):
 
     Args:
         arguments: The function's arguments, as the fakes that it is given.
+        toggles: Changes whether tensors that it closes over require grad.
 
     Attributes:
         problem: The first refusal, also if the function catches the error; None if there was none.
     """
 
-    def __init__(self, arguments: Iterable[torch.Tensor]) -> None:
+    def __init__(self, arguments: Iterable[torch.Tensor], toggles: Toggles) -> None:
         super().__init__()
+        self._toggles = toggles
         self._arguments = {id(argument): argument for argument in arguments}
         self._storages = {argument.untyped_storage()._cdata for argument in self._arguments.values()}
         self.problem: str | None = None
@@ -85,15 +88,16 @@ class Refusals(TorchFunctionMode):
         raise TraceError(problem)
 
     def _check_requires_grad(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Refuse a change of the caller's tensor; tensors of the function itself may start to require grad."""
+        """Refuse a change that cannot be put back; tensors of the function itself may start to require grad."""
         tensor = args[0]
         inside = isinstance(tensor, FakeTensor) or _is_of_functorch(tensor)
         if id(tensor) not in self._arguments and inside:
             return
         detaches = func in (_Tensor.detach_, torch.detach_)
         wanted = False if detaches else (*args[1:], *kwargs.values(), True)[0]
-        if tensor.requires_grad != bool(wanted):
-            self._refuse("it changes whether a tensor of the caller requires grad")
+        if tensor.requires_grad == bool(wanted) or (not detaches and not inside and self._toggles.toggle(tensor)):
+            return
+        self._refuse("it changes whether a tensor of the caller requires grad; detach() or clone() it first")
 
     def _check_layout(self, func: Any, tensor: torch.Tensor) -> None:
         """Refuse questions about the caller's memory, in which a fake tensor is not."""

@@ -114,7 +114,7 @@ def _trace_call(
         outer = with_state_inputs(fn)
         inputs = {id(tensor) for tensor in outer.differentiated} if outer is not None else set[int]()
         read = [tensor for tensor in recording.gradients if id(tensor) not in inputs]
-        now = reached_besides(fn, args, kwargs, read)
+        now = reached_besides(fn, args, kwargs, read, recording.toggled)
         program = _functional(recording)
         if isinstance(fn, WithStateInputs):
             program = _with_paths(program, fn.path)

@@ -252,8 +252,13 @@ def touches_device(node: fx.Node) -> bool:
     if is_selection(node):
         return False
     devices = [device_of(argument) for argument in node.all_input_nodes] + [device_of(node)]
-    unknown = node.meta.get("spec") is None and not is_store(node)
+    unknown = node.meta.get("spec") is None and not is_store(node) and not _sets_random_state(node)
     return unknown or any(device is not None and device.type not in ("cpu", "meta") for device in devices)
+
+
+def _sets_random_state(node: fx.Node) -> bool:
+    """Whether a node sets a random generator back, for which the host launches nothing."""
+    return is_operation(node) and node.target._schema.name == "pygraph::set_random_state"  # pyright: ignore
 
 
 def count_kernels(nodes: Iterable[fx.Node]) -> int:

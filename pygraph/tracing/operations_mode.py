@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import (
 from pygraph.errors import TraceError
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.functional_variants import check_disjoint_arguments, needs_functional_variant
+from pygraph.ir.random_states import random_state
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.descriptions import without_undescribed
@@ -182,6 +183,8 @@ def _check_layout(out: Any) -> None:
 def _check_draw(func: Any, args: Any, kwargs: dict[str, Any], seeded: Callable[[], str | None]) -> None:
     """Refuse random draws that a replay would not repeat as eager draws them."""
     if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in func.tags:
+        return
+    if func is random_state():
         return
     if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
         raise TraceError("it draws from a generator of its own, not from the device's default one")

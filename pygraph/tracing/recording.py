@@ -23,6 +23,7 @@ from pygraph.errors import DisturbedTraceError, GradientChangeError, StateChange
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, Input
+from pygraph.ir.random_states import drop_idle_states
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
@@ -158,7 +159,7 @@ class _Watches:
         self.iterators = iterators
         self.caller, self.ignored = CallerState(), IgnoredErrors()
         self.generators, self.meta, self.assumptions = Generators(), MetaDeviceUses(), Assumptions(arguments.shapes)
-        self.operations = OperationsMode(self.generators.drawing, fakes.values(), self.meta, self.assumptions)
+        self.operations = OperationsMode(self.generators.moved, fakes.values(), self.meta, self.assumptions)
         self._accumulations = Accumulations()
         self.toggles = Toggles(environment, self._accumulations)
         self.refusals = Refusals(fakes.values(), self.toggles)
@@ -252,6 +253,7 @@ def _run(
         with watches.around_trace():
             module = proxy_trace(body, arguments.values)
             watches.assumptions.write(module.graph)
+            drop_idle_states(module.graph)
     except Exception as error:
         failure = error
     finally:

@@ -67,6 +67,14 @@ class StateChangeError(TraceError):
     thawed: tuple[Any, ...] = ()
 
 
+class UndecidedError(TraceError):
+    """A function decides by a value on the device, which a trace does not know.
+
+    Example: ``pygraph.trace(f)(x)`` of a function with ``if x.sum() > 0``. Remedy: ``torch.where`` or ``torch.cond``; a
+    jitted function is traced for each outcome, reads the value between graphs, and takes the trace that is right.
+    """
+
+
 class DisturbedTraceError(TraceError):
     """A setting of torch's has changed while a function was traced, perhaps by another thread.
 

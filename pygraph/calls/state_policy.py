@@ -21,6 +21,7 @@ from pygraph.calls.policy import Policy
 from pygraph.calls.stateful_function import StatefulFunction
 from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError
 from pygraph.guards.environment import Environment
+from pygraph.ir.decisions import decisions_among
 from pygraph.tracing.function_kinds import StateInputs
 
 
@@ -82,6 +83,8 @@ class StatePolicy(Policy):
     def released_items(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
         """Positions of the gradients that a call replaces and does not read, as after ``zero_grad``."""
         (gradients, *_), executable = args, entry.executable
+        if executable is not None and decisions_among(executable.program.nodes):
+            return ()  # the call may begin anew
         unread: frozenset[int] = frozenset() if executable is None else executable.unread
         found = [index for index in range(len(gradients)) if index in unread and gradients[index] is not None]
         self.releases = self.releases or bool(found)

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload  # checked with torch 2.11 and 2.13
 
-from pygraph.ir.effects import is_operation, is_random
+from pygraph.ir.effects import KNOWN_NAMESPACES, is_operation, is_random
 from pygraph.ir.ops import define
 
 
@@ -119,8 +119,4 @@ def _may_draw(node: fx.Node) -> bool:
     """Whether a node may draw random numbers, as control flow in its branches and custom operations may."""
     if node.op != "call_function" or not isinstance(node.target, (OpOverload, HigherOrderOperator)):
         return False
-    return is_random(node) or not is_operation(node) or node.target.namespace not in _KNOWN_NAMESPACES  # pyright: ignore
-
-
-# Namespaces of operations that draw only if they are tagged so.
-_KNOWN_NAMESPACES = ("aten", "prims", "pygraph", "profiler")
+    return is_random(node) or not is_operation(node) or node.target.namespace not in KNOWN_NAMESPACES  # pyright: ignore

@@ -71,6 +71,7 @@ class StateInputs:
         gradients: Whether the gradients of all closed-over tensors are inputs.
         learning_rates: Whether the learning rates of optimizers are inputs.
         locations: The attributes and variables whose values are inputs.
+        decisions: Whether calls decide by values on the device, and take the outcomes as inputs.
         thawed: Flags of tensors that calls have require grad, though they need not before: their gradients count.
     """
 
@@ -78,6 +79,7 @@ class StateInputs:
     learning_rates: bool = False
     locations: tuple[Location, ...] = ()
     thawed: tuple[RequiresGrad, ...] = ()
+    decisions: bool = False
 
     def __or__(self, other: StateInputs) -> StateInputs:
         return StateInputs(
@@ -85,6 +87,7 @@ class StateInputs:
             self.learning_rates or other.learning_rates,
             _union(self.locations, other.locations),
             _union(self.thawed, other.thawed),
+            self.decisions or other.decisions,
         )
 
 

@@ -19,7 +19,14 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
-from pygraph.errors import DisturbedTraceError, GradientChangeError, StateChangeError, TraceError, describe
+from pygraph.errors import (
+    DisturbedTraceError,
+    GradientChangeError,
+    StateChangeError,
+    TraceError,
+    UndecidedError,
+    describe,
+)
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, Input
@@ -29,6 +36,7 @@ from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.baked_numbers import baked_leaves, needed_numbers
 from pygraph.tracing.context_variables import changed_variable
+from pygraph.tracing.decisions import Questions
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
 from pygraph.tracing.fake_tracing import fake_tracing
 from pygraph.tracing.function_modes import GradientReads, LiveNumbersMode, MetaDeviceUses
@@ -163,6 +171,7 @@ class _Watches:
         self._accumulations = Accumulations()
         self.toggles = Toggles(environment, self._accumulations)
         self.refusals = Refusals(fakes.values(), self.toggles)
+        self.questions = Questions()
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
         self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
         self._arguments, self._environment = arguments, environment
@@ -176,7 +185,7 @@ class _Watches:
             self._accumulations.watched(self._environment.differentiable), fake_tracing(arguments.mode),
             torch.inference_mode(False), torch.set_grad_enabled(grad),
             texts_noticed(arguments.symbols, arguments.asked), numpy_served(), self.generators.watched(),
-            self.iterators.hidden(),
+            self.iterators.hidden(), self.questions.noticed(),
         ):  # fmt: skip
             yield
 
@@ -185,7 +194,7 @@ class _Watches:
         """Start the watches of the function's own calls, while nothing but the function runs."""
         with (
             self.caller.restored_for_callbacks(), self.ignored.watched(), self.operations, self.meta, LiveNumbersMode(),
-            self._gradient_reads, self.refusals, self.settings.watch(),
+            self.questions, self._gradient_reads, self.refusals, self.settings.watch(),
         ):  # fmt: skip
             yield
 
@@ -302,7 +311,8 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
     if iterators.problem is not None:
         raise TraceError(describe(call, iterators.problem, source=iterators.source, remedy=REMEDY)) from run.failure
     if run.failure is not None:
-        raise TraceError(
+        kind = UndecidedError if watches.questions.undecided else TraceError
+        raise kind(
             describe(call, f"{type(run.failure).__name__}: {first_line(run.failure)}", source=user_line(run.failure))
         ) from run.failure
     problem = watches.problem()

@@ -137,8 +137,8 @@ class Variable(Location):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class RequiresGrad(Location):
-    """The flag of a tensor that says whether it requires grad.
+class _OfTensor(Location):
+    """A part of a tensor as an object.
 
     Attributes:
         tensor: A weak reference to the tensor.
@@ -147,6 +147,40 @@ class RequiresGrad(Location):
 
     tensor: weakref.ref[torch.Tensor]
     name: str = ""
+
+    def hide(self) -> None:
+        """Nothing: no guard depends on it that calls do not fulfil."""
+
+    def is_at(self, owner: Any, key: Any) -> bool:
+        """Never: it is no entry."""
+        return False
+
+    def is_same(self, other: Location) -> bool:
+        """Whether another location is this part of the same tensor."""
+        return type(other) is type(self) and self.tensor() is not None and other.tensor() is self.tensor()  # pyright: ignore
+
+
+class Data(_OfTensor):
+    """The memory of a tensor, which ``.data`` shows."""
+
+    __slots__ = ()
+
+    def get(self) -> Any:
+        """A tensor that shows the memory, or `ABSENT` if the tensor is gone."""
+        tensor = self.tensor()
+        return ABSENT if tensor is None else tensor.data
+
+    def put(self, value: Any) -> None:
+        """Give the tensor the memory of another one."""
+        tensor = self.tensor()
+        if tensor is not None and value is not ABSENT:
+            tensor.data = value
+
+
+class RequiresGrad(_OfTensor):
+    """The flag of a tensor that says whether it requires grad."""
+
+    __slots__ = ()
 
     def get(self) -> Any:
         """The flag, or `ABSENT` if the tensor is gone."""
@@ -158,17 +192,6 @@ class RequiresGrad(Location):
         tensor = self.tensor()
         if tensor is not None and value is not ABSENT:
             tensor.requires_grad_(value)
-
-    def hide(self) -> None:
-        """Nothing: guards compare the flag with what calls are passed, which is the same."""
-
-    def is_at(self, owner: Any, key: Any) -> bool:
-        """Never: it is no entry."""
-        return False
-
-    def is_same(self, other: Location) -> bool:
-        """Whether another location is the flag of the same tensor."""
-        return isinstance(other, RequiresGrad) and self.tensor() is not None and other.tensor() is self.tensor()
 
 
 def are_same(some: Sequence[Location], others: Sequence[Location]) -> bool:

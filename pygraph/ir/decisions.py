@@ -39,7 +39,11 @@ def _decide(condition: Any, expected: bool, index: int) -> None:
         raise DecisionError(index, bool(condition))
 
 
-define("decide(Scalar condition, bool expected, int index) -> ()", _decide, lambda condition, expected, index: None)
+def _decide_fake(condition: Any, expected: bool, index: int) -> None:
+    return None
+
+
+define("decide(Scalar condition, bool expected, int index) -> ()", _decide, _decide_fake)
 
 
 def decide() -> Callable[..., None]:

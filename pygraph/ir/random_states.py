@@ -39,6 +39,10 @@ def _set_random_state(state: torch.Tensor, device: torch.device) -> None:
         _functions(device).set_rng_state(state, device)
 
 
+def _set_random_state_fake(state: torch.Tensor, device: torch.device) -> None:
+    return None
+
+
 def _functions(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
@@ -47,7 +51,7 @@ def _register() -> None:
     # Random draws stay in order, and so does reading the state between them.
     schema, draws = "random_state(Device device, int size) -> Tensor", torch.Tag.nondeterministic_seeded
     define(schema, _random_state, _random_state_fake, tags=(draws,))
-    define("set_random_state(Tensor state, Device device) -> ()", _set_random_state, lambda state, device: None)
+    define("set_random_state(Tensor state, Device device) -> ()", _set_random_state, _set_random_state_fake)
     for operation in (random_state(), set_random_state()):
         fx.has_side_effect(operation)
 

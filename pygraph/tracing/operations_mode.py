@@ -27,6 +27,7 @@ from pygraph.ir.functional_variants import check_disjoint_arguments, needs_funct
 from pygraph.ir.random_states import random_state
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.assumptions import Assumptions
+from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.function_modes import MetaDeviceUses
 from pygraph.tracing.leaks import remember_line
@@ -44,6 +45,7 @@ class OperationsMode(TorchDispatchMode):
         arguments: The fakes of the arguments.
         meta: Knows whether code in Python uses that device.
         assumptions: Gets to know which assumptions on numbers an operation makes itself.
+        data: Knows which tensors stand for others.
 
     Attributes:
         problem: The first operation that was refused, also if the function catches the error; None if none was.
@@ -54,9 +56,10 @@ class OperationsMode(TorchDispatchMode):
 
     def __init__(
         self, seeded: Callable[[], str | None], arguments: Iterable[torch.Tensor], meta: MetaDeviceUses,
-        assumptions: Assumptions,
+        assumptions: Assumptions, data: DataAssignments,
     ) -> None:  # fmt: skip
         super().__init__()
+        self._data = data
         self._seeded, self._meta, self._assumptions = seeded, meta, assumptions
         # By storage; kept alive, so that no other tensor gets the same storage.
         self._outside = {tensor.untyped_storage()._cdata: tensor for tensor in arguments}
@@ -130,6 +133,9 @@ class OperationsMode(TorchDispatchMode):
         if tensor._is_zerotensor():
             device = self._default if tensor.is_meta else tensor.device
             return aten._efficientzerotensor.default(list(tensor.shape), dtype=tensor.dtype, device=device)
+        value = self._data.value_of(tensor)
+        if value is not None:
+            return value
         self.used[id(tensor)] = tensor
         key = id(tensor), torch.is_inference_mode_enabled()
         if key not in known:

@@ -36,6 +36,7 @@ from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.baked_numbers import baked_leaves, needed_numbers
 from pygraph.tracing.context_variables import changed_variable
+from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.decisions import Questions
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
 from pygraph.tracing.fake_tracing import fake_tracing
@@ -167,10 +168,13 @@ class _Watches:
         self.iterators = iterators
         self.caller, self.ignored = CallerState(), IgnoredErrors()
         self.generators, self.meta, self.assumptions = Generators(), MetaDeviceUses(), Assumptions(arguments.shapes)
-        self.operations = OperationsMode(self.generators.moved, fakes.values(), self.meta, self.assumptions)
+        self.data = DataAssignments(environment)
+        self.operations = OperationsMode(
+            self.generators.moved, fakes.values(), self.meta, self.assumptions, self.data
+        )  # fmt: skip
         self._accumulations = Accumulations()
         self.toggles = Toggles(environment, self._accumulations)
-        self.refusals = Refusals(fakes.values(), self.toggles)
+        self.refusals = Refusals(fakes.values(), self.toggles, self.data)
         self.questions = Questions()
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
         self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
@@ -268,7 +272,7 @@ def _run(
     finally:
         locations = environment.snapshot.changed_locations()
         changed = environment.restore()
-        flags = watches.toggles.restore()
+        of_tensors = (*watches.toggles.restore(), *watches.data.locations())
         gradients = environment.restore_gradients(gradients_before)
         elsewhere = changes.changed_attribute() or _clear_unreached_gradients(watches.operations.used.values())
         seeded = watches.generators.restore()
@@ -276,8 +280,8 @@ def _run(
     if failure is None:
         elsewhere = elsewhere or watches.settings.changed or changed_variable(context)
     if locations is not None:
-        locations = (*locations, *flags) if elsewhere is None else None
-    changed = changed or elsewhere or next((flag.name for flag in flags), None)
+        locations = (*locations, *of_tensors) if elsewhere is None else None
+    changed = changed or elsewhere or next((location.name for location in of_tensors), None)
     gradient = next((f"{environment.names.get(id(tensor), 'a tensor')}.grad" for tensor in gradients), None)
     thawed = tuple(flag_of(tensor, environment) for tensor in gradients if not tensor.requires_grad)
     return _Run(

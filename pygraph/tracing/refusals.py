@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import TraceError
 from pygraph.guards.torch_settings import looks_at_gradients
 from pygraph.tracing import interruptions
+from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.live_numbers import computed_number
 from pygraph.tracing.toggles import Toggles
 from pygraph.tracing.user_frames import is_user_frame
@@ -30,6 +31,7 @@ from pygraph.tracing.user_frames import is_user_frame
 _Tensor: Any = torch.Tensor
 _is_of_functorch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 
+_DATA = _Tensor.data.__get__
 _TEXT = (_Tensor.__repr__, _Tensor.__format__)
 _NUMBERS = (_Tensor.item, _Tensor.tolist)
 _CHANGE_GRAD = (_Tensor.requires_grad_, _Tensor.requires_grad.__set__, _Tensor.detach_, torch.detach_)
@@ -50,14 +52,15 @@ class Refusals(TorchFunctionMode):
     Args:
         arguments: The function's arguments, as the fakes that it is given.
         toggles: Changes whether tensors that it closes over require grad.
+        data: Has these tensors stand for what is assigned to their ``.data``.
 
     Attributes:
         problem: The first refusal, also if the function catches the error; None if there was none.
     """
 
-    def __init__(self, arguments: Iterable[torch.Tensor], toggles: Toggles) -> None:
+    def __init__(self, arguments: Iterable[torch.Tensor], toggles: Toggles, data: DataAssignments) -> None:
         super().__init__()
-        self._toggles = toggles
+        self._toggles, self._data = toggles, data
         self._arguments = {id(argument): argument for argument in arguments}
         self._storages = {argument.untyped_storage()._cdata for argument in self._arguments.values()}
         self.problem: str | None = None
@@ -68,8 +71,12 @@ class Refusals(TorchFunctionMode):
         kwargs = kwargs or {}
         if func == _Tensor.data.__set__:
             # On a fake it would be lost; on a real tensor, it would leave a fake's memory there.
-            self._refuse("it assigns .data of a tensor")
-        elif func in _CHANGE_GRAD:
+            if not self._data.assign(*args):
+                self._refuse("it assigns .data of a tensor that it has made or is passed, or of another layout")
+            return None
+        if func == _DATA:
+            return self._data.read(args[0], lambda: func(*args))
+        if func in _CHANGE_GRAD:
             self._check_requires_grad(func, args, kwargs)
         elif func in _TEXT:
             if _asked_by_user():

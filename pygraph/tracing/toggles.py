@@ -5,6 +5,7 @@ tensor that is at the end of the call as it was before needs nothing; another on
 """
 
 # Gradients and flags are read off tensors, of which torch says little.
+# pyright: reportPrivateUsage=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 

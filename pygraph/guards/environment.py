@@ -18,6 +18,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torc
 
 from pygraph.errors import TraceError
 from pygraph.guards.contents import flags_of, gradients_of
+from pygraph.guards.growth import growth_of
 from pygraph.guards.locations import Location, RequiresGrad
 from pygraph.guards.values import same
 from pygraph.guards.walk.rules import walk_from
@@ -115,6 +116,14 @@ class Environment:
         return all(group.get("lr") is value or same(group.get("lr"), value) for group, value in rates)
 
     # -- undoing what a trace changes ---------------------------------------------------------------------------------
+
+    def changed_locations(self) -> tuple[Location, ...] | None:
+        """Where another value is stored now; None if something has changed that is not stored in such a location."""
+
+        def grown(name: str, container: list[Any], before: list[Any]) -> Location | None:
+            return growth_of(container, before, name, self.guards.locations(container), self.reaches)
+
+        return self.snapshot.changed_locations(grown)
 
     def restore(self) -> str | None:
         """Undo every change since the walk but those of gradients; the name of the first thing that had changed."""

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,10 +50,12 @@ class Location:
         """Store a value, or remove it if that is `ABSENT`."""
         raise NotImplementedError
 
-    def hide(self) -> None:
-        """Have guards that are made meanwhile not depend on the value; `put` shows it again."""
-        if self.get() is not ABSENT:
+    def hide(self) -> Callable[[], None]:
+        """Have guards that are made meanwhile not depend on the value; returns what shows it again."""
+        value = self.get()
+        if value is not ABSENT:
             self.put(None)
+        return lambda: self.put(value)
 
     def is_at(self, owner: Any, key: Any) -> bool:
         """Whether this is the location of ``key`` in a container, or of a cell if ``key`` is None."""
@@ -148,8 +150,9 @@ class _OfTensor(Location):
     tensor: weakref.ref[torch.Tensor]
     name: str = ""
 
-    def hide(self) -> None:
-        """Nothing: no guard depends on it that calls do not fulfil."""
+    def hide(self) -> Callable[[], None]:
+        """Do nothing: no guard depends on it that calls do not fulfil."""
+        return lambda: None
 
     def is_at(self, owner: Any, key: Any) -> bool:
         """Never: it is no entry."""

@@ -114,14 +114,10 @@ class WithStateInputs:
     @contextlib.contextmanager
     def locations_emptied(self) -> Generator[None, None, None]:
         """Hide what the locations hold from guards for the time of the context; one that does not exist stays so."""
-        before = [location.get() for location in self.locations]
-        try:
+        with contextlib.ExitStack() as stack:
             for location in self.locations:
-                location.hide()
+                stack.callback(location.hide())
             yield
-        finally:
-            for location, value in zip(self.locations, before, strict=True):
-                location.put(value)
 
     def path(self, path: str) -> str:
         """The name of an argument or a result in reports, in terms of the other function."""

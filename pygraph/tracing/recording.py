@@ -270,7 +270,7 @@ def _run(
     except Exception as error:
         failure = error
     finally:
-        locations = environment.snapshot.changed_locations()
+        locations = environment.changed_locations()
         changed = environment.restore()
         of_tensors = (*watches.toggles.restore(), *watches.data.locations())
         gradients = environment.restore_gradients(gradients_before)

@@ -57,11 +57,22 @@ class StateChangeError(TraceError):
         gradients: Whether it leaves other gradients behind, too.
         fills: Whether it only adds to what there was, as a function does that remembers its results: once such a call
             has run as it is, one like it finds what it has added.
+        thawed: Flags (`pygraph.guards.locations.RequiresGrad`) of tensors to which it gives gradients, though they do
+            not require grad before.
     """
 
     locations: tuple[Any, ...] | None = None
     gradients: bool = False
     fills: bool = False
+    thawed: tuple[Any, ...] = ()
+
+
+class UndecidedError(TraceError):
+    """A function decides by a value on the device, which a trace does not know.
+
+    Example: ``pygraph.trace(f)(x)`` of a function with ``if x.sum() > 0``. Remedy: ``torch.where`` or ``torch.cond``; a
+    jitted function is traced for each outcome, reads the value between graphs, and takes the trace that is right.
+    """
 
 
 class DisturbedTraceError(TraceError):

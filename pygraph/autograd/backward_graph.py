@@ -23,8 +23,9 @@ from pygraph.ir.descriptors import (
     Static,
     TensorSpec,
 )
-from pygraph.ir.effects import is_host_number, is_view, root
+from pygraph.ir.effects import is_host_number, is_random, is_view, root
 from pygraph.ir.program import Program, graph_module
+from pygraph.ir.random_states import set_random_state
 
 Origin = Literal["cotangent", "saved", "result", "argument"]
 
@@ -140,7 +141,7 @@ class BackwardGraph:
     def _needed(self, wanted: Iterable[fx.Node]) -> set[fx.Node]:
         """Return the nodes that the backward has, as inputs or computed there."""
         needed: set[fx.Node] = set()
-        queue = list(wanted)
+        queue = [*wanted, *filter(_moves_generator, self._joint.backward_nodes)]
         while queue:
             node = queue.pop()
             if node in needed:
@@ -199,6 +200,11 @@ class BackwardGraph:
         self.sources.append(Source(of, index, spec))
         self.taken[self._joint.value_number[node]] = self.sources[-1]
         return Argument(f"args[{position}]", position, spec)
+
+
+def _moves_generator(node: fx.Node) -> bool:
+    """Whether a node draws random numbers or sets a generator back, as a checkpoint does when it is recomputed."""
+    return is_random(node) or node.target is set_random_state()
 
 
 def _in_own_memory(

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from pygraph.autograd.value_numbering import ValueNumbering
 from pygraph.errors import TraceError, describe
 from pygraph.guards.objects import with_parts
+from pygraph.ir.decisions import decisions_among
 from pygraph.ir.descriptors import Mutation, Output, Result
 from pygraph.ir.program import Program
 from pygraph.lowering.states import settle_program
@@ -93,6 +94,8 @@ class JointGraph:
         forward = with_dependencies(self.forward_values())
         if forward & dependent:
             raise self.error("a tensor that it updates or returns depends on a gradient")
+        if decisions_among(nodes[first:]):
+            raise self.error("its backward decides by values on the device")
         return set(nodes[first:]) - forward
 
 

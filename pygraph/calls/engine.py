@@ -381,7 +381,7 @@ class Engine:
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
-        engines, counts = [self, *self.derived()], self.shared.counts
+        engines, counts = list(self._all_engines()), self.shared.counts
         hits = counts.hits + sum(engine.cache.unsettled for engine in engines)
         size = sum(len(engine.cache) for engine in engines)
         return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
@@ -406,6 +406,11 @@ class Engine:
         for entry in self.cache.entries:
             if isinstance(entry, Stateful):
                 yield entry.runner.engine
+
+    def _all_engines(self) -> Iterator[Engine]:
+        yield self
+        for engine in self.derived():
+            yield from engine._all_engines()
 
     def static_results(self) -> Iterator[Any]:
         """Results of the Programs of its calls that no input is part of."""

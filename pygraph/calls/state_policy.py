@@ -21,6 +21,7 @@ from pygraph.calls.policy import Policy
 from pygraph.calls.stateful_function import StatefulFunction
 from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError
 from pygraph.guards.environment import Environment
+from pygraph.ir.decisions import decisions_among
 from pygraph.tracing.function_kinds import StateInputs
 
 
@@ -47,7 +48,9 @@ def state_left_behind(error: TraceError, *, is_known: bool) -> StateInputs | Non
         error: The error of the trace.
         is_known: Whether there was a call like this: a first one may fill attributes that later ones only read.
     """
-    if isinstance(error, (GradientChangeError, SpentGraphError)):
+    if isinstance(error, GradientChangeError):
+        return StateInputs(gradients=True, thawed=error.thawed)
+    if isinstance(error, SpentGraphError):
         return StateInputs(gradients=True)
     if isinstance(error, StateChangeError) and error.locations and is_known:
         return StateInputs(locations=error.locations)
@@ -80,6 +83,8 @@ class StatePolicy(Policy):
     def released_items(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
         """Positions of the gradients that a call replaces and does not read, as after ``zero_grad``."""
         (gradients, *_), executable = args, entry.executable
+        if executable is not None and decisions_among(executable.program.nodes):
+            return ()  # the call may begin anew
         unread: frozenset[int] = frozenset() if executable is None else executable.unread
         found = [index for index in range(len(gradients)) if index in unread and gradients[index] is not None]
         self.releases = self.releases or bool(found)
@@ -93,7 +98,8 @@ class StatePolicy(Policy):
             UnsteadyError: No call is like another.
         """
         function, now = self._function, reached_state(self._users, *call.args[3:])
-        if self._state.gradients and not _are_same(now.differentiable, function.differentiated):
+        differentiable = now.differentiable_with(self._state.thawed)
+        if self._state.gradients and not _are_same(differentiable, function.differentiated):
             raise OutdatedError
         traced = (
             entry.traced.environment for entry in cache.entries.of(key) if isinstance(entry, (Recorded, Evaluated))

@@ -19,6 +19,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
+from pygraph.calls.deciding import DecidingCalls
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.policy import Policy
@@ -26,7 +27,7 @@ from pygraph.calls.retries import Budget, Traces
 from pygraph.calls.spent_results import mark_spent
 from pygraph.calls.state_policy import OutdatedError, StatePolicy, UnsteadyError, reached_state, state_left_behind
 from pygraph.calls.stateful_function import AsItIsError, StatefulFunction
-from pygraph.errors import TraceError
+from pygraph.errors import TraceError, UndecidedError
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.tracing.function_kinds import StateInputs
@@ -43,23 +44,26 @@ class UsersPolicy(Policy):
 
     Args:
         carries_state: Whether calls may leave gradients, attributes and variables behind.
+        decides: Whether calls may begin anew where they decide otherwise than their trace.
     """
 
     is_users = True
     composes = True
 
-    def __init__(self, *, carries_state: bool) -> None:
-        self.carries_state = carries_state
+    def __init__(self, *, carries_state: bool, decides: bool = False) -> None:
+        self.carries_state, self._decides = carries_state, decides
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
+        if isinstance(error, UndecidedError):
+            return StateInputs(decisions=True) if self._decides else None
         return state_left_behind(error, is_known=is_known) if self.carries_state else None
 
     def state_runner(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
     ) -> StateRunner:
-        """A runner of calls of an engine that leave state behind."""
-        return StatefulCalls(engine, args, kwargs, state)
+        """A runner of calls of an engine that leave state behind, or decide by values on the device."""
+        return DecidingCalls(engine) if state.decisions else StatefulCalls(engine, args, kwargs, state)
 
 
 class StatefulCalls:
@@ -92,7 +96,7 @@ class StatefulCalls:
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
         found, state = reached_state(self._function, args, kwargs), self._state
         groups = found.rates if state.learning_rates else []
-        tensors = found.differentiable if state.gradients else []
+        tensors = found.differentiable_with(state.thawed) if state.gradients else []
         named = [(found.names[id(tensor)], tensor) for tensor in tensors]
         self.stateful = StatefulFunction(self._function.fn, self._function.name, named, groups, state.locations)
         self.policy = StatePolicy(self.stateful, self._function, state)

@@ -17,10 +17,14 @@ from pygraph.calls.policy import CompositionFactory
 from pygraph.calls.stages import lower
 from pygraph.calls.stateful import UsersPolicy
 from pygraph.report.explain import Explanation
-from pygraph.transforms.passes import Pass
+from pygraph.transforms.passes import Pass, records
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+# Passes that keep the order of operations around a decision.
+_PLAIN_PASSES = frozenset({"devicify", "indirect", "graphify", "select"})
 
 
 class Transformed(Generic[P, R]):
@@ -47,7 +51,9 @@ class Transformed(Generic[P, R]):
         self.fn: Callable[..., R] = fn
         self.passes = passes
         self.options = options
-        policy = UsersPolicy(carries_state=not options.donates)
+        # What is consumed, or written to memory that is used again, is gone when a call is to begin anew.
+        decides = not options.donates and not options.reuse_outputs and {one.name for one in passes} <= _PLAIN_PASSES
+        policy = UsersPolicy(carries_state=not options.donates, decides=decides and records(passes))
         self.engine = Engine(fn, passes, options, policy=policy, composition=composition)
         self.donation: Donation | None = None
         if options.donates:

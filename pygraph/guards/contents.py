@@ -178,6 +178,11 @@ def length_of(value: Any) -> Contents:
     return Contents(lambda: (len(value),))
 
 
+def flags_of(tensors: Sequence[torch.Tensor]) -> Contents:
+    """Whether tensors require grad."""
+    return Contents(lambda: [tensor.requires_grad for tensor in tensors])
+
+
 def gradients_of(tensors: Sequence[torch.Tensor]) -> Contents:
     """The gradients of tensors."""
 

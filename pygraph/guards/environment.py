@@ -17,8 +17,9 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import TraceError
-from pygraph.guards.contents import gradients_of
-from pygraph.guards.locations import Location
+from pygraph.guards.contents import flags_of, gradients_of
+from pygraph.guards.growth import growth_of
+from pygraph.guards.locations import Location, RequiresGrad
 from pygraph.guards.values import same
 from pygraph.guards.walk.rules import walk_from
 
@@ -30,6 +31,7 @@ class Environment:
         fn: A function, method, partial, or callable object (an ``nn.Module``).
         roots: Further objects to include, by name.
         gradients: Tensors whose ``.grad`` the callable reads; a gradient that nobody reads is not guarded.
+        toggled: Tensors of which the callable changes whether they require grad.
 
     Attributes:
         guards: Where values were read, and whether they are still there.
@@ -42,7 +44,13 @@ class Environment:
         is_current: ``is_current()`` tells whether everything that was reached still has the same value.
     """
 
-    def __init__(self, fn: Any, roots: dict[str, Any] | None = None, gradients: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(
+        self,
+        fn: Any,
+        roots: dict[str, Any] | None = None,
+        gradients: Sequence[torch.Tensor] = (),
+        toggled: Sequence[torch.Tensor] = (),
+    ) -> None:
         walk = walk_from(fn, roots or {})
         self.guards, self.snapshot = walk.guards, walk.snapshot
         self.names, self.kinds, self.tensors, self.unseen = walk.names, walk.kinds, walk.tensors, walk.unseen
@@ -52,6 +60,8 @@ class Environment:
         self._gradients = gradients_of(gradients) if gradients else None
         if self._gradients is not None:
             self.guards.add_contents(self._gradients)
+        if toggled:
+            self.guards.add_contents(flags_of(toggled))
         self.differentiable = [tensor for tensor in self.tensors if _is_leaf_of_autograd(tensor)]
         self.is_current: Callable[[], bool] = self.guards.hold  # without a call between: every call asks for it
 
@@ -90,6 +100,11 @@ class Environment:
         """The groups of parameters of optimizers, whose learning rates schedules change."""
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
+    def differentiable_with(self, thawed: Iterable[RequiresGrad]) -> list[torch.Tensor]:
+        """The tensors whose ``.grad`` a backward may set, and some for which it may once they require grad."""
+        more = {id(flag.tensor()) for flag in thawed}
+        return [tensor for tensor in self.tensors if id(tensor) in more or _is_leaf_of_autograd(tensor)]
+
     def step_is_current(self) -> bool:
         """Whether the gradients that the callable reads are the same tensors as then, and learning rates the same."""
         return (self._gradients is None or self._gradients[0]) and self.rates_are_current()
@@ -102,22 +117,36 @@ class Environment:
 
     # -- undoing what a trace changes ---------------------------------------------------------------------------------
 
+    def changed_locations(self) -> tuple[Location, ...] | None:
+        """Where another value is stored now; None if something has changed that is not stored in such a location."""
+
+        def grown(name: str, container: list[Any], before: list[Any]) -> Location | None:
+            return growth_of(container, before, name, self.guards.locations(container), self.reaches)
+
+        return self.snapshot.changed_locations(grown)
+
     def restore(self) -> str | None:
         """Undo every change since the walk but those of gradients; the name of the first thing that had changed."""
         return self.snapshot.restore()
 
     def gradients(self) -> list[torch.Tensor | None]:
-        """The gradients of `differentiable`, for `restore_gradients`; an environment lasts, and does not hold them."""
-        return [tensor.grad for tensor in self.differentiable]
+        """The gradients of all leaves, for `restore_gradients`; an environment lasts, and does not hold them.
 
-    def restore_gradients(self, before: Sequence[torch.Tensor | None]) -> str | None:
-        """Undo every change of gradients; the name of the first that had changed, or None."""
-        changed: str | None = None
-        for tensor, grad in zip(self.differentiable, before, strict=True):
+        A frozen tensor has one from before, which ``zero_grad()`` deletes.
+        """
+        return [tensor.grad for tensor in self._leaves()]
+
+    def restore_gradients(self, before: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Undo every change of gradients; the tensors whose gradients had changed."""
+        changed: list[torch.Tensor] = []
+        for tensor, grad in zip(self._leaves(), before, strict=True):
             if tensor.grad is not grad:
-                changed = changed or f"{self.names.get(id(tensor), 'a tensor')}.grad"
+                changed.append(tensor)
                 tensor.grad = grad
         return changed
+
+    def _leaves(self) -> list[torch.Tensor]:
+        return [tensor for tensor in self.tensors if tensor.is_leaf and not is_functorch_wrapped_tensor(tensor)]
 
     # -- guarding less ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Locations of Python's state: an entry of a dict or a list, a variable that a function closes over."""
+"""Locations of Python's state: an entry of a dict or a list, a closed-over variable, a flag of a tensor."""
 
 # Values are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -8,8 +8,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import types
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from pygraph.errors import StateChangeError
 from pygraph.guards.storage import delete_item, store_item, stored_item
@@ -46,6 +49,13 @@ class Location:
     def put(self, value: Any) -> None:
         """Store a value, or remove it if that is `ABSENT`."""
         raise NotImplementedError
+
+    def hide(self) -> Callable[[], None]:
+        """Have guards that are made meanwhile not depend on the value; returns what shows it again."""
+        value = self.get()
+        if value is not ABSENT:
+            self.put(None)
+        return lambda: self.put(value)
 
     def is_at(self, owner: Any, key: Any) -> bool:
         """Whether this is the location of ``key`` in a container, or of a cell if ``key`` is None."""
@@ -126,6 +136,65 @@ class Variable(Location):
     def is_same(self, other: Location) -> bool:
         """Whether another location is this one."""
         return isinstance(other, Variable) and other.cell is self.cell
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class _OfTensor(Location):
+    """A part of a tensor as an object.
+
+    Attributes:
+        tensor: A weak reference to the tensor.
+        name: The name in reports.
+    """
+
+    tensor: weakref.ref[torch.Tensor]
+    name: str = ""
+
+    def hide(self) -> Callable[[], None]:
+        """Do nothing: no guard depends on it that calls do not fulfil."""
+        return lambda: None
+
+    def is_at(self, owner: Any, key: Any) -> bool:
+        """Never: it is no entry."""
+        return False
+
+    def is_same(self, other: Location) -> bool:
+        """Whether another location is this part of the same tensor."""
+        return type(other) is type(self) and self.tensor() is not None and other.tensor() is self.tensor()  # pyright: ignore
+
+
+class Data(_OfTensor):
+    """The memory of a tensor, which ``.data`` shows."""
+
+    __slots__ = ()
+
+    def get(self) -> Any:
+        """A tensor that shows the memory, or `ABSENT` if the tensor is gone."""
+        tensor = self.tensor()
+        return ABSENT if tensor is None else tensor.data
+
+    def put(self, value: Any) -> None:
+        """Give the tensor the memory of another one."""
+        tensor = self.tensor()
+        if tensor is not None and value is not ABSENT:
+            tensor.data = value
+
+
+class RequiresGrad(_OfTensor):
+    """The flag of a tensor that says whether it requires grad."""
+
+    __slots__ = ()
+
+    def get(self) -> Any:
+        """The flag, or `ABSENT` if the tensor is gone."""
+        tensor = self.tensor()
+        return ABSENT if tensor is None else tensor.requires_grad
+
+    def put(self, value: Any) -> None:
+        """Set the flag."""
+        tensor = self.tensor()
+        if tensor is not None and value is not ABSENT:
+            tensor.requires_grad_(value)
 
 
 def are_same(some: Sequence[Location], others: Sequence[Location]) -> bool:

@@ -10,7 +10,7 @@ cache that knows fake tensors now) is put back as well, but is not reported as a
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pygraph.guards.attribute_dicts import AttributeDicts
@@ -74,8 +74,15 @@ class Snapshot:
 
     # -- what has changed ---------------------------------------------------------------------------------------------
 
-    def changed_locations(self) -> tuple[Location, ...] | None:
-        """Where another value is stored now; None if something has changed that is not stored in such a location."""
+    def changed_locations(
+        self, grown: Callable[[str, list[Any], list[Any]], Location | None]
+    ) -> tuple[Location, ...] | None:
+        """Where another value is stored now; None if something has changed that is not stored in such a location.
+
+        Args:
+            grown: Returns, for the name of a list, the list and its items from before, the location of new items at
+                its end; None if it has changed in another way.
+        """
         if any(not contents[0] for _, contents in self.contents if id(contents) not in self._packaged):
             return None
         if self._attributes.changed() is not None or self._has_new_class_attributes():
@@ -83,7 +90,11 @@ class Snapshot:
         found: list[Location] = []
         for name, container, before in self._changed_containers():
             if isinstance(container, list):
-                return None
+                end = grown(name, container, before)
+                if end is None:
+                    return None
+                found.append(end)
+                continue
             keys = changed_keys(container, before)
             if not all(isinstance(key, IMMUTABLE) for key in keys):
                 return None  # the class or a tensor of a trace, perhaps

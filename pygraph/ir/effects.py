@@ -35,7 +35,7 @@ _SYNCHRONIZING = frozenset(
 
 
 # Namespaces in which operations that return nothing are checks, launches, or labels.
-_KNOWN_NAMESPACES = ("aten", "prims", "pygraph", "profiler")
+KNOWN_NAMESPACES = ("aten", "prims", "pygraph", "profiler")
 
 
 def is_operation(node: fx.Node) -> bool:
@@ -104,7 +104,7 @@ def may_raise(node: fx.Node) -> bool:
     if not is_operation(node) or is_host_number(node):
         return False
     target: Any = node.target
-    if is_action(node) or target.namespace not in _KNOWN_NAMESPACES:
+    if is_action(node) or target.namespace not in KNOWN_NAMESPACES:
         return True
     name: str = target._schema.name.partition("::")[2]
     if name.startswith(_RAISING):
@@ -201,7 +201,7 @@ def _reason_of_operation(node: fx.Node) -> str | None:
         return "it reads its offsets on the host, but for bfloat16 on recent devices"
     if torch.Tag.cudagraph_unsafe in target.tags:
         return "its author has tagged it as unsafe in CUDA graphs"
-    if is_action(node) and target.namespace not in _KNOWN_NAMESPACES:
+    if is_action(node) and target.namespace not in KNOWN_NAMESPACES:
         return "it returns nothing and declares no updates, so what it does is not known"
     depends = torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags
     if depends and not (name in ("aten::index", "aten::index_put") and node.meta.get("spec") is not None):
@@ -272,8 +272,16 @@ def touches_device(node: fx.Node) -> bool:
     if is_selection(node):
         return False
     devices = [device_of(argument) for argument in node.all_input_nodes] + [device_of(node)]
-    unknown = node.meta.get("spec") is None and not is_store(node)
+    unknown = node.meta.get("spec") is None and not is_store(node) and not _is_of_the_host(node)
     return unknown or any(device is not None and device.type not in ("cpu", "meta") for device in devices)
+
+
+def _is_of_the_host(node: fx.Node) -> bool:
+    """Whether a node without results launches nothing: it sets a random generator back, or checks a decision."""
+    return is_operation(node) and node.target._schema.name in _OF_THE_HOST  # pyright: ignore
+
+
+_OF_THE_HOST = ("pygraph::set_random_state", "pygraph::decide")
 
 
 def count_kernels(nodes: Iterable[fx.Node]) -> int:

@@ -263,9 +263,9 @@ def _cotangent(result: torch.Tensor, index: int) -> torch.Tensor:
     return torch.empty_like(result)
 
 
-def define(schema: str, real: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def define(schema: str, real: Callable[..., Any], fake: Callable[..., Any], tags: Sequence[torch.Tag] = ()) -> None:
     """Define an operation ``pygraph::…`` that runs ``real`` on every device, and ``fake`` on fake tensors."""
-    name = _LIBRARY.define(schema)
+    name = _LIBRARY.define(schema, tags=tags)
     _LIBRARY.impl(name, real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"pygraph::{name}", fake, lib=_LIBRARY)  # pyright: ignore[reportUnknownMemberType]
 

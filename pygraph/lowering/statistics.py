@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from pygraph.ir.decisions import decisions_among
 from pygraph.ir.effects import argument_nodes, root
 
 aten = torch.ops.aten
@@ -44,6 +45,8 @@ def update_statistics(graph: fx.Graph, updated: Collection[fx.Node]) -> None:
         graph: The graph, which is changed.
         updated: The placeholders whose memory has other contents at the end.
     """
+    if decisions_among(graph.nodes):
+        return  # nothing is updated before decisions are made, and these wait for draws that may depend on results
     order = {node: number for number, node in enumerate(graph.nodes)}
     readers: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.nodes:

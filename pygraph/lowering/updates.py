@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph.ir.decisions import decisions_among
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.effects import argument_nodes, is_operation, root
 from pygraph.ir.program import output_values
@@ -108,6 +109,7 @@ class _Chain:
 def _chains(graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -> list[_Chain]:
     """The updates whose steps may all run in place."""
     found = [chain for target, value in updates if (chain := _chain(target, value)) is not None]
+    found = _without_decisive(graph, found)
     if not found:
         return []
     readers = _Readers(graph, updates)
@@ -123,6 +125,20 @@ def _chains(graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -> list
         if len(remaining) == len(found):
             return remaining
         found = remaining
+
+
+def _without_decisive(graph: fx.Graph, chains: list[_Chain]) -> list[_Chain]:
+    """The chains of which no step computes what a decision depends on: nothing is updated before a decision is made."""
+    waiting = decisions_among(graph.nodes)
+    if not waiting:
+        return chains
+    decisive: set[fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in decisive:
+            decisive.add(node)
+            waiting += node.all_input_nodes
+    return [chain for chain in chains if not any(step.operation in decisive for step in chain.steps)]
 
 
 def _is_whole(operation: fx.Node, indices: Sequence[int | None]) -> bool:

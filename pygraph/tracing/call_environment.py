@@ -19,7 +19,11 @@ from pygraph.tracing.function_kinds import Rebinding, WithStateInputs
 
 
 def reached_besides(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], read: Sequence[torch.Tensor] = ()
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    read: Sequence[torch.Tensor] = (),
+    toggled: Sequence[torch.Tensor] = (),
 ) -> Environment:
     """The state that a call depends on besides its inputs.
 
@@ -28,10 +32,11 @@ def reached_besides(
         args: Its arguments.
         kwargs: Its keyword arguments.
         read: Closed-over tensors whose gradients it reads.
+        toggled: Closed-over tensors of which it changes whether they require grad.
     """
     outer = with_state_inputs(fn)
     with contextlib.nullcontext() if outer is None else outer.locations_emptied():
-        environment = Environment(fn, objects_among(args, kwargs), read)
+        environment = Environment(fn, objects_among(args, kwargs), read, toggled)
     if outer is not None:
         environment.release_rates(outer.groups)
         environment.release_locations(outer.locations)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from pygraph.guards.environment import Environment
-from pygraph.guards.locations import ABSENT, Location
+from pygraph.guards.locations import Location, RequiresGrad
 from pygraph.ir.program import Program
 
 
@@ -71,16 +71,31 @@ class StateInputs:
         gradients: Whether the gradients of all closed-over tensors are inputs.
         learning_rates: Whether the learning rates of optimizers are inputs.
         locations: The attributes and variables whose values are inputs.
+        decisions: Whether calls decide by values on the device, and take the outcomes as inputs.
+        thawed: Flags of tensors that calls have require grad, though they need not before: their gradients count.
     """
 
     gradients: bool = False
     learning_rates: bool = False
     locations: tuple[Location, ...] = ()
+    thawed: tuple[RequiresGrad, ...] = ()
+    decisions: bool = False
 
     def __or__(self, other: StateInputs) -> StateInputs:
-        new = [location for location in other.locations if not any(location.is_same(known) for known in self.locations)]
-        learning_rates = self.learning_rates or other.learning_rates
-        return StateInputs(self.gradients or other.gradients, learning_rates, (*self.locations, *new))
+        return StateInputs(
+            self.gradients or other.gradients,
+            self.learning_rates or other.learning_rates,
+            _union(self.locations, other.locations),
+            _union(self.thawed, other.thawed),
+            self.decisions or other.decisions,
+        )
+
+
+L = TypeVar("L", bound=Location)
+
+
+def _union(some: tuple[L, ...], others: tuple[L, ...]) -> tuple[L, ...]:
+    return (*some, *(location for location in others if not any(location.is_same(known) for known in some)))
 
 
 class WithStateInputs:
@@ -98,16 +113,11 @@ class WithStateInputs:
 
     @contextlib.contextmanager
     def locations_emptied(self) -> Generator[None, None, None]:
-        """Set the locations to None for the time of the context; one that does not exist stays so."""
-        before = [location.get() for location in self.locations]
-        try:
-            for location, value in zip(self.locations, before, strict=True):
-                if value is not ABSENT:
-                    location.put(None)
+        """Hide what the locations hold from guards for the time of the context; one that does not exist stays so."""
+        with contextlib.ExitStack() as stack:
+            for location in self.locations:
+                stack.callback(location.hide())
             yield
-        finally:
-            for location, value in zip(self.locations, before, strict=True):
-                location.put(value)
 
     def path(self, path: str) -> str:
         """The name of an argument or a result in reports, in terms of the other function."""

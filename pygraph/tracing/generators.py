@@ -1,4 +1,7 @@
-"""Random generators of the host that a function seeds or draws from while it is traced: noticed, and put back."""
+"""Random generators that a function seeds, or draws from on the host, while it is traced: noticed, and put back.
+
+Where it reads and sets the state of one, as a checkpoint does, that is recorded as operations.
+"""
 
 # The seeding functions of torch go through one generator object, which is private to its module.
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -14,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 
+from pygraph.ir.random_states import random_state, set_random_state
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import tracing_here
 
@@ -29,8 +34,6 @@ class Generators:
         self._before = _states()
         self._thread = threading.get_ident()
         self._seeded: set[str] = set()
-        self._draws = 0
-        self._taken: dict[int, tuple[torch.Tensor, int]] = {}
 
     def moved(self) -> str | None:
         """The first generator that this thread has seeded, or that is not in the state that it was in."""
@@ -38,24 +41,6 @@ class Generators:
             name for name, now, then in zip(_NAMES, _states(), self._before, strict=False) if not _same_state(now, then)
         }
         return next((name for name in _NAMES if name in self._seeded | differ), None)
-
-    def drawing(self) -> str | None:
-        """Return `moved`, and count a draw on fake tensors, which moves no generator."""
-        moved = self.moved()
-        self._draws += 1
-        return moved
-
-    def _take(self, state: torch.Tensor) -> torch.Tensor:
-        self._taken[id(state)] = state, self._draws
-        return state
-
-    def _put_back(self, generator: str, state: torch.Tensor) -> None:
-        """Note the generator as seeded if it gets a state that was taken before other draws, or elsewhere.
-
-        Draws on fakes do not move a generator. ``torch.utils.checkpoint`` sets a state to draw the same numbers again.
-        """
-        if self._taken.get(id(state), (None, -1))[1] != self._draws:
-            self._note(generator)
 
     def restore(self) -> str | None:
         """Put generators back that have moved; returns `moved` from before."""
@@ -83,20 +68,23 @@ class Generators:
         host, cuda = _NAMES[0], _NAMES[3]
 
         def setting(original: Any) -> Any:
-            def set_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-                self._put_back(cuda, new_state)
-                original(new_state, *args, **kwargs)
+            def set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+                if _is_recorded():
+                    set_random_state()(new_state, _with_index(device))
+                else:
+                    original(new_state, device)
 
             return set_rng_state
 
         def getting(original: Any) -> Any:
-            def get_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
-                return self._take(original(*args, **kwargs))
+            def get_rng_state(device: Any = "cuda") -> torch.Tensor:
+                state = original(device)
+                return random_state()(_with_index(device), state.numel()) if _is_recorded() else state
 
             return get_rng_state
 
         def noticed_generator(original: Any) -> Any:
-            return _Noticed(original, lambda: self._note(host), self._take, lambda state: self._put_back(host, state))
+            return _Noticed(original, lambda: self._note(host))
 
         with contextlib.ExitStack() as stack:
             # Torch's functions look their generator up there; checked with torch 2.11 and 2.13.
@@ -116,24 +104,20 @@ class Generators:
 
 
 class _Noticed:
-    """A generator that reports seeds, and states that are taken and put back."""
+    """A generator of the CPU that reports seeds; in a trace, its state is read and set by operations."""
 
-    def __init__(
-        self,
-        generator: torch.Generator,
-        note: Callable[[], None],
-        take: Callable[[torch.Tensor], torch.Tensor],
-        put_back: Callable[[torch.Tensor], None],
-    ) -> None:
-        self._generator = generator
-        self._note, self._take, self._put_back = note, take, put_back
+    def __init__(self, generator: torch.Generator, note: Callable[[], None]) -> None:
+        self._generator, self._note = generator, note
 
     def get_state(self) -> torch.Tensor:
-        return self._take(self._generator.get_state())
+        state = self._generator.get_state()
+        return random_state()(_CPU, state.numel()) if _is_recorded() else state
 
     def set_state(self, state: torch.Tensor) -> torch.Generator:
-        self._put_back(state)
-        return self._generator.set_state(state)
+        if not _is_recorded():
+            return self._generator.set_state(state)
+        set_random_state()(state, _CPU)
+        return self._generator
 
     def manual_seed(self, seed: int) -> torch.Generator:
         self._note()
@@ -145,6 +129,20 @@ class _Noticed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
+
+
+_CPU = torch.device("cpu")
+
+
+def _is_recorded() -> bool:
+    """Whether what runs here is recorded, and not what interrupts a trace."""
+    return get_proxy_mode() is not None and tracing_here()
+
+
+def _with_index(device: Any) -> torch.device:
+    """A CUDA device, as torch's functions take it, with its index."""
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return device if device.index is not None else torch.device(device.type, torch.cuda.current_device())
 
 
 def _states() -> list[Any]:

@@ -21,6 +21,8 @@ class Accumulations:
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
+        # The nodes are kept alive, as leaves do not do it: another node for the leaf would not have the hook.
+        self._watched: list[tuple[Any, Any]] = []
 
     @contextlib.contextmanager
     def watched(self, leaves: Iterable[torch.Tensor]) -> Generator[None, None, None]:
@@ -28,15 +30,20 @@ class Accumulations:
         if torch.is_inference_mode_enabled():
             yield  # where autograd is off
             return
-        # The nodes are kept alive, as leaves do not do it: another node for the leaf would not have the hook.
-        with torch.enable_grad():  # by a view it is found
-            nodes = [(get_gradient_edge(leaf).node, leaf) for leaf in leaves]
-        hooks = [node.register_prehook(self._note(leaf)) for node, leaf in nodes]
         try:
+            for leaf in leaves:
+                self.watch(leaf)
             yield
         finally:
-            for hook in hooks:
+            for _, hook in self._watched:
                 hook.remove()
+            self._watched.clear()
+
+    def watch(self, leaf: torch.Tensor) -> None:
+        """Watch another leaf, until `watched` ends."""
+        with torch.enable_grad():  # by a view it is found
+            node = get_gradient_edge(leaf).node
+        self._watched.append((node, node.register_prehook(self._note(leaf))))
 
     def _note(self, leaf: torch.Tensor) -> Any:
         def hook(gradients: object) -> None:

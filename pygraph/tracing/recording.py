@@ -19,15 +19,25 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
-from pygraph.errors import DisturbedTraceError, GradientChangeError, StateChangeError, TraceError, describe
+from pygraph.errors import (
+    DisturbedTraceError,
+    GradientChangeError,
+    StateChangeError,
+    TraceError,
+    UndecidedError,
+    describe,
+)
 from pygraph.guards.environment import Environment
-from pygraph.guards.locations import ABSENT, Location
+from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, CapturedGenerator, Input
+from pygraph.ir.random_states import drop_idle_states
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.baked_numbers import baked_leaves, needed_numbers
 from pygraph.tracing.context_variables import changed_variable
+from pygraph.tracing.data_assignments import DataAssignments
+from pygraph.tracing.decisions import Questions
 from pygraph.tracing.explicit_generators import ExplicitGenerators
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
 from pygraph.tracing.fake_tracing import fake_tracing
@@ -44,6 +54,7 @@ from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.results import Results, graph_values
 from pygraph.tracing.settings import SettingsWatch, forget_cached_fakes
+from pygraph.tracing.toggles import Toggles, flag_of
 
 
 @dataclasses.dataclass
@@ -62,6 +73,7 @@ class Recording:
         out_tree: The pytree of the result.
         environment: What the function can reach besides its arguments.
         gradients: Closed-over tensors whose ``.grad`` the function reads.
+        toggled: Closed-over tensors of which it changes whether they require grad.
         specialize: Leaves of live numbers whose values the trace needs.
         baked: Leaves of the arguments that are baked in.
         generators: The generators that are passed to operations, by the addresses by which these know them.
@@ -78,6 +90,7 @@ class Recording:
     out_tree: pytree.TreeSpec
     environment: Environment
     gradients: list[torch.Tensor]
+    toggled: list[torch.Tensor]
     specialize: frozenset[int]
     baked: tuple[Baked, ...]
     generators: dict[int, CapturedGenerator]
@@ -133,8 +146,8 @@ def record(
     run.results.check(call, arguments.fakes.values(), inference=inference)
     return Recording(
         name, arguments.mode, run.module, arguments.inputs, arguments.values, run.results.leaves, run.results.paths,
-        arguments.tree, run.results.tree, environment, watches.gradients(), needed_numbers(arguments, run.module),
-        baked_leaves(arguments), watches.explicit.found,
+        arguments.tree, run.results.tree, environment, watches.gradients(), watches.toggles.tensors,
+        needed_numbers(arguments, run.module), baked_leaves(arguments), watches.explicit.found,
     )  # fmt: skip
 
 
@@ -159,13 +172,16 @@ class _Watches:
         self.caller, self.ignored = CallerState(), IgnoredErrors()
         self.generators, self.meta, self.assumptions = Generators(), MetaDeviceUses(), Assumptions(arguments.shapes)
         self.explicit = ExplicitGenerators(iterators.generators)
+        self.data = DataAssignments(environment)
         self.operations = OperationsMode(
-            self.generators.drawing, self.explicit.check, fakes.values(), self.meta, self.assumptions
+            self.generators.moved, self.explicit.check, fakes.values(), self.meta, self.assumptions, self.data
         )
-        self.refusals = Refusals(fakes.values())
+        self._accumulations = Accumulations()
+        self.toggles = Toggles(environment, self._accumulations)
+        self.refusals = Refusals(fakes.values(), self.toggles, self.data)
+        self.questions = Questions()
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
         self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
-        self._accumulations = Accumulations()
         self._arguments, self._environment = arguments, environment
 
     @contextlib.contextmanager
@@ -177,7 +193,7 @@ class _Watches:
             self._accumulations.watched(self._environment.differentiable), fake_tracing(arguments.mode),
             torch.inference_mode(False), torch.set_grad_enabled(grad),
             texts_noticed(arguments.symbols, arguments.asked), numpy_served(), self.generators.watched(),
-            self.iterators.hidden(),
+            self.iterators.hidden(), self.questions.noticed(),
         ):  # fmt: skip
             yield
 
@@ -186,7 +202,7 @@ class _Watches:
         """Start the watches of the function's own calls, while nothing but the function runs."""
         with (
             self.caller.restored_for_callbacks(), self.ignored.watched(), self.operations, self.meta, LiveNumbersMode(),
-            self._gradient_reads, self.refusals, self.settings.watch(),
+            self.questions, self._gradient_reads, self.refusals, self.settings.watch(),
         ):  # fmt: skip
             yield
 
@@ -214,6 +230,7 @@ class _Run:
         changed: The first lasting change that it has made, in words; None if there is none.
         locations: The locations of all such changes, if all are of attributes and variables.
         gradient: The ``.grad`` that it has changed, in words.
+        thawed: Flags of tensors whose ``.grad`` it has changed, though they do not require grad before.
         seeded: The random generator that it has moved.
     """
 
@@ -223,6 +240,7 @@ class _Run:
     changed: str | None
     locations: tuple[Location, ...] | None
     gradient: str | None
+    thawed: tuple[RequiresGrad, ...]
     seeded: str | None
 
 
@@ -252,20 +270,26 @@ def _run(
         with watches.around_trace():
             module = proxy_trace(body, arguments.values)
             watches.assumptions.write(module.graph)
+            drop_idle_states(module.graph)
     except Exception as error:
         failure = error
     finally:
-        locations = environment.snapshot.changed_locations()
+        locations = environment.changed_locations()
         changed = environment.restore()
-        gradient = environment.restore_gradients(gradients_before)
+        of_tensors = (*watches.toggles.restore(), *watches.data.locations())
+        gradients = environment.restore_gradients(gradients_before)
         elsewhere = changes.changed_attribute() or _clear_unreached_gradients(watches.operations.used.values())
         seeded = watches.generators.restore()
         forget_cached_fakes()
     if failure is None:
         elsewhere = elsewhere or watches.settings.changed or changed_variable(context)
+    if locations is not None:
+        locations = (*locations, *of_tensors) if elsewhere is None else None
+    changed = changed or elsewhere or next((location.name for location in of_tensors), None)
+    gradient = next((f"{environment.names.get(id(tensor), 'a tensor')}.grad" for tensor in gradients), None)
+    thawed = tuple(flag_of(tensor, environment) for tensor in gradients if not tensor.requires_grad)
     return _Run(
-        module, returned[0] if returned else None, failure, changed or elsewhere,
-        None if elsewhere is not None else locations, gradient, seeded,
+        module, returned[0] if returned else None, failure, changed, locations, gradient, thawed, seeded
     )  # fmt: skip
 
 
@@ -297,7 +321,8 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
             describe(call, iterators.problem, source=iterators.source, remedy=iterators.remedy)
         ) from run.failure
     if run.failure is not None:
-        raise TraceError(
+        kind = UndecidedError if watches.questions.undecided else TraceError
+        raise kind(
             describe(call, f"{type(run.failure).__name__}: {first_line(run.failure)}", source=user_line(run.failure))
         ) from run.failure
     problem = watches.problem()
@@ -326,6 +351,6 @@ def _state_change_error(call: str, run: _Run) -> StateChangeError | GradientChan
                  expected="no lasting change but to tensors in place", remedy="Return the new value instead.")
     )  # fmt: skip
     error.locations = run.locations
-    error.gradients = run.gradient is not None
+    error.gradients, error.thawed = run.gradient is not None, run.thawed
     error.fills = bool(run.locations) and all(location.get() is ABSENT for location in run.locations or ())
     return error

@@ -22,13 +22,16 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import TraceError
 from pygraph.guards.torch_settings import looks_at_gradients
 from pygraph.tracing import interruptions
+from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.live_numbers import computed_number
+from pygraph.tracing.toggles import Toggles
 from pygraph.tracing.user_frames import is_user_frame
 
 # Private; checked with torch 2.11 and 2.13.
 _Tensor: Any = torch.Tensor
 _is_of_functorch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
 
+_DATA = _Tensor.data.__get__
 _TEXT = (_Tensor.__repr__, _Tensor.__format__)
 _NUMBERS = (_Tensor.item, _Tensor.tolist)
 _CHANGE_GRAD = (_Tensor.requires_grad_, _Tensor.requires_grad.__set__, _Tensor.detach_, torch.detach_)
@@ -48,13 +51,16 @@ class Refusals(TorchFunctionMode):
 
     Args:
         arguments: The function's arguments, as the fakes that it is given.
+        toggles: Changes whether tensors that it closes over require grad.
+        data: Has these tensors stand for what is assigned to their ``.data``.
 
     Attributes:
         problem: The first refusal, also if the function catches the error; None if there was none.
     """
 
-    def __init__(self, arguments: Iterable[torch.Tensor]) -> None:
+    def __init__(self, arguments: Iterable[torch.Tensor], toggles: Toggles, data: DataAssignments) -> None:
         super().__init__()
+        self._toggles, self._data = toggles, data
         self._arguments = {id(argument): argument for argument in arguments}
         self._storages = {argument.untyped_storage()._cdata for argument in self._arguments.values()}
         self.problem: str | None = None
@@ -65,8 +71,12 @@ class Refusals(TorchFunctionMode):
         kwargs = kwargs or {}
         if func == _Tensor.data.__set__:
             # On a fake it would be lost; on a real tensor, it would leave a fake's memory there.
-            self._refuse("it assigns .data of a tensor")
-        elif func in _CHANGE_GRAD:
+            if not self._data.assign(*args):
+                self._refuse("it assigns .data of a tensor that it has made or is passed, or of another layout")
+            return None
+        if func == _DATA:
+            return self._data.read(args[0], lambda: func(*args))
+        if func in _CHANGE_GRAD:
             self._check_requires_grad(func, args, kwargs)
         elif func in _TEXT:
             if _asked_by_user():
@@ -85,15 +95,16 @@ class Refusals(TorchFunctionMode):
         raise TraceError(problem)
 
     def _check_requires_grad(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Refuse a change of the caller's tensor; tensors of the function itself may start to require grad."""
+        """Refuse a change that cannot be put back; tensors of the function itself may start to require grad."""
         tensor = args[0]
         inside = isinstance(tensor, FakeTensor) or _is_of_functorch(tensor)
         if id(tensor) not in self._arguments and inside:
             return
         detaches = func in (_Tensor.detach_, torch.detach_)
         wanted = False if detaches else (*args[1:], *kwargs.values(), True)[0]
-        if tensor.requires_grad != bool(wanted):
-            self._refuse("it changes whether a tensor of the caller requires grad")
+        if tensor.requires_grad == bool(wanted) or (not detaches and not inside and self._toggles.toggle(tensor)):
+            return
+        self._refuse("it changes whether a tensor of the caller requires grad; detach() or clone() it first")
 
     def _check_layout(self, func: Any, tensor: torch.Tensor) -> None:
         """Refuse questions about the caller's memory, in which a fake tensor is not."""

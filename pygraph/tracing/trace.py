@@ -26,6 +26,7 @@ from pygraph.ir.program import Program
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.process.collection import no_collection
 from pygraph.tracing.call_environment import reached_besides, with_state_inputs
+from pygraph.tracing.data_assignments import drop_idle_reads
 from pygraph.tracing.error_frames import preserved_dispatch_state
 from pygraph.tracing.function_kinds import Rebinding, SelfTracing, Traced, WithStateInputs
 from pygraph.tracing.functionalize import functionalize
@@ -113,8 +114,10 @@ def _trace_call(
         recording, static = record_specialized(fn, args, kwargs, static, name)
         outer = with_state_inputs(fn)
         inputs = {id(tensor) for tensor in outer.differentiated} if outer is not None else set[int]()
+        if outer is not None:
+            drop_idle_reads(recording.module, outer.locations)
         read = [tensor for tensor in recording.gradients if id(tensor) not in inputs]
-        now = reached_besides(fn, args, kwargs, read)
+        now = reached_besides(fn, args, kwargs, read, recording.toggled)
         program = _functional(recording)
         if isinstance(fn, WithStateInputs):
             program = _with_paths(program, fn.path)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph.ir.decisions import decisions_among
 from pygraph.ir.descriptors import Captured, Mutation, TensorSpec
 from pygraph.ir.effects import is_first_gradient, is_view, root
 from pygraph.ir.program import Program
@@ -79,6 +80,8 @@ class FusableRun:
         placeholders = program.placeholders
         values = program.results
         taken: list[int] = []
+        if any(decision not in self._before for decision in decisions_among(program.nodes)):
+            return ()  # nothing is updated before decisions are made
         for position, descriptor in enumerate(program.outputs):
             if not isinstance(descriptor, Mutation):
                 continue

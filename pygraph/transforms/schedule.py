@@ -6,9 +6,13 @@ from typing import TypeAlias
 
 from torch import fx
 
+from pygraph.errors import TraceError, describe
+from pygraph.ir.decisions import decisions_among
 from pygraph.ir.effects import (
+    KNOWN_NAMESPACES,
     is_action,
     is_load,
+    is_operation,
     is_random,
     is_selection,
     is_view,
@@ -18,6 +22,7 @@ from pygraph.ir.effects import (
     sources,
     written_arguments,
 )
+from pygraph.ir.printing import target_text
 
 Schedule: TypeAlias = list[tuple[bool, list[fx.Node]]]
 """Runs of nodes, each with whether they are for a graph."""
@@ -39,6 +44,7 @@ def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> Schedule:
     """
     work = [node for node in graph.nodes if is_work(node) or node in reasons]
     needs = _dependencies(graph, work)
+    _keep_decisions_in_order(work, needs)
     _keep_errors_in_order(work, needs, [node for node in work if _leader(node) in reasons and may_raise(node)])
     waiting = dict.fromkeys(work)
     done: set[fx.Node] = set()
@@ -120,6 +126,38 @@ def _keep_errors_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.Node]
                 needs[effect].add(error)
             elif effect.meta["order"] < at and effect not in after:
                 needs[error].add(effect)
+
+
+def _keep_decisions_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.Node]]) -> None:
+    """Order what comes after a decision behind it, and all updates: a call that decides otherwise begins anew.
+
+    Args:
+        work: The nodes that are scheduled.
+        needs: The nodes that must run before each; it is extended.
+
+    Raises:
+        TraceError: Something that a decision depends on must not be done twice.
+    """
+    for decision in decisions_among(work):
+        before, at = _reached(decision, needs), decision.meta["order"]
+        once = next((node for node in work if node in before and _is_done_once(node)), None)
+        if once is not None:
+            what, where = target_text(once.target), decision.meta.get("source")
+            raise TraceError(
+                describe("graphify", f"it decides by a value after {what}, not to be repeated", source=where)
+            )
+        for node in work:
+            order = node.meta.get("order")
+            if node not in before and (_writes_outside(node) or (order is not None and order > at)):
+                needs[node].add(decision)
+
+
+def _is_done_once(node: fx.Node) -> bool:
+    """Whether a node must not run again in the same call: it updates something, or others take part in it."""
+    if _writes_outside(node):
+        return True
+    namespace = node.target.namespace if is_operation(node) else ""  # pyright: ignore
+    return "c10d" in namespace or (is_action(node) and namespace not in KNOWN_NAMESPACES)
 
 
 def _views_of(node: fx.Node) -> list[fx.Node]:

@@ -226,7 +226,7 @@ class Checked(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and x.sum() > 1e6:
+        if self.training and int(x.sum()) > 10**6:
             return x
         return torch.relu(self.linear(x))
 

@@ -442,7 +442,8 @@ def test_a_parameter_that_is_unfrozen_is_trained(device: torch.device) -> None:
     def unfreeze(call: int, net: nn.Module, optimizer: Any) -> None:
         net[4].weight.requires_grad_(call >= 3)
 
-    check(device, ordinary, steps=9, between=unfreeze, hits=5)
+    # The second call deletes the gradient of what has been frozen since, and no later one finds it.
+    check(device, ordinary, steps=9, between=unfreeze, hits=4)
 
 
 def test_a_parameter_that_is_replaced(device: torch.device) -> None:
@@ -749,7 +750,7 @@ def test_a_step_without_a_graph_runs_as_it_is(device: torch.device) -> None:
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             loss = inner(x, y)
-            return loss if loss.item() > 0 else -loss
+            return loss if int(loss) >= 0 else -loss
 
         return step
 

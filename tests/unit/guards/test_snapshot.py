@@ -15,6 +15,10 @@ def _cell(value: Any) -> types.CellType:
     return (lambda: value).__closure__[0]  # type: ignore[index]
 
 
+def _never(name: str, items: list[Any], before: list[Any]) -> None:
+    """No list has a location at its end."""
+
+
 def test_dicts_lists_sets_and_variables_are_put_back() -> None:
     config, items, members = {"scale": 2}, [1, 2], {1}
     cell, variables = _cell(3), {"__name__": "module"}
@@ -22,12 +26,12 @@ def test_dicts_lists_sets_and_variables_are_put_back() -> None:
     snapshot.add_container("config", config)
     snapshot.cells.append((cell, 3))
     snapshot.variables.append(("fn", variables, "STATE", MISSING))
-    assert snapshot.changed_locations() == ()
+    assert snapshot.changed_locations(_never) == ()
     assert snapshot.restore() is None
 
     config["scale"] = cell.cell_contents = 5
     variables["STATE"] = "x"
-    locations = snapshot.changed_locations()
+    locations = snapshot.changed_locations(_never)
     assert locations is not None
     assert [location.name for location in locations] == ["config.scale", "fn.STATE", "count"]
     assert [type(location) for location in locations] == [Item, Item, Variable]
@@ -36,13 +40,13 @@ def test_dicts_lists_sets_and_variables_are_put_back() -> None:
 
     snapshot.add_container("items", items)
     items.append(3)
-    assert snapshot.changed_locations() is None  # no location of a list stays what it is
+    assert snapshot.changed_locations(_never) is None  # unless it has a location at its end
     assert snapshot.restore() == "items"
     assert items == [1, 2]
 
     snapshot.contents.append(("members", SetContents(members)))
     members.add(2)
-    assert snapshot.changed_locations() is None
+    assert snapshot.changed_locations(_never) is None
     assert snapshot.restore() == "members"
     assert members == {1}
 
@@ -56,11 +60,11 @@ def test_class_attributes_are_put_back_but_code_may_stay() -> None:
     snapshot.classes.append(("Owner", Owner, frozenset(vars(Owner))))
     assert snapshot.class_attributes() == [(Owner, "count", 1)]
     Owner.helper = len  # type: ignore[attr-defined]
-    assert snapshot.changed_locations() == ()
+    assert snapshot.changed_locations(_never) == ()
     assert snapshot.restore() is None
     assert "helper" in vars(Owner)
     Owner.cache = {}  # type: ignore[attr-defined]
-    assert snapshot.changed_locations() is None
+    assert snapshot.changed_locations(_never) is None
     assert snapshot.restore() == "Owner.cache"
     assert "cache" not in vars(Owner)
 
@@ -71,7 +75,7 @@ def test_state_of_an_installed_package_is_put_back_but_not_reported() -> None:
     snapshot.add_container("package.cache", cache)
     snapshot.mark_packaged(cache)
     cache["a"] = 1
-    assert snapshot.changed_locations() == ()
+    assert snapshot.changed_locations(_never) == ()
     assert snapshot.restore() is None
     assert cache == {}
 

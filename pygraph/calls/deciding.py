@@ -1,0 +1,250 @@
+"""Calls that decide by values on the device: a trace for each way to go, which checks that it is the right one.
+
+``if`` asks the host for a value. A graph leads to where it is known; then the host reads it, as in eager, and goes on
+if the trace has taken the right outcome for granted. Otherwise the call begins anew with the trace of the other
+outcome: nothing is updated before decisions are made, and random generators are set back. See
+docs/design/0021-decisions.md.
+"""
+
+# Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
+from torch.utils import _pytree as pytree
+
+from pygraph.calls import limits, retries
+from pygraph.calls.function import Function
+from pygraph.calls.policy import Policy
+from pygraph.calls.retries import Budget, Traces
+from pygraph.errors import GradientError, StateChangeError, TraceError
+from pygraph.guards.environment import Environment
+from pygraph.ir.decisions import DecisionError
+from pygraph.ir.descriptors import Fallback
+from pygraph.runtime.devices import driver_for
+from pygraph.runtime.graph_generators import SavedStates
+from pygraph.tracing.decisions import MAX_DECISIONS, deciding
+from pygraph.tracing.function_kinds import StateInputs
+from pygraph.tracing.iterator_locations import generators_of
+
+# The keyword of a call's outcomes, which comes last, so that other leaves keep their positions.
+_OUTCOMES = "pygraph_outcomes"
+
+_CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
+
+
+class DecidedFunction:
+    """A function that decides as it is told, while it is traced.
+
+    Args:
+        fn: The function.
+        name: What reports call it.
+
+    Attributes:
+        guessed: The outcomes in the last trace, if some of them were guessed and it has not failed; else None.
+        ran: Whether the function itself has run since this was set to False.
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        self.__name__ = name
+        self.__wrapped__ = fn  # where the walk over what a function reaches finds it
+        self.guessed: tuple[bool, ...] | None = None
+        self.ran = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; the outcomes are the last keyword argument."""
+        given: tuple[bool, ...] = kwargs.pop(_OUTCOMES)
+        if get_proxy_mode() is None:
+            self.ran = True
+            return self.__wrapped__(*args, **kwargs)
+        with deciding(given) as decisions:
+            try:
+                return self.__wrapped__(*args, **kwargs)
+            finally:
+                outcomes = tuple(decisions.outcomes)
+                self.guessed = outcomes if len(outcomes) > len(given) else None
+
+
+class _GuessError(Exception):
+    """A trace has failed that might not have with another outcome of its last decision."""
+
+    def __init__(self, outcomes: tuple[bool, ...]) -> None:
+        super().__init__()
+        self.outcomes = outcomes
+
+
+class DecidingPolicy(Policy):
+    """The rules of a `DecidedFunction`: those of the user's function.
+
+    Args:
+        users: The rules of the user's function.
+        function: The function.
+    """
+
+    def __init__(self, users: Policy, function: DecidedFunction) -> None:
+        self.composes, self.carries_state = users.composes, users.carries_state
+        self._users, self._function = users, function
+
+    def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+        """Leaf positions that the options of the user's function make static."""
+        return self._users.static_leaves(function, args, {k: v for k, v in kwargs.items() if k != _OUTCOMES})
+
+    def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
+        """The state that calls are to take and return, if that is all that is in the way of a trace.
+
+        Raises:
+            _GuessError: Something else is, and the last decision was guessed.
+        """
+        guessed, self._function.guessed = self._function.guessed, None
+        found = self._users.state_left_behind(error, is_known=is_known)
+        if found is not None and not found.decisions:
+            return found
+        if guessed is not None and not isinstance(error, (StateChangeError, GradientError)):
+            raise _GuessError(_otherwise(guessed))
+        return None
+
+    def state_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> Any:
+        """A runner of calls that leave state behind."""
+        return self._users.state_runner(engine, args, kwargs, state)
+
+
+class DecidingCalls:
+    """Runs calls of a function that decides by values on the device.
+
+    Args:
+        users: The engine of the function.
+
+    Attributes:
+        engine: The engine of the function that decides as it is told.
+        traces: The budget of traces of such calls; how often they may begin anew is a budget of its own.
+    """
+
+    def __init__(self, users: Any) -> None:
+        self._users = users
+        self._function = DecidedFunction(users.fn, users.name)
+        self.engine = users.derive(self._function, DecidingPolicy(users.policy, self._function))
+        self.traces: Traces | None = None
+        self._outcomes: tuple[bool, ...] | None = None  # those of the last replay
+        self._instead: dict[tuple[bool, ...], tuple[bool, ...]] = {}  # of which a trace has failed, and a better guess
+        self._again = Budget(limits.LIMITS.wasted_traces, limits.LIMITS.repeated_share)
+        self._why_not = _CHANGING
+        self._settled = self._ran = 0
+        self._generators: list[torch.Generator] = []
+        self._looked_at = -1  # the number of traces at that time
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call, by the trace that decides as the call does."""
+        with self._users.shared.lock:  # what it finds must not change before it begins anew
+            begin = retries.clock()
+            self._function.ran, self._function.guessed = False, None
+            try:
+                outcomes, result = self._decided(args, kwargs)
+                if not self._function.ran:
+                    self._note_replay(outcomes)
+                elif self._function.guessed is not None:  # by a trace in which nothing was worth a graph
+                    self._instead[outcomes] = _otherwise(self._function.guessed)
+                return result
+            finally:  # eager may raise an error
+                if self._function.ran:
+                    self._note_ran(retries.clock() - begin)
+
+    def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[bool, ...], Any]:
+        """The outcomes of a call's decisions, and its result."""
+        states = _RandomStates(self._users, (args, kwargs), self._generators_for(args, kwargs))
+        outcomes = self._outcomes or ()
+        for _ in range(2 * MAX_DECISIONS):
+            begin = retries.clock()
+            outcomes = self._instead.get(outcomes, outcomes)
+            try:
+                return outcomes, self.engine(*args, **kwargs, **{_OUTCOMES: outcomes})
+            except DecisionError as error:
+                known = itertools.chain(outcomes, itertools.repeat(False))
+                outcomes = _canonical((*itertools.islice(known, error.index), error.outcome))
+                if self._outcomes is not None:
+                    self._again.lose(retries.clock() - begin)
+                self._settled = 0
+            except _GuessError as error:
+                self._instead[outcomes] = error.outcomes
+            states.restore()
+        self._function.ran = True
+        return outcomes, self._users.run_inline(_CHANGING, args, kwargs)
+
+    def _generators_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Generator]:
+        """The generators that a call may pass to operations; looked for again after a call that was traced."""
+        misses = self._users.shared.counts.misses
+        if misses != self._looked_at:
+            environment = Environment(self._users.fn, {"args": args, "kwargs": kwargs})
+            self._generators, self._looked_at = generators_of(environment), misses
+        return self._generators
+
+    def _note_replay(self, outcomes: tuple[bool, ...]) -> None:
+        self._ran = 0
+        self._settled = self._settled + 1 if outcomes == self._outcomes else 0
+        if self._settled >= limits.LIMITS.settled_calls:
+            self._again.renew()
+        self._outcomes = outcomes
+
+    def _note_ran(self, seconds: float) -> None:
+        """Note that a call ran as it is, without saying what it has decided."""
+        self._ran += 1
+        if self._ran > limits.LIMITS.settled_calls:
+            self._why_not = next((note for entry in self.engine.cache.entries for note in entry.fallbacks), _CHANGING)
+            self._again.lose(seconds, limits.LIMITS.wasted_traces + 1)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call, given arguments as the function takes them."""
+        refusal = self.refusal()
+        return self(args, kwargs) if refusal is None else self._users.run_inline(refusal, args, kwargs)
+
+    def refusal(self) -> Fallback | None:
+        """Why calls run as they are for now; None if they do not."""
+        return None if self._again.allows() else self._why_not
+
+    def release(self) -> None:
+        """Give back its graphs."""
+        self.engine.release()
+
+
+def _otherwise(guessed: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Outcomes of which the last, a guess, is the other one."""
+    return (*guessed[:-1], True)
+
+
+def _canonical(outcomes: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Outcomes without those at the end that would be guessed."""
+    while outcomes and not outcomes[-1]:
+        outcomes = outcomes[:-1]
+    return outcomes
+
+
+class _RandomStates:
+    """The states of the random generators that a call may draw from.
+
+    Args:
+        users: The engine of the function.
+        arguments: The arguments of the call.
+        generators: Those that are no default ones.
+    """
+
+    def __init__(self, users: Any, arguments: Any, generators: Sequence[torch.Generator]) -> None:
+        devices = {leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
+        devices.update(users.shared.pools)
+        if torch.cuda.is_initialized():  # before the first replay, it is not known where captured tensors are
+            devices.add(torch.device("cuda", torch.cuda.current_device()))
+        drivers = [driver for driver in map(driver_for, devices) if driver is not None]
+        self._states = [(driver, driver.random_state()) for driver in drivers]
+        self._host, self._others = torch.get_rng_state(), SavedStates(generators)
+
+    def restore(self) -> None:
+        """Put the generators back."""
+        torch.set_rng_state(self._host)
+        self._others.restore()
+        for driver, state in self._states:
+            driver.set_random_state(state)

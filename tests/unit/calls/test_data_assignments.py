@@ -1,0 +1,248 @@
+"""Calls that assign to ``.data`` of parameters: their memory is another one afterwards, as in eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pygraph
+from pygraph.errors import StateChangeError
+from tests.steps import assert_same, no_synchronization
+
+Make = Callable[[nn.Module, nn.Module], Callable[..., Any]]
+
+
+def networks(device: torch.device) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(1)
+    first = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).to(device)
+    return first, copy.deepcopy(first)
+
+
+def run(device: torch.device, make: Make, transform: Callable[[Any], Any], steps: int) -> tuple[Any, Any]:
+    """What calls return and leave behind, and whether each parameter has its memory from before; and the step."""
+    nets = networks(device)
+    step = transform(make(*nets))
+    torch.manual_seed(2)
+    found: list[Any] = []
+    parameters = [p for net in nets for p in net.parameters()]
+    for _ in range(steps):
+        held = [p.data for p in parameters]
+        copies = [data.clone() for data in held]
+        result = step(torch.randn(6, 4, device=device), torch.randint(0, 3, (6,), device=device))
+        stays = [p.data_ptr() == data.data_ptr() for p, data in zip(parameters, held, strict=True)]
+        kept = [torch.equal(data, then) for data, then in zip(held, copies, strict=True)]
+        state = [(p.detach().clone(), p.grad, p.requires_grad) for p in parameters]
+        found.append((result, torch.tensor(stays), torch.tensor(kept), state))
+    return found, step
+
+
+def check(device: torch.device, make: Make, hits: int, steps: int = 10) -> Any:
+    expected, _ = run(device, make, lambda fn: fn, steps)
+    found, fast = run(device, make, pygraph.jit, steps)
+    assert_same(found, expected, device)
+    assert fast.cache_info().hits >= hits, (fast.cache_info(), str(fast.explain()))
+    assert "no fallbacks" in str(fast.explain())
+    return fast
+
+
+def descent(net: nn.Module, target: nn.Module) -> Callable[..., Any]:
+    """Gradient descent without an optimizer."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        net.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        for parameter in net.parameters():
+            parameter.data = parameter.data - 0.1 * parameter.grad
+        return loss.detach()
+
+    return step
+
+
+def in_place(net: nn.Module, target: nn.Module) -> Callable[..., Any]:
+    """The memory stays, as ``-=`` assigns what it has updated."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        net.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        for parameter in net.parameters():
+            parameter.data -= 0.1 * parameter.grad
+        return loss.detach()
+
+    return step
+
+
+def momentum(net: nn.Module, target: nn.Module) -> Callable[..., Any]:
+    """A target network that follows, as in BYOL and MoCo."""
+    target.requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        for online, follows in zip(net.parameters(), target.parameters(), strict=True):
+            follows.data = follows.data * 0.9 + online.data * 0.1
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x), target(x)) + F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def sharpness_aware(net: nn.Module, target: nn.Module) -> Callable[..., Any]:
+    """Two steps up and down: what was kept is the memory of the parameter afterwards."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    kept: dict[int, Tensor] = {}
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        with torch.no_grad():
+            for index, parameter in enumerate(net.parameters()):
+                kept[index] = parameter.data.clone()
+                parameter.add_(parameter.grad, alpha=0.05)
+        net.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        for index, parameter in enumerate(net.parameters()):
+            parameter.data = kept[index]
+        optimizer.step()
+        net.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def swapped_for_a_while(net: nn.Module, target: nn.Module) -> Callable[..., Any]:
+    """Averages take the places of parameters for one evaluation."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        before = [parameter.data for parameter in net.parameters()]
+        for parameter, average in zip(net.parameters(), target.parameters(), strict=True):
+            average.data.mul_(0.9)
+            parameter.data = average.data
+        out = net(x).detach()
+        for parameter, data in zip(net.parameters(), before, strict=True):
+            parameter.data = data
+        return out + net(x).detach()
+
+    return step
+
+
+def assigned_twice(net: nn.Module, target: nn.Module) -> Callable[..., Any]:
+    """In between, operations and ``.data`` see what was assigned last."""
+    first = next(net.parameters())
+
+    def step(x: Tensor, y: Tensor) -> Any:
+        first.data = first.data * 2
+        out = net(x).detach()
+        first.data.add_(1)
+        first.data = first.data.clone() / 4
+        return out, net(x).detach(), first.data.sum(), first.detach() + 1
+
+    return step
+
+
+MAKES = [descent, in_place, momentum, sharpness_aware, swapped_for_a_while, assigned_twice]
+
+
+@pytest.mark.parametrize("make", MAKES, ids=lambda make: make.__name__)
+def test_parameters_have_the_memory_that_eager_gives_them(device: torch.device, make: Make) -> None:
+    check(device, make, hits=7)
+
+
+def test_replays_wait_for_nothing(device: torch.device) -> None:
+    fast = pygraph.jit(momentum(*networks(device)))
+    x, y = torch.ones(6, 4, device=device), torch.zeros(6, dtype=torch.int64, device=device)
+    for _ in range(5):
+        fast(x, y)
+    with no_synchronization(device):
+        fast(x, y)
+
+
+def test_a_trace_leaves_memory_as_it_was(device: torch.device) -> None:
+    net, target = networks(device)
+    before = [p.data_ptr() for p in net.parameters()]
+    with pytest.raises(StateChangeError, match=r"\.data"):
+        pygraph.trace(assigned_twice(net, target))(torch.ones(6, 4, device=device), None)
+    assert [p.data_ptr() for p in net.parameters()] == before
+    assert type(next(net.parameters()).data) is Tensor
+
+
+def other_shape(weight: nn.Parameter, x: Tensor) -> None:
+    weight.data = torch.cat([weight.data, x])
+
+
+def other_dtype(weight: nn.Parameter, x: Tensor) -> None:
+    weight.data = weight.data.double()
+
+
+def the_argument(weight: nn.Parameter, x: Tensor) -> None:
+    weight.data = x
+
+
+def memory_of_another(weight: nn.Parameter, x: Tensor) -> None:
+    weight.data = OTHER["weight"].data
+
+
+OTHER: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("assign", [other_shape, other_dtype, the_argument, memory_of_another])
+def test_what_is_assigned(device: torch.device, assign: Callable[..., None]) -> None:
+    """Graph or not: the memory, layout and values are eager's."""
+    results: list[Any] = []
+    for transform in (lambda fn: fn, pygraph.jit):
+        torch.manual_seed(3)
+        weight = nn.Parameter(torch.randn(3, device=device), requires_grad=False)
+        OTHER["weight"] = nn.Parameter(torch.randn(3, device=device), requires_grad=False)
+
+        def step(x: Tensor, weight: nn.Parameter = weight) -> Tensor:
+            assign(weight, x)
+            weight.mul_(0.5)
+            return weight.sum()
+
+        fast = transform(step)
+        results.append([])
+        for value in range(6):
+            x = torch.full((3,), float(value), device=device)
+            results[-1].append((fast(x), x, weight.detach().clone(), OTHER["weight"].detach().clone()))
+            results[-1].append(torch.tensor(weight.data_ptr() == x.data_ptr()))
+    assert_same(results[1], results[0], device)
+
+
+def test_differentiated_from_outside(device: torch.device) -> None:
+    """A target that follows inside of the forward, as in MoCo."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.target = networks(device)
+            self.target.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                for online, follows in zip(self.net.parameters(), self.target.parameters(), strict=True):
+                    follows.data = follows.data * 0.9 + online.data * 0.1
+                wanted = self.target(x)
+            return F.mse_loss(self.net(x), wanted)
+
+    results: list[Any] = []
+    for transform in (lambda fn: fn, pygraph.jit):
+        pair = Pair()
+        fast, optimizer = transform(pair), torch.optim.SGD(pair.net.parameters(), 0.1)
+        torch.manual_seed(4)
+        results.append([])
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss = fast(torch.randn(5, 4, device=device))
+            loss.backward()
+            optimizer.step()
+            results[-1].append((loss.detach(), copy.deepcopy(pair.state_dict())))
+    assert_same(results[1], results[0], device)

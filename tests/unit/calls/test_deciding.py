@@ -1,0 +1,428 @@
+"""Functions that decide by values on the device: each way to go is a trace, and calls take the one that eager takes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import pygraph
+from pygraph.calls import limits
+from pygraph.errors import FallbackError, TraceError, UndecidedError
+from tests.steps import assert_same
+
+pytestmark = pytest.mark.rotates
+
+
+def drawn(x: Tensor) -> Any:
+    """What is drawn after a call."""
+    return torch.rand(2, device=x.device), torch.rand(2)
+
+
+def check(device: torch.device, fn: Callable[..., Any], values: Sequence[float], hits: int, **options: Any) -> Any:
+    """Compare calls on vectors of these values, and what is drawn next, with eager; expect so many hits."""
+    fast = pygraph.jit(fn, **options)
+    results: list[Any] = []
+    for call in (fn, fast):
+        torch.manual_seed(1)
+        results.append([])
+        for value in values:
+            x = torch.full((4,), float(value), device=device)
+            results[-1].append((call(x), x, drawn(x)))
+    assert_same(results[1], results[0], device)
+    assert fast.cache_info().hits >= hits, (fast.cache_info(), str(fast.explain()))
+    return fast
+
+
+SIGNS = [1, 1, 1, -1, -1, -1, 1, 1, 1, 1, -1, 1, 1, 1]
+
+
+def by_truth(x: Tensor) -> Tensor:
+    return x + 1 if x.sum() > 0 else x - 1
+
+
+def by_number(x: Tensor) -> Tensor:
+    return x * 2 if x.max().item() > 0.5 else x * 3
+
+
+def by_count(x: Tensor) -> Tensor:
+    if not sum(value.item() for value in (x > 0).float()):
+        return x.exp()
+    return x.sin()
+
+
+def by_both(x: Tensor) -> Tensor:
+    if x.sum() > 0 and x.max().item() < 3:
+        x = x * 2
+    if (x > 1).all():
+        x = x - 5
+    return x
+
+
+def by_the_same_again(x: Tensor) -> Any:
+    found = x.sum() > 0
+    return (x + 1 if found else x), (x * 2 if found else x * 3)
+
+
+def after_draws(x: Tensor) -> Tensor:
+    noise = torch.rand_like(x)
+    if (x + noise).sum() > 1:
+        noise = noise + torch.rand_like(x)
+    return noise
+
+
+def after_updates(x: Tensor) -> Tensor:
+    x.add_(1)
+    if x.sum() > 0:
+        x.mul_(2)
+    x.sub_(3)
+    return x + 1
+
+
+def of_what_it_updates(x: Tensor) -> Tensor:
+    x.mul_(0.5)
+    if x.norm() > 0.25:
+        x.add_(1)
+    return x * x
+
+
+def in_a_loop(x: Tensor) -> Tensor:
+    while x.norm() > 0.6:
+        x = x * 0.5
+    return x
+
+
+def by_an_assertion(x: Tensor) -> Tensor:
+    assert x.sum() < 100
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [by_truth, by_number, by_count, by_both, by_the_same_again, after_draws, after_updates, of_what_it_updates,
+     in_a_loop, by_an_assertion],
+    ids=lambda fn: fn.__name__,
+)  # fmt: skip
+def test_calls_go_where_eager_goes(device: torch.device, fn: Callable[..., Any]) -> None:
+    fast = check(device, fn, SIGNS, hits=8)
+    reasons = [fallback["reason"] for fallback in fast.explain().to_dict()["fallbacks"]]
+    assert set(reasons) == {"it needs a value on the host"}
+
+
+def test_two_outcomes_are_two_traces(device: torch.device) -> None:
+    fast = check(device, by_truth, SIGNS, hits=10)
+    assert fast.cache_info().size == 2
+    captures = fast.cache_info().captures
+    for value in SIGNS:
+        fast(torch.full((4,), float(value), device=device))
+    assert fast.cache_info().captures == captures
+
+
+def test_a_call_that_raises(device: torch.device) -> None:
+    """An outcome that leads to an error leads eager there; the next calls are replays again."""
+
+    def fn(x: Tensor) -> Tensor:
+        x.add_(1)
+        if x.isnan().any():
+            raise ValueError("not a number")
+        return x * 2
+
+    fast = pygraph.jit(fn)
+    good, bad = torch.ones(3, device=device), torch.full((3,), torch.nan, device=device)
+    for _ in range(3):
+        for _ in range(3):
+            assert_same(fast(good.clone()), fn(good.clone()), device)
+        given = bad.clone()
+        given[0] = 4.0
+        with pytest.raises(ValueError, match="not a number"):
+            fast(given)
+        assert given[0].item() == 5.0
+    assert fast.cache_info().hits >= 8
+
+
+def test_what_decides_otherwise_at_every_call_runs_as_it_is(device: torch.device) -> None:
+    """Beginning anew costs more than eager, if it is done all the time."""
+    fast = check(device, by_truth, [1, -1] * 20, hits=0)
+    reasons = [fallback["reason"] for fallback in fast.explain().to_dict()["fallbacks"]]
+    assert any("otherwise too often" in reason for reason in reasons)
+    assert limits.LIMITS.repeated_share <= 0.1
+
+
+def test_a_loop_without_end_is_refused(device: torch.device) -> None:
+    def fn(x: Tensor) -> Tensor:
+        while x.norm() > 1e-6:
+            x = x * 0.9
+        return x
+
+    fast = check(device, fn, [1.0] * 3, hits=0)
+    assert any("decides more than" in f["reason"] for f in fast.explain().to_dict()["fallbacks"])
+
+
+def test_a_trace_by_itself_says_what_to_do(device: torch.device) -> None:
+    with pytest.raises(UndecidedError, match="data-dependent"):
+        pygraph.trace(by_truth)(torch.ones(2, device=device))
+    assert issubclass(UndecidedError, TraceError)
+
+
+def test_strict_names_the_line(device: torch.device) -> None:
+    with pytest.raises(FallbackError, match=r"needs a value on the host.*test_deciding.py"):
+        pygraph.jit(by_truth, strict=True)(torch.ones(2, device=device))
+
+
+@pytest.mark.parametrize("options", [{"reuse_outputs": True}, {"donate_argnums": 0}], ids=str)
+def test_memory_that_is_gone_when_a_call_begins_anew(device: torch.device, options: dict[str, Any]) -> None:
+    fast = pygraph.jit(by_truth, **options)
+    for value in SIGNS:
+        x = torch.full((4,), float(value), device=device)
+        expected = by_truth(x)
+        assert_same(fast(x.clone()), expected, device)
+    assert fast.cache_info().captures == 0
+
+
+def test_an_operation_that_must_not_be_repeated(device: torch.device) -> None:
+    """A custom operation that returns nothing is called for another effect, which restarting would have twice."""
+    seen: list[float] = []
+    with torch.library._scoped_library("pygraph_test_deciding", "FRAGMENT") as library:  # pyright: ignore
+        library.define("tell(Tensor x) -> ()")
+        library.impl("tell", lambda x: seen.append(x.sum().item()), "CompositeExplicitAutograd")
+        library.impl("tell", lambda x: None, "Meta")
+
+        def fn(x: Tensor) -> Tensor:
+            torch.ops.pygraph_test_deciding.tell(x)
+            return by_truth(x)
+
+        fast = pygraph.jit(fn)
+        for value in SIGNS:
+            fast(torch.full((4,), float(value), device=device))
+    assert seen == [4.0 * value for value in SIGNS]
+
+
+# ---- training ------------------------------------------------------------------------------------------------------
+
+
+def make_net(device: torch.device) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)
+    ).to(device)  # fmt: skip
+
+
+Make = Callable[[nn.Module], tuple[Callable[..., Any], list[Any]]]
+
+
+def train(device: torch.device, make: Make, transform: Callable[[Any], Any], steps: int) -> tuple[Any, Any]:
+    """What each call returns, and all state at the end."""
+    net = make_net(device)
+    step, others = make(net)
+    step = transform(step)
+    torch.manual_seed(2)
+    found: list[Any] = []
+    for call in range(steps):
+        x = torch.randn(8, 4, device=device)
+        x = x * torch.inf if call % 9 == 7 else x
+        found.append((step(x, torch.randint(0, 3, (8,), device=device)), [p.grad for p in net.parameters()], drawn(x)))
+    return (found, net.state_dict(), [other.state_dict() for other in others]), step
+
+
+def check_training(device: torch.device, make: Make, hits: int, steps: int = 20) -> Any:
+    expected, _ = train(device, make, lambda fn: fn, steps)
+    found, fast = train(device, make, pygraph.jit, steps)
+    assert_same(found, expected, device)
+    assert fast.cache_info().hits >= hits, (fast.cache_info(), str(fast.explain()))
+    return fast
+
+
+OPTIMIZERS = [
+    lambda params: torch.optim.SGD(params, 0.1, momentum=0.9),
+    lambda params: torch.optim.AdamW(params, 0.01),
+    lambda params: torch.optim.Adam(params, 0.01, capturable=True),
+    lambda params: torch.optim.RMSprop(params, 0.01),
+]
+
+
+@pytest.mark.parametrize("make_optimizer", OPTIMIZERS, ids=["sgd", "adamw", "capturable", "rmsprop"])
+@pytest.mark.parametrize("clips", [False, True], ids=["", "clipped"])
+def test_a_gradient_scaler_skips_steps(device: torch.device, make_optimizer: Any, clips: bool) -> None:
+    """Parameters, moments and counts of steps stay as they are where there is an overflow, and the scale shrinks."""
+
+    def make(net: nn.Module) -> Any:
+        optimizer = make_optimizer(net.parameters())
+        scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, growth_interval=4)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                loss = F.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
+            if clips:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return step, [optimizer, scaler]
+
+    check_training(device, make, hits=14)
+
+
+def test_clipping_that_raises_for_what_is_not_finite(device: torch.device) -> None:
+    def make(net: nn.Module) -> Any:
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
+            optimizer.step()
+            return loss.detach()
+
+        def noting(x: Tensor, y: Tensor) -> Any:
+            try:
+                return steps[0](x, y)
+            except RuntimeError as error:
+                return str(error)
+
+        steps = [step]
+        noting.steps = steps  # pyright: ignore
+        return noting, [optimizer]
+
+    def jitted(noting: Any) -> Any:
+        noting.steps[0] = pygraph.jit(noting.steps[0])
+        return noting
+
+    expected, _ = train(device, make, lambda fn: fn, 20)
+    found, noting = train(device, make, jitted, 20)
+    assert_same(_without_text(found), _without_text(expected), device)
+    texts = [[part[0] for part in run[0] if isinstance(part[0], str)] for run in (found, expected)]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 2
+    assert noting.steps[0].cache_info().hits >= 14
+
+
+def _without_text(run: Any) -> Any:
+    found, *rest = run
+    return [[part[1:] if isinstance(part[0], str) else part for part in found], *rest]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}, {"avg_fn": lambda a, b, n: 0.9 * a + 0.1 * b}],
+    ids=["mean", "ema", "own"],
+)  # fmt: skip
+def test_averaged_models(device: torch.device, options: dict[str, Any]) -> None:
+    """They ask whether they have averaged anything yet: the count is on the host, so that nothing waits."""
+
+    def make(net: nn.Module) -> Any:
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        average = AveragedModel(net, **options)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            average.update_parameters(net)
+            return loss.detach()
+
+        return step, [optimizer, average]
+
+    fast = check_training(device, make, hits=14)
+    assert "no fallbacks" in str(fast.explain())
+
+
+def test_an_average_that_is_updated_by_itself(device: torch.device) -> None:
+    """The outcome that is guessed first leads to work of the host alone."""
+    net = make_net(device)
+    averages = [AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for _ in range(2)]
+    fast = pygraph.jit(lambda: averages[0].update_parameters(net))
+    for _ in range(12):
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.add_(1)
+        fast()
+        averages[1].update_parameters(net)
+    assert_same(averages[0].state_dict(), averages[1].state_dict(), device)
+    assert fast.cache_info().captures > 0
+    assert fast.explain().to_dict()["kernels_in_graphs"] > 0
+
+
+def test_running_statistics_are_updated_once(device: torch.device) -> None:
+    """They come before the decision, after which a call may begin anew."""
+
+    def make(net: nn.Module) -> Any:
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            scores = net(x)
+            if scores.detach().sum() > 0:
+                scores = scores * 2
+            return F.cross_entropy(scores, y).detach()
+
+        return step, []
+
+    check_training(device, make, hits=10)
+
+
+def test_gradients_from_before_are_there_when_a_call_begins_anew(device: torch.device) -> None:
+    """A replay that does not read the old gradients frees their memory; one that may begin anew must not."""
+
+    def make(net: nn.Module) -> Any:
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = F.cross_entropy(net(x), y)
+            if loss.detach() > 1.1:
+                net.zero_grad()
+            loss.backward()
+            return loss.detach()
+
+        return step, []
+
+    check_training(device, make, hits=8)
+
+
+def test_differentiated_from_outside(device: torch.device) -> None:
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_net(device)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.net(x)
+            return scores * 2 if self.training and scores.sum() > 0 else scores
+
+    found: list[Any] = []
+    torch.manual_seed(1)
+    models: list[nn.Module] = [Deciding().to(device)]
+    models.append(copy.deepcopy(models[0]))
+    fast = pygraph.jit(models[0])
+    for model, call in ((models[0], fast), (models[1], models[1])):
+        torch.manual_seed(2)
+        found.append([])
+        for number in range(16):
+            model.train(number % 4 != 3)
+            x = torch.randn(8, 4, device=device)
+            model.zero_grad()
+            call(x).square().mean().backward()
+            found[-1].append(([p.grad for p in model.parameters()], drawn(x)))
+        found[-1].append(model.state_dict())
+    assert_same(found[0], found[1], device)
+    assert fast.cache_info().hits >= 10
+
+
+def test_a_generator_of_its_own_is_set_back_when_a_call_begins_anew(device: torch.device) -> None:
+    results: list[Any] = []
+    for jitted in (False, True):
+        generator = torch.Generator(device=device).manual_seed(3)
+
+        def fn(x: Tensor, generator: torch.Generator = generator) -> Tensor:
+            noise = torch.rand(4, device=x.device, generator=generator)
+            return x + noise if (x * noise).sum() > 0 else x - noise
+
+        call = pygraph.jit(fn) if jitted else fn
+        values = [torch.full((4,), float(sign), device=device) for sign in SIGNS]
+        results.append([(call(x), generator.get_state()) for x in values])
+    torch.testing.assert_close(results[1], results[0])

@@ -189,8 +189,9 @@ def _static_inputs() -> Sequence[int]:
 def _saved_results(count: int) -> frozenset[int]:
     """Positions of saved tensors among so many results of a forward: they come last (checked with torch 2.11, 2.13)."""
     context: Any = TracingContext.try_get()
-    known = context is not None and context.fw_metadata is not None
-    return frozenset(range(context.fw_metadata.num_forward, count)) if known else frozenset()
+    if context is None or context.fw_metadata is None:
+        return frozenset()
+    return frozenset(range(context.fw_metadata.num_forward, count))
 
 
 def _boxed(graph: fx.GraphModule) -> Any:

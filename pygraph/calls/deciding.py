@@ -13,6 +13,7 @@ docs/design/0021-decisions.md.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from pygraph.tracing.iterator_locations import generators_of
 # The keyword of a call's outcomes, which comes last, so that other leaves keep their positions.
 _OUTCOMES = "pygraph_outcomes"
 
+_AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than the last one by values on the device")
 _CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
 
 
@@ -49,27 +51,32 @@ class DecidedFunction:
 
     Attributes:
         guessed: The outcomes in the last trace, if some of them were guessed and it has not failed; else None.
-        ran: Whether the function itself has run since this was set to False.
+        trying: The thread that looks for a replay of a call, and runs the function itself if there is none.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         self.__name__ = name
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
         self.guessed: tuple[bool, ...] | None = None
-        self.ran = False
+        self.trying: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; the outcomes are the last keyword argument."""
         given: tuple[bool, ...] = kwargs.pop(_OUTCOMES)
         if get_proxy_mode() is None:
-            self.ran = True
-            return self.__wrapped__(*args, **kwargs)
+            if self.trying == threading.get_ident():
+                raise _AsItIsError
+            return self.__wrapped__(*args, **kwargs)  # for a second derivative
         with deciding(given) as decisions:
             try:
                 return self.__wrapped__(*args, **kwargs)
             finally:
                 outcomes = tuple(decisions.outcomes)
                 self.guessed = outcomes if len(outcomes) > len(given) else None
+
+
+class _AsItIsError(Exception):
+    """A call has no graph: the function itself is to run, when other threads may have their turns."""
 
 
 class _GuessError(Exception):
@@ -131,50 +138,57 @@ class DecidingCalls:
         self._function = DecidedFunction(users.fn, users.name)
         self.engine = users.derive(self._function, DecidingPolicy(users.policy, self._function))
         self.traces: Traces | None = None
-        self._outcomes: tuple[bool, ...] | None = None  # those of the last replay
+        self._outcomes: tuple[bool, ...] | None = None  # those that are expected
+        self._last: tuple[bool, ...] | None = None  # those of the last call, if they are others
+        self._was_repeated = False  # whether two calls have had those that are expected
         self._instead: dict[tuple[bool, ...], tuple[bool, ...]] = {}  # of which a trace has failed, and a better guess
         self._again = Budget(limits.LIMITS.wasted_traces, limits.LIMITS.repeated_share)
         self._why_not = _CHANGING
-        self._settled = self._ran = 0
+        self._in_a_row = self._ran = 0
         self._generators: list[torch.Generator] = []
         self._looked_at = -1  # the number of traces at that time
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, by the trace that decides as the call does."""
+        begin, function = retries.clock(), self._function
         with self._users.shared.lock:  # what it finds must not change before it begins anew
-            begin = retries.clock()
-            self._function.ran, self._function.guessed = False, None
+            function.trying, function.guessed = threading.get_ident(), None
             try:
-                outcomes, result = self._decided(args, kwargs)
-                if not self._function.ran:
-                    self._note_replay(outcomes)
-                elif self._function.guessed is not None:  # by a trace in which nothing was worth a graph
-                    self._instead[outcomes] = _otherwise(self._function.guessed)
-                return result
-            finally:  # eager may raise an error
-                if self._function.ran:
-                    self._note_ran(retries.clock() - begin)
+                return self._decided(args, kwargs)
+            except _AsItIsError:
+                self._note_ran(retries.clock() - begin)
+            finally:
+                function.trying = None
+        return self._users.fn(*args, **kwargs)
 
-    def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[bool, ...], Any]:
-        """The outcomes of a call's decisions, and its result."""
+    def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call by replays, one for each outcome that it has otherwise than expected."""
         states = _RandomStates(self._users, (args, kwargs), self._generators_for(args, kwargs))
         outcomes = self._outcomes or ()
         for _ in range(2 * MAX_DECISIONS):
             begin = retries.clock()
             outcomes = self._instead.get(outcomes, outcomes)
             try:
-                return outcomes, self.engine(*args, **kwargs, **{_OUTCOMES: outcomes})
+                result = self.engine(*args, **kwargs, **{_OUTCOMES: outcomes})
             except DecisionError as error:
                 known = itertools.chain(outcomes, itertools.repeat(False))
                 outcomes = _canonical((*itertools.islice(known, error.index), error.outcome))
                 if self._outcomes is not None:
+                    self._users.cache.inlined[_AGAIN] += 1
                     self._again.lose(retries.clock() - begin)
-                self._settled = 0
+                self._in_a_row = 0
             except _GuessError as error:
                 self._instead[outcomes] = error.outcomes
+            except _AsItIsError:
+                if self._function.guessed is not None:  # by a trace in which nothing was worth a graph
+                    self._instead[outcomes] = _otherwise(self._function.guessed)
+                raise
+            else:
+                self._note_replay(outcomes)
+                return result
             states.restore()
-        self._function.ran = True
-        return outcomes, self._users.run_inline(_CHANGING, args, kwargs)
+        self._users.cache.inlined[_CHANGING] += 1
+        raise _AsItIsError
 
     def _generators_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Generator]:
         """The generators that a call may pass to operations; looked for again after a call that was traced."""
@@ -185,11 +199,17 @@ class DecidingCalls:
         return self._generators
 
     def _note_replay(self, outcomes: tuple[bool, ...]) -> None:
+        """Note the outcomes of a call, which are expected of the next ones if they come twice in a row."""
         self._ran = 0
-        self._settled = self._settled + 1 if outcomes == self._outcomes else 0
-        if self._settled >= limits.LIMITS.settled_calls:
+        self._in_a_row += 1
+        if self._in_a_row >= limits.LIMITS.settled_calls:
             self._again.renew()
-        self._outcomes = outcomes
+        if outcomes == self._outcomes:
+            self._was_repeated, self._last = True, None
+        elif outcomes == self._last or not self._was_repeated:
+            self._outcomes, self._was_repeated, self._last = outcomes, False, None
+        else:  # an overflow, perhaps, after which all is as before
+            self._last = outcomes
 
     def _note_ran(self, seconds: float) -> None:
         """Note that a call ran as it is, without saying what it has decided."""

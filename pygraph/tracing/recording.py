@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import (
@@ -309,6 +310,9 @@ def _clear_unreached_gradients(used: Iterable[torch.Tensor]) -> str | None:
     return changed
 
 
+_OF_VALUES = "Keep it a tensor, by torch.where, index_copy_ or torch.cond, or pass a number of the host."
+
+
 def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment) -> None:
     """Raise the error of a run that has failed, or that did what a Program cannot express."""
     settings, iterators = watches.settings, watches.iterators
@@ -322,9 +326,9 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
         ) from run.failure
     if run.failure is not None:
         kind = UndecidedError if watches.questions.undecided else TraceError
-        raise kind(
-            describe(call, f"{type(run.failure).__name__}: {first_line(run.failure)}", source=user_line(run.failure))
-        ) from run.failure
+        problem = f"{type(run.failure).__name__}: {first_line(run.failure)}"
+        remedy = _OF_VALUES if isinstance(run.failure, GuardOnDataDependentSymNode) else None
+        raise kind(describe(call, problem, source=user_line(run.failure), remedy=remedy)) from run.failure
     problem = watches.problem()
     if problem is not None:  # the function has caught the error
         raise TraceError(describe(call, problem))

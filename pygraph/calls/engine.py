@@ -381,7 +381,7 @@ class Engine:
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
-        engines, counts = [self, *self.derived()], self.shared.counts
+        engines, counts = list(self._family()), self.shared.counts
         hits = counts.hits + sum(engine.cache.unsettled for engine in engines)
         size = sum(len(engine.cache) for engine in engines)
         return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
@@ -403,9 +403,19 @@ class Engine:
         """The engines that are derived from this one and run calls of it."""
         if self.composition is not None:
             yield from self.composition.functions()
+        seen: set[int] = set()
         for entry in self.cache.entries:
             if isinstance(entry, Stateful):
-                yield entry.runner.engine
+                for engine in entry.runner.engines():
+                    if id(engine) not in seen:  # kinds of calls may share them
+                        seen.add(id(engine))
+                        yield engine
+
+    def _family(self) -> Iterator[Engine]:
+        """This engine and all that are derived from it, step by step."""
+        yield self
+        for engine in self.derived():
+            yield from engine._family()
 
     def static_results(self) -> Iterator[Any]:
         """Results of the Programs of its calls that no input is part of."""

@@ -14,6 +14,7 @@ function finds in its optimizer, are taken in the same way.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -21,6 +22,7 @@ from torch.utils import _pytree as pytree
 from pygraph.calls import limits
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
+from pygraph.calls.parted import PartedCalls
 from pygraph.calls.policy import Policy
 from pygraph.calls.retries import Budget, Traces
 from pygraph.calls.spent_results import mark_spent
@@ -30,6 +32,7 @@ from pygraph.errors import TraceError
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.tracing.function_kinds import StateInputs
+from pygraph.tracing.function_parts import CutError
 
 # Why calls run as they are, once their traces have come to nothing.
 _UNSTEADY = Fallback(
@@ -48,8 +51,11 @@ class UsersPolicy(Policy):
     is_users = True
     composes = True
 
-    def __init__(self, *, carries_state: bool) -> None:
+    def __init__(self, *, carries_state: bool, note_unsteady: Callable[[], None] | None = None) -> None:
         self.carries_state = carries_state
+        self._note_unsteady = note_unsteady
+        self._parts: PartedCalls | None = None
+        self._why_whole: str | None = None
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
@@ -59,7 +65,33 @@ class UsersPolicy(Policy):
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
     ) -> StateRunner:
         """A runner of calls of an engine that leave state behind."""
-        return StatefulCalls(engine, args, kwargs, state)
+        return StatefulCalls(engine, args, kwargs, state, self)
+
+    # -- calls that are all unlike each other ---------------------------------------------------------------------
+
+    def parts(self) -> PartedCalls | None:
+        """What runs calls part by part; None if the function is not cut."""
+        if self._parts is not None and not self._parts.is_current():
+            self._parts.release()
+            self._parts = None
+        return self._parts
+
+    def cut(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PartedCalls | None:
+        """Cut the function of an engine, as its calls are all unlike each other; None if that is of no use."""
+        if self._note_unsteady is not None:  # it is a part itself
+            self._note_unsteady()
+            return None
+        if self._why_whole is None:
+            self._why_whole = ""
+            try:
+                with engine.turn():
+                    self._parts = PartedCalls(engine, args, kwargs, self._of_part)
+            except CutError as error:
+                self._why_whole = str(error)
+        return self.parts()
+
+    def _of_part(self, note_unsteady: Callable[[], None]) -> UsersPolicy:
+        return UsersPolicy(carries_state=True, note_unsteady=note_unsteady)
 
 
 class StatefulCalls:
@@ -70,6 +102,7 @@ class StatefulCalls:
         args: Its arguments.
         kwargs: Its keyword arguments.
         state: The state that changes from call to call, and that the calls take as arguments.
+        policy: The rules of the function, which may be cut.
 
     Attributes:
         engine: The engine of the function that takes and returns the state.
@@ -82,8 +115,9 @@ class StatefulCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         state: StateInputs,
+        policy: UsersPolicy,
     ) -> None:
-        self._function, self._state = function, state
+        self._function, self._state, self._users = function, state, policy
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
         self._why_not = _CHANGING
@@ -100,35 +134,48 @@ class StatefulCalls:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, and store the state that it leaves behind."""
+        parts = self._users.parts()
+        return self._whole(args, kwargs) if parts is None else parts(args, kwargs)
+
+    def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = self._function
         while self._renewals.allows():
             with function.shared.lock:  # no other call of the function sees gradients in between
                 try:
                     return self._run(args, kwargs)
                 except AsItIsError:
-                    break
+                    return function.fn(*args, **kwargs)
                 except UnsteadyError:
-                    self._why_not = _UNSTEADY
-                    self._renewals.lose(self.engine.cache.seconds, limits.LIMITS.outdated_traces + 1)
-                    if self.traces is not None:
-                        self.traces.note_unsteady(self.engine.cache.seconds)
-                    self.engine.release()
-                    self.engine.cache.seconds = 0.0
-                    self.policy.restart()
-                    return self._inline(args, kwargs)
+                    self._note_unsteady(args, kwargs)
+                    break
                 except OutdatedError as error:
                     self._state |= error.state
                 self._renewals.lose(self.engine.cache.seconds)
                 self._settled = 0
                 self.engine.release()
                 self.engine = self._make(args, kwargs)
-        else:
-            return self._inline(args, kwargs)
-        return function.fn(*args, **kwargs)
+        parts = self._users.parts()
+        return self._inline(args, kwargs) if parts is None else parts(args, kwargs)
+
+    def _note_unsteady(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have calls, which are all unlike each other, run part by part or as they are."""
+        self._why_not = _UNSTEADY
+        self._renewals.lose(self.engine.cache.seconds, limits.LIMITS.outdated_traces + 1)
+        if self.traces is not None:
+            self.traces.note_unsteady(self.engine.cache.seconds)
+        self.engine.release()
+        self.engine.cache.seconds = 0.0
+        self.policy.restart()
+        self._users.cut(self._function, args, kwargs)
 
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
-        return None if self._renewals.allows() else self._why_not
+        return None if self._renewals.allows() or self._users.parts() is not None else self._why_not
+
+    def engines(self) -> Iterator[Engine]:
+        """The engines of the functions that run instead."""
+        parts = self._users.parts()
+        yield from (self.engine,) if parts is None else parts.engines()
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._function.run_inline(self._why_not, args, kwargs)
@@ -180,7 +227,8 @@ class StatefulCalls:
 
     def release(self) -> None:
         """Give back its graphs."""
-        self.engine.release()
+        for engine in self.engines():
+            engine.release()
 
 
 def _is_left_alone(old: Any, new: Any) -> bool:

@@ -1,0 +1,212 @@
+"""Calls of a function whose statements are cut into parts: those that compute tensors are graphs, others run as Python.
+
+A number that changes at every call, and decides what a function does, cannot be live in a graph. Where the statements
+that compute such numbers compute no tensors, as ``schedule.step()`` at the end of a training step, they run as they
+are, before or after the graph. What they leave behind is there for the part that finds it, as if the user had written
+them outside of the function.
+"""
+
+# Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pygraph.calls.engine import Engine
+from pygraph.calls.policy import Policy
+from pygraph.tracing.computing_lines import ComputingLines, computing_lines
+from pygraph.tracing.function_parts import Body, CutError, Part, parts_of
+
+PartPolicy = Callable[[Callable[[], None]], Policy]
+"""Makes the rules of a part, of what is called when its calls are all unlike each other."""
+
+
+class PartedCalls:
+    """Runs calls of a function part by part.
+
+    Args:
+        function: The function's engine.
+        args: The arguments of a call.
+        kwargs: Its keyword arguments.
+        make_policy: Makes the rules of a part.
+
+    Raises:
+        CutError: The function has no parts that would help.
+    """
+
+    def __init__(
+        self, function: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], make_policy: PartPolicy
+    ) -> None:
+        self._function, self._make_policy = function, make_policy
+        fn = function.fn
+        self._instance = fn.__self__ if isinstance(fn, types.MethodType) else None
+        plain: Any = fn.__func__ if isinstance(fn, types.MethodType) else fn
+        if not isinstance(plain, types.FunctionType):
+            raise CutError("it is no function")
+        self._plain, self._code = plain, plain.__code__
+        self._signature = inspect.signature(plain)
+        body = Body.of(plain)
+        self._own = self._instance_name(body) if self._instance is not None else None
+        lines = computing_lines(fn, self._code, args, kwargs, function.name)
+        if lines is None:
+            raise CutError("it cannot be traced")
+        self._ways = [parts for cuts in _ways_to_cut(body, lines) if (parts := _numbered(body, cuts, lines))]
+        self._functions: dict[tuple[int, tuple[str, ...]], Callable[..., Any]] = {}
+        self._made: dict[tuple[int, tuple[str, ...]], types.FunctionType] = {}
+        self._is_useless = True
+        self._next_way()
+
+    def _instance_name(self, body: Body) -> str:
+        """The name that a method has for its instance."""
+        arguments = [*body.definition.args.posonlyargs, *body.definition.args.args]
+        if not arguments or any(_assigns(statement, arguments[0].arg) for statement in body.statements):
+            raise CutError("it is a method that assigns to its first argument")
+        return arguments[0].arg
+
+    def _next_way(self) -> None:
+        self.release()
+        self._functions.clear()
+        if not self._ways:
+            raise CutError("none of its statements compute numbers alone")
+        self._parts = self._ways.pop(0)
+        self._is_useless = False
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def is_current(self) -> bool:
+        """Whether the parts are of the code that the function has now, and serve their calls."""
+        if self._is_useless:
+            try:
+                self._next_way()
+            except CutError:
+                return False
+        return self._plain.__code__ is self._code
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call."""
+        variables = self._bound(args if self._instance is None else (self._instance, *args), kwargs)
+        for index, (part, computes) in enumerate(self._parts):
+            if index:
+                names = tuple(sorted(part.named & variables.keys() - {self._own}))
+                taken, by_name = [variables[name] for name in names], {}
+            else:
+                names, taken, by_name = (), args, kwargs
+            is_returned, found = self._run(index, part, computes, names)(*taken, **by_name)
+            if is_returned:
+                return found
+            for name in part.assigned:
+                variables.pop(name, None)
+            variables.update(found)
+        return None
+
+    def _run(self, index: int, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
+        """The function or the engine of a part, which is called as a method of the instance if there is one."""
+        key = index, names
+        if key not in self._functions:
+            made = part.function(names if self._own is None else (self._own, *names))
+            self._made[key] = made
+            bound = made if self._own is None else types.MethodType(made, self._instance)
+            policy = self._make_policy(self._note_useless)
+            self._functions[key] = self._function.derive(bound, policy) if computes else bound
+        if not index:
+            made, plain = self._made[key], self._plain
+            if made.__defaults__ is not plain.__defaults__ or made.__kwdefaults__ is not plain.__kwdefaults__:
+                made.__defaults__, made.__kwdefaults__ = plain.__defaults__, plain.__kwdefaults__
+        return self._functions[key]
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The function's arguments by name; a call that does not fit ends in Python's own error."""
+        code = self._code
+        if not kwargs and len(args) == code.co_argcount and not code.co_kwonlyargcount and not code.co_flags & _VARIADIC:
+            return dict(zip(code.co_varnames, args, strict=False))
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _note_useless(self) -> None:
+        self._is_useless = True
+
+    # -- looking inside -------------------------------------------------------------------------------------------
+
+    def engines(self) -> Iterator[Engine]:
+        """The engines of the parts that compute tensors."""
+        return (run for run in list(self._functions.values()) if isinstance(run, Engine))
+
+    def described(self) -> str:
+        """The lines that run as Python."""
+        file = os.path.basename(self._code.co_filename)
+        spans = [part.lines for part, computes in self._parts if not computes]
+        return ", ".join(f"{file}:{first}" if first == last else f"{file}:{first}-{last}" for first, last in spans)
+
+    def release(self) -> None:
+        """Give back all graphs."""
+        for engine in self.engines():
+            engine.release()
+
+
+_VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+
+
+# ---- where to cut --------------------------------------------------------------------------------------------------
+
+
+def _ways_to_cut(body: Body, lines: ComputingLines) -> Iterator[list[int]]:
+    """The statements with which parts begin: before and behind all that computes, and then also in between.
+
+    There a cut costs a launch, and is made where no graph of autograd would be cut as well.
+    """
+    computing = [_is_among(statement, lines.lines) for statement in body.statements]
+    if not any(computing):
+        return
+    first, last = computing.index(True), len(computing) - 1 - computing[::-1].index(True)
+    outer = [
+        *([first] if _decide(body.statements[:first]) else []),
+        *([last + 1] if _decide(body.statements[last + 1 :]) else []),
+    ]
+    if outer:
+        yield outer
+    inner: list[int] = []
+    begin = first
+    while begin < last:
+        if computing[begin]:
+            begin += 1
+            continue
+        end = computing.index(True, begin)
+        if _decide(body.statements[begin:end]) and not _is_among(body.statements[end], lines.open):
+            inner += [begin, end]
+        begin = end
+    if inner:
+        yield sorted((*outer, *inner))
+
+
+def _numbered(body: Body, cuts: list[int], lines: ComputingLines) -> list[tuple[Part, bool]]:
+    """The parts, and whether each computes tensors; none if the function cannot be cut there."""
+    try:
+        parts = parts_of(body, cuts)
+    except CutError:
+        return []
+    return [(part, any(_is_among(one, lines.lines) for one in part.statements)) for part in parts]
+
+
+def _is_among(statement: ast.stmt, lines: set[int]) -> bool:
+    return not lines.isdisjoint(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+
+
+def _decide(statements: Sequence[ast.stmt]) -> bool:
+    """Whether statements call or compare something, or compute with it."""
+    telling = (ast.Call, ast.BinOp, ast.AugAssign, ast.Compare, ast.BoolOp, ast.IfExp, ast.If, ast.Subscript)
+    return any(isinstance(node, telling) for statement in statements for node in ast.walk(statement))
+
+
+def _assigns(statement: ast.stmt, name: str) -> bool:
+    return any(
+        isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
+        for node in ast.walk(statement)
+    )

@@ -1,0 +1,90 @@
+"""The lines of a function that compute tensors, found by tracing it once."""
+
+# Functions take and return values of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from pygraph.errors import TraceError
+from pygraph.tracing.gradients import is_spent
+from pygraph.tracing.trace import trace_call
+
+# Functions of torch that compute no tensor: what they read, eager reads as fast.
+_READ = frozenset({
+    "__get__", "__len__", "__repr__", "__str__", "__format__", "__float__", "__int__", "__bool__", "__hash__",
+    "detach", "item", "tolist", "cpu", "numpy", "size", "stride", "dim", "numel", "data_ptr", "is_floating_point",
+    "get_device", "register_hook", "storage_offset",
+})  # fmt: skip
+
+
+class ComputingLines(TorchFunctionMode):
+    """Notes the lines of one function from which functions of torch are called that compute tensors.
+
+    Args:
+        fn: The function as it is called, a method perhaps.
+        code: The code in which lines are noted.
+
+    Attributes:
+        lines: The lines.
+        open: The lines among them at which the function has a variable with a graph of autograd that is still good.
+        ended: Whether the function has come to its end.
+    """
+
+    def __init__(self, fn: Callable[..., Any], code: types.CodeType) -> None:
+        super().__init__()
+        self.lines: set[int] = set()
+        self.open: set[int] = set()
+        self.ended = False
+        self._code = code
+        self.__wrapped__ = fn  # where the walk over what a function reaches finds it
+        self.__name__ = getattr(fn, "__name__", type(fn).__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, and note lines."""
+        with self:
+            result = self.__wrapped__(*args, **kwargs)
+        self.ended = True
+        return result
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") not in _READ:
+            frame: Any = sys._getframe(1)
+            while frame is not None and frame.f_code is not self._code:
+                frame = frame.f_back
+            if frame is not None and frame.f_lineno not in self.lines:
+                self.lines.add(frame.f_lineno)
+                if any(map(_has_graph, list(frame.f_locals.values()))):
+                    self.open.add(frame.f_lineno)
+        return func(*args, **(kwargs or {}))
+
+
+def _has_graph(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None and not is_spent(value)
+
+
+def computing_lines(
+    fn: Callable[..., Any], code: types.CodeType, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> ComputingLines | None:
+    """The lines of a function that compute tensors in this call; None if a trace does not come to its end.
+
+    Args:
+        fn: The function as it is called.
+        code: Its code.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        name: What errors call the function.
+    """
+    found = ComputingLines(fn, code)
+    try:
+        trace_call(found, args, kwargs, name=name)
+    except TraceError:
+        pass  # that it changes state is why one asks
+    return found if found.ended else None

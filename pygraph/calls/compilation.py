@@ -14,6 +14,7 @@ from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Re
 from pygraph.calls.failed_traces import adds_again, failure_of
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of
+from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.memory import check_disjoint, check_updatable
 from pygraph.calls.pipeline import transformed_program
 from pygraph.calls.policy import Policy, RunnerFactory
@@ -44,14 +45,14 @@ class _Past:
         last: The entry that was used last; None if there was none.
         form: The part of the key that it has in common with those of other objects.
         traces: The budget of traces of that form; None if there was none.
-        state: The environment of a trace in which gradients or learning rates are others now.
+        state: The state that is another one now, so that calls are to take it.
         moved: An entry of which only tensors have moved.
     """
 
     last: Entry | None
     form: Hashable
     traces: Traces | None
-    state: Environment | None
+    state: StateInputs
     moved: Recorded | None
 
     @property
@@ -115,11 +116,9 @@ class Compiler:
             self._shared.releases.popleft()()
         self._shared.counts.misses += 1
         past = self._past(key)
-        if past.state is not None:
+        if past.state != StateInputs():
             self._cache.entries.drop_all(key)
-            return self._add_stateful(
-                key, call, make_runner, StateInputs(gradients=True, learning_rates=not past.state.rates_are_current())
-            )
+            return self._add_stateful(key, call, make_runner, past.state)
         refused = self._over_budget(key, call, past)
         if refused is not None:
             return refused
@@ -152,12 +151,11 @@ class Compiler:
             traces.note_outdated(wasted=wasted)
         return _Past(last, form, traces, state, moved)
 
-    def _outdated_state(self, entries: list[Entry]) -> Environment | None:
-        """The environment of a trace in which gradients or learning rates are others now."""
+    def _outdated_state(self, entries: list[Entry]) -> StateInputs:
+        """The state that is another one now than in traces, so that calls are to take it."""
         if not self._policy.carries_state:
-            return None
-        found = (entry.traced.environment for entry in entries if isinstance(entry, (Recorded, Evaluated)))
-        return next((one for one in found if not one.step_is_current()), None)
+            return StateInputs()
+        return outdated_inputs([e.traced.environment for e in entries if isinstance(e, (Recorded, Evaluated))])
 
     def _over_budget(self, key: Key, call: Call, past: _Past) -> Entry | None:
         """The entry for a call that is not traced, as traces of calls like it come to nothing; None if it is."""

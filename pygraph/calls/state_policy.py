@@ -17,6 +17,7 @@ from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry, Evaluated, Recorded
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
+from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.policy import Policy
 from pygraph.calls.stateful_function import StatefulFunction
 from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError
@@ -98,14 +99,11 @@ class StatePolicy(Policy):
         traced = (
             entry.traced.environment for entry in cache.entries.of(key) if isinstance(entry, (Recorded, Evaluated))
         )
-        environments = list(traced)
-        if self._state.learning_rates:
-            if not _are_same(now.rates, function.groups):
-                raise OutdatedError
-        elif any(not environment.rates_are_current() for environment in environments):
-            raise OutdatedError(StateInputs(learning_rates=True))
-        if not self._state.gradients and any(not environment.step_is_current() for environment in environments):
-            raise OutdatedError(StateInputs(gradients=True))
+        if self._state.learning_rates and not _are_same(now.rates, function.groups):
+            raise OutdatedError
+        more = outdated_inputs(list(traced))
+        if self._state | more != self._state:
+            raise OutdatedError(more)
         if function.locations:
             cache.settle()
             found_again = sum(entry.calls - 1 for entry in cache.entries)
@@ -137,8 +135,8 @@ class StatePolicy(Policy):
 
 def _stored_leaves(args: tuple[Any, ...]) -> range:
     """The leaves of a `StatefulFunction`'s arguments that are stored at its locations."""
-    gradients, rates, values, *_ = args
-    first = len(gradients) + len(rates)
+    gradients, numbers, values, *_ = args
+    first = len(gradients) + len(pytree.tree_leaves(numbers))
     return range(first, first + len(pytree.tree_leaves(values)))
 
 

@@ -126,9 +126,10 @@ class StatefulCalls:
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
         found, state = reached_state(self._function, args, kwargs), self._state
         groups = found.rates if state.learning_rates else []
+        numbers = list(filter(found.has, state.numbers))
         tensors = found.differentiable if state.gradients else []
         named = [(found.names[id(tensor)], tensor) for tensor in tensors]
-        self.stateful = StatefulFunction(self._function.fn, self._function.name, named, groups, state.locations)
+        self.stateful = StatefulFunction(self._function.fn, self._function.name, named, groups, numbers, state.locations)
         self.policy = StatePolicy(self.stateful, self._function, state)
         return self._function.derive(self.stateful, self.policy)
 
@@ -186,12 +187,12 @@ class StatefulCalls:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = self.stateful
-        before, rates, found_there = function.found()
+        before, numbers, found_there = function.found()
         values = with_parts(found_there) if found_there else []
         if self.policy.releases:
-            found = self._run_released(before, rates, values, args, kwargs)
+            found = self._run_released(before, numbers, values, args, kwargs)
         else:
-            found = self.engine(before, rates, values, args, kwargs)
+            found = self.engine(before, numbers, values, args, kwargs)
         count = len(before)
         for tensor, new in zip(function.differentiated, found[:count], strict=True):
             if tensor.grad is not new:
@@ -209,7 +210,7 @@ class StatefulCalls:
         return result
 
     def _run_released(
-        self, before: list[Any], rates: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, before: list[Any], numbers: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a call with the memory of gradients that it replaces free for new ones, as after ``zero_grad`` in eager.
 
@@ -219,7 +220,7 @@ class StatefulCalls:
         try:
             for tensor in tensors:
                 tensor.grad = None
-            return self.engine(before, rates, values, args, kwargs)
+            return self.engine(before, numbers, values, args, kwargs)
         except BaseException:
             for tensor, gradient in zip(tensors, before, strict=True):
                 tensor.grad = gradient

@@ -1,4 +1,4 @@
-"""A function whose state is inputs and outputs: gradients, learning rates, attributes and variables."""
+"""A function whose state is inputs and outputs: gradients, learning rates and other numbers, attributes and variables."""
 
 # Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.
 # pyright: reportPrivateUsage=false
@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
-from pygraph.guards.locations import Location
+from pygraph.guards.locations import Item, Location, union
 from pygraph.guards.objects import with_parts
 from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.function_kinds import WithStateInputs
@@ -37,13 +37,14 @@ class AsItIsError(Exception):
 
 
 class StatefulFunction(WithStateInputs):
-    """A function of gradients, learning rates, attributes, and another function's arguments, to be traced.
+    """A function of gradients, numbers, attributes, and another function's arguments, to be traced.
 
     Args:
         fn: The other function.
         name: What reports call it.
         differentiated: The tensors whose gradients it takes and returns, by the names that reports have for them.
         groups: The parameter groups whose learning rates it takes.
+        numbers: Other attributes and variables that it takes as numbers.
         locations: The attributes and variables that it takes and returns.
 
     Attributes:
@@ -56,10 +57,12 @@ class StatefulFunction(WithStateInputs):
         name: str,
         differentiated: Sequence[tuple[str, torch.Tensor]],
         groups: Sequence[dict[str, Any]],
+        numbers: Sequence[Location],
         locations: Sequence[Location],
     ) -> None:
         self.differentiated, self.groups = [tensor for _, tensor in differentiated], groups
-        self.locations = locations
+        rates = [Item(group, "lr", f"learning rate {index}") for index, group in enumerate(groups)]
+        self.numbers, self.locations = union(rates, numbers), locations
         self.returned: list[Returned] = []
         self._names = [name for name, _ in differentiated]
         self._paths: list[str] = []
@@ -67,7 +70,7 @@ class StatefulFunction(WithStateInputs):
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
 
     def __call__(
-        self, gradients: list[Any], rates: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, gradients: list[Any], numbers: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The new gradients, the number of what is in ``returned``, and the leaves of what is stored at the locations
         then and of what the function returns.
@@ -76,7 +79,7 @@ class StatefulFunction(WithStateInputs):
             raise AsItIsError
         before = self.found()
         try:
-            self._put(gradients, rates, values)
+            self._put(gradients, numbers, values)
             result = self.__wrapped__(*args, **kwargs)
             returned = with_parts(([location.get() for location in self.locations], result), is_known_size, FakeTensor)
             for location, value in zip(self.locations, returned[0], strict=True):
@@ -87,16 +90,14 @@ class StatefulFunction(WithStateInputs):
             self._put(*before)
 
     def found(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The gradients, the learning rates, and what lies in the locations now."""
+        """The gradients, the numbers, and what lies in the locations now."""
         gradients = [tensor.grad for tensor in self.differentiated]
-        return gradients, [group["lr"] for group in self.groups], [location.get() for location in self.locations]
+        return gradients, [number.get() for number in self.numbers], [location.get() for location in self.locations]
 
-    def _put(self, gradients: list[Any], rates: list[Any], values: list[Any]) -> None:
+    def _put(self, gradients: list[Any], numbers: list[Any], values: list[Any]) -> None:
         for tensor, gradient in zip(self.differentiated, gradients, strict=True):
             tensor.grad = gradient
-        for group, rate in zip(self.groups, rates, strict=True):
-            group["lr"] = rate
-        for location, value in zip(self.locations, values, strict=True):
+        for location, value in zip((*self.numbers, *self.locations), (*numbers, *values), strict=True):
             location.put(value)
 
     def _numbered(self, result: Any) -> list[Any]:
@@ -131,7 +132,9 @@ class StatefulFunction(WithStateInputs):
             return f"{self._names[_index(rest)]}.grad"
         if first == 2:
             return self.locations[_index(rest)].name + rest.partition("]")[2]
-        return f"learning rate {_index(rest)}" if first == 1 else ("args", "kwargs")[first - 3] + rest
+        if first == 1:
+            return self.numbers[_index(rest)].name + rest.partition("]")[2]
+        return ("args", "kwargs")[first - 3] + rest
 
 
 def _index(path: str) -> int:

@@ -133,6 +133,15 @@ def are_same(some: Sequence[Location], others: Sequence[Location]) -> bool:
     return len(some) == len(others) and all(a.is_same(b) for a, b in zip(some, others, strict=True))
 
 
+def union(some: Sequence[Location], others: Sequence[Location]) -> tuple[Location, ...]:
+    """Locations, and those others that are not among them."""
+    found = list(some)
+    for location in others:
+        if not any(location.is_same(known) for known in found):
+            found.append(location)
+    return tuple(found)
+
+
 def filled_locations(error: Exception) -> tuple[Location, ...]:
     """The locations that a function has filled where nothing was, if that is all that it has changed."""
     return error.locations or () if isinstance(error, StateChangeError) and error.fills else ()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pygraph.guards.environment import Environment
-from pygraph.guards.locations import ABSENT, Location
+from pygraph.guards.locations import ABSENT, Location, union
 from pygraph.ir.program import Program
 
 
@@ -70,17 +70,22 @@ class StateInputs:
     Attributes:
         gradients: Whether the gradients of all closed-over tensors are inputs.
         learning_rates: Whether the learning rates of optimizers are inputs.
-        locations: The attributes and variables whose values are inputs.
+        numbers: Other attributes and variables that are numbers, which calls read and do not change.
+        locations: The attributes and variables whose values are inputs, and results.
     """
 
     gradients: bool = False
     learning_rates: bool = False
+    numbers: tuple[Location, ...] = ()
     locations: tuple[Location, ...] = ()
 
     def __or__(self, other: StateInputs) -> StateInputs:
-        new = [location for location in other.locations if not any(location.is_same(known) for known in self.locations)]
-        learning_rates = self.learning_rates or other.learning_rates
-        return StateInputs(self.gradients or other.gradients, learning_rates, (*self.locations, *new))
+        return StateInputs(
+            self.gradients or other.gradients,
+            self.learning_rates or other.learning_rates,
+            union(self.numbers, other.numbers),
+            union(self.locations, other.locations),
+        )
 
 
 class WithStateInputs:
@@ -88,12 +93,12 @@ class WithStateInputs:
 
     Attributes:
         differentiated: The tensors whose gradients are inputs.
-        groups: The parameter groups whose learning rates are inputs.
-        locations: The attributes and variables whose values are inputs.
+        numbers: The attributes and variables that are numbers, and inputs: learning rates and others.
+        locations: The attributes and variables whose values are inputs, and results.
     """
 
     differentiated: Sequence[torch.Tensor]
-    groups: Sequence[dict[str, Any]]
+    numbers: Sequence[Location]
     locations: Sequence[Location]
 
     @contextlib.contextmanager

@@ -24,8 +24,8 @@ from pygraph.calls.policy import Policy
 from pygraph.tracing.computing_lines import ComputingLines, computing_lines
 from pygraph.tracing.function_parts import Body, CutError, Part, parts_of
 
-PartPolicy = Callable[[Callable[[], None]], Policy]
-"""Makes the rules of a part, of what is called when its calls are all unlike each other."""
+PartPolicy = Callable[[Callable[[str], None]], Policy]
+"""Makes the rules of a part, of a function that is called with the reason when its calls are all unlike each other."""
 
 
 class PartedCalls:
@@ -36,6 +36,9 @@ class PartedCalls:
         args: The arguments of a call.
         kwargs: Its keyword arguments.
         make_policy: Makes the rules of a part.
+
+    Attributes:
+        why_useless: Why the parts do not serve; None if they do.
 
     Raises:
         CutError: The function has no parts that would help.
@@ -60,7 +63,7 @@ class PartedCalls:
         self._ways = [parts for cuts in _ways_to_cut(body, lines) if (parts := _numbered(body, cuts, lines))]
         self._functions: dict[tuple[int, tuple[str, ...]], Callable[..., Any]] = {}
         self._made: dict[tuple[int, tuple[str, ...]], types.FunctionType] = {}
-        self._is_useless = True
+        self.why_useless: str | None = None
         self._next_way()
 
     def _instance_name(self, body: Body) -> str:
@@ -76,17 +79,16 @@ class PartedCalls:
         if not self._ways:
             raise CutError("none of its statements compute numbers alone")
         self._parts = self._ways.pop(0)
-        self._is_useless = False
+        self.why_useless = None
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def is_current(self) -> bool:
         """Whether the parts are of the code that the function has now, and serve their calls."""
-        if self._is_useless:
-            try:
-                self._next_way()
-            except CutError:
+        if self.why_useless is not None:
+            if not self._ways:
                 return False
+            self._next_way()
         return self._plain.__code__ is self._code
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,8 +132,8 @@ class PartedCalls:
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _note_useless(self) -> None:
-        self._is_useless = True
+    def _note_useless(self, reason: str) -> None:
+        self.why_useless = reason
 
     # -- looking inside -------------------------------------------------------------------------------------------
 

@@ -26,18 +26,17 @@ from pygraph.calls.parted import PartedCalls
 from pygraph.calls.policy import Policy
 from pygraph.calls.retries import Budget, Traces
 from pygraph.calls.spent_results import mark_spent
-from pygraph.calls.state_policy import OutdatedError, StatePolicy, UnsteadyError, reached_state, state_left_behind
-from pygraph.calls.stateful_function import AsItIsError, StatefulFunction
+from pygraph.calls.state_policy import StatePolicy, UnsteadyError, reached_state, state_left_behind
+from pygraph.calls.stateful_function import AsItIsError, OutdatedError, StatefulFunction
 from pygraph.errors import TraceError
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.function_parts import CutError
 
+_PART = "such numbers can be computed in statements of their own, before or after those that compute tensors"
+
 # Why calls run as they are, once their traces have come to nothing.
-_UNSTEADY = Fallback(
-    "the call", "what it leaves behind in attributes or variables has another shape or decisive value at every call"
-)
 _CHANGING = Fallback("the call", "something that the function closes over changes at every call")
 
 
@@ -51,11 +50,12 @@ class UsersPolicy(Policy):
     is_users = True
     composes = True
 
-    def __init__(self, *, carries_state: bool, note_unsteady: Callable[[], None] | None = None) -> None:
+    def __init__(self, *, carries_state: bool, note_unsteady: Callable[[str], None] | None = None) -> None:
         self.carries_state = carries_state
         self._note_unsteady = note_unsteady
         self._parts: PartedCalls | None = None
-        self._why_whole: str | None = None
+        self.why_whole = _PART
+        self._is_known = note_unsteady is not None
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
@@ -70,27 +70,33 @@ class UsersPolicy(Policy):
     # -- calls that are all unlike each other ---------------------------------------------------------------------
 
     def parts(self) -> PartedCalls | None:
-        """What runs calls part by part; None if the function is not cut."""
+        """The runner of calls part by part; None if the function is not cut."""
         if self._parts is not None and not self._parts.is_current():
             self._parts.release()
+            self.why_whole = f"where it is cut, {self._parts.why_useless or 'its code is another one by now'}"
             self._parts = None
         return self._parts
 
-    def cut(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PartedCalls | None:
-        """Cut the function of an engine, as its calls are all unlike each other; None if that is of no use."""
+    def cut(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
+        """Cut the function of an engine, if that is of use.
+
+        Args:
+            engine: The engine.
+            args: The arguments of a call.
+            kwargs: Its keyword arguments.
+            reason: Why calls are all unlike each other.
+        """
         if self._note_unsteady is not None:  # it is a part itself
-            self._note_unsteady()
-            return None
-        if self._why_whole is None:
-            self._why_whole = ""
+            self._note_unsteady(reason)
+        if not self._is_known:
+            self._is_known = True
             try:
                 with engine.turn():
                     self._parts = PartedCalls(engine, args, kwargs, self._of_part)
             except CutError as error:
-                self._why_whole = str(error)
-        return self.parts()
+                self.why_whole = f"it is not cut there, as {error}"
 
-    def _of_part(self, note_unsteady: Callable[[], None]) -> UsersPolicy:
+    def _of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
         return UsersPolicy(carries_state=True, note_unsteady=note_unsteady)
 
 
@@ -120,7 +126,7 @@ class StatefulCalls:
         self._function, self._state, self._users = function, state, policy
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
-        self._why_not = _CHANGING
+        self._why_unsteady: str | None = None
         self.engine = self._make(args, kwargs)
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
@@ -129,7 +135,9 @@ class StatefulCalls:
         numbers = list(filter(found.has, state.numbers))
         tensors = found.differentiable if state.gradients else []
         named = [(found.names[id(tensor)], tensor) for tensor in tensors]
-        self.stateful = StatefulFunction(self._function.fn, self._function.name, named, groups, numbers, state.locations)
+        self.stateful = StatefulFunction(
+            self._function.fn, self._function.name, named, groups, numbers, state.locations, state.conditions
+        )
         self.policy = StatePolicy(self.stateful, self._function, state)
         return self._function.derive(self.stateful, self.policy)
 
@@ -146,8 +154,8 @@ class StatefulCalls:
                     return self._run(args, kwargs)
                 except AsItIsError:
                     return function.fn(*args, **kwargs)
-                except UnsteadyError:
-                    self._note_unsteady(args, kwargs)
+                except UnsteadyError as error:
+                    self._note_unsteady(error.reason, args, kwargs)
                     break
                 except OutdatedError as error:
                     self._state |= error.state
@@ -158,20 +166,24 @@ class StatefulCalls:
         parts = self._users.parts()
         return self._inline(args, kwargs) if parts is None else parts(args, kwargs)
 
-    def _note_unsteady(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_unsteady(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have calls, which are all unlike each other, run part by part or as they are."""
-        self._why_not = _UNSTEADY
         self._renewals.lose(self.engine.cache.seconds, limits.LIMITS.outdated_traces + 1)
         if self.traces is not None:
             self.traces.note_unsteady(self.engine.cache.seconds)
         self.engine.release()
         self.engine.cache.seconds = 0.0
         self.policy.restart()
-        self._users.cut(self._function, args, kwargs)
+        self._users.cut(self._function, args, kwargs, reason)
+        self._why_unsteady = reason
 
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
-        return None if self._renewals.allows() or self._users.parts() is not None else self._why_not
+        return None if self._renewals.allows() or self._users.parts() is not None else self._why_not()
+
+    def _why_not(self) -> Fallback:
+        reason = self._why_unsteady
+        return _CHANGING if reason is None else Fallback("the call", f"{reason}; {self._users.why_whole}")
 
     def engines(self) -> Iterator[Engine]:
         """The engines of the functions that run instead."""
@@ -179,7 +191,7 @@ class StatefulCalls:
         yield from (self.engine,) if parts is None else parts.engines()
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._function.run_inline(self._why_not, args, kwargs)
+        return self._function.run_inline(self._why_not(), args, kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call, given arguments as the function takes them."""
@@ -189,10 +201,11 @@ class StatefulCalls:
         function = self.stateful
         before, numbers, found_there = function.found()
         values = with_parts(found_there) if found_there else []
+        outcomes = function.outcomes(args, kwargs)
         if self.policy.releases:
-            found = self._run_released(before, numbers, values, args, kwargs)
+            found = self._run_released(before, numbers, values, outcomes, args, kwargs)
         else:
-            found = self.engine(before, numbers, values, args, kwargs)
+            found = self.engine(before, numbers, values, outcomes, args, kwargs)
         count = len(before)
         for tensor, new in zip(function.differentiated, found[:count], strict=True):
             if tensor.grad is not new:
@@ -210,8 +223,9 @@ class StatefulCalls:
         return result
 
     def _run_released(
-        self, before: list[Any], numbers: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self, before: list[Any], numbers: list[Any], values: list[Any], outcomes: list[Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # fmt: skip
         """Run a call with the memory of gradients that it replaces free for new ones, as after ``zero_grad`` in eager.
 
         The tensors do not refer to their gradients meanwhile; a gradient that somebody else refers to stays alive.
@@ -220,7 +234,7 @@ class StatefulCalls:
         try:
             for tensor in tensors:
                 tensor.grad = None
-            return self.engine(before, numbers, values, args, kwargs)
+            return self.engine(before, numbers, values, outcomes, args, kwargs)
         except BaseException:
             for tensor, gradient in zip(tensors, before, strict=True):
                 tensor.grad = gradient

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from pygraph.errors import StateChangeError
 from pygraph.guards.storage import delete_item, store_item, stored_item
@@ -133,12 +133,19 @@ def are_same(some: Sequence[Location], others: Sequence[Location]) -> bool:
     return len(some) == len(others) and all(a.is_same(b) for a, b in zip(some, others, strict=True))
 
 
-def union(some: Sequence[Location], others: Sequence[Location]) -> tuple[Location, ...]:
-    """Locations, and those others that are not among them."""
+class _Comparable(Protocol):
+    def is_same(self, other: Any) -> bool: ...
+
+
+C = TypeVar("C", bound=_Comparable)
+
+
+def union(some: Sequence[C], others: Sequence[C]) -> tuple[C, ...]:
+    """Locations, or what else can be compared so, and others that are not among them."""
     found = list(some)
-    for location in others:
-        if not any(location.is_same(known) for known in found):
-            found.append(location)
+    for one in others:
+        if not any(one.is_same(known) for known in found):
+            found.append(one)
     return tuple(found)
 
 

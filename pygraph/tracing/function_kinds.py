@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location, union
 from pygraph.ir.program import Program
+from pygraph.tracing.number_conditions import Comparison, Condition
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,12 +73,14 @@ class StateInputs:
         learning_rates: Whether the learning rates of optimizers are inputs.
         numbers: Other attributes and variables that are numbers, which calls read and do not change.
         locations: The attributes and variables whose values are inputs, and results.
+        conditions: Comparisons of such numbers, or of arguments, whose outcomes are inputs.
     """
 
     gradients: bool = False
     learning_rates: bool = False
     numbers: tuple[Location, ...] = ()
     locations: tuple[Location, ...] = ()
+    conditions: tuple[Condition, ...] = ()
 
     def __or__(self, other: StateInputs) -> StateInputs:
         return StateInputs(
@@ -85,6 +88,7 @@ class StateInputs:
             self.learning_rates or other.learning_rates,
             union(self.numbers, other.numbers),
             union(self.locations, other.locations),
+            union(self.conditions, other.conditions),
         )
 
 
@@ -113,6 +117,18 @@ class WithStateInputs:
         finally:
             for location, value in zip(self.locations, before, strict=True):
                 location.put(value)
+
+    def taken(self, comparisons: Sequence[Comparison], needed: Sequence[str]) -> Collection[Comparison]:
+        """The comparisons in a trace whose outcomes are inputs.
+
+        Args:
+            comparisons: All that could be.
+            needed: The paths of arguments whose values the trace needs all the same.
+
+        Raises:
+            Exception: There are more that should be, so that the trace is of no use.
+        """
+        raise NotImplementedError
 
     def path(self, path: str) -> str:
         """The name of an argument or a result in reports, in terms of the other function."""

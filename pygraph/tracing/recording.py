@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any
 
 import torch
@@ -26,16 +26,18 @@ from pygraph.ir.descriptors import Baked, Input
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
-from pygraph.tracing.baked_numbers import baked_leaves, needed_numbers
+from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numbers
 from pygraph.tracing.context_variables import changed_variable
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
 from pygraph.tracing.fake_tracing import fake_tracing
+from pygraph.tracing.function_kinds import WithStateInputs
 from pygraph.tracing.function_modes import GradientReads, LiveNumbersMode, MetaDeviceUses
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradients import Accumulations
 from pygraph.tracing.iterators import REMEDY, Iterators
 from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_numbers import texts_noticed
+from pygraph.tracing.number_conditions import Comparison
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
 from pygraph.tracing.outside import CallerState, IgnoredErrors
@@ -128,9 +130,13 @@ def record(
     assert run.module is not None
     assert run.results is not None
     run.results.check(call, arguments.fakes.values(), inference=inference)
+    taken: Collection[Comparison] = ()
+    if isinstance(fn, WithStateInputs) and (found := comparisons(arguments)):
+        needed = needed_numbers(arguments, run.module, found)
+        taken = fn.taken(found, [arguments.paths[leaf] for leaf in needed])
     return Recording(
         name, arguments.mode, run.module, arguments.inputs, arguments.values, run.results.leaves, run.results.paths,
-        arguments.tree, run.results.tree, environment, watches.gradients(), needed_numbers(arguments, run.module),
+        arguments.tree, run.results.tree, environment, watches.gradients(), needed_numbers(arguments, run.module, taken),
         baked_leaves(arguments),
     )  # fmt: skip
 

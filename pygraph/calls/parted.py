@@ -21,6 +21,7 @@ from typing import Any
 
 from pygraph.calls.engine import Engine
 from pygraph.calls.policy import Policy
+from pygraph.guards.walk.functions import PART_OF
 from pygraph.tracing.computing_lines import ComputingLines, computing_lines
 from pygraph.tracing.function_parts import Body, CutError, Part, parts_of
 
@@ -114,6 +115,7 @@ class PartedCalls:
         if key not in self._functions:
             made = part.function(names if self._own is None else (self._own, *names))
             self._made[key] = made
+            setattr(made, PART_OF, self._plain)
             bound = made if self._own is None else types.MethodType(made, self._instance)
             policy = self._make_policy(self._note_useless)
             self._functions[key] = self._function.derive(bound, policy) if computes else bound
@@ -168,11 +170,9 @@ def _ways_to_cut(body: Body, lines: ComputingLines) -> Iterator[list[int]]:
     if not any(computing):
         return
     first, last = computing.index(True), len(computing) - 1 - computing[::-1].index(True)
-    outer = [
-        *([first] if _decide(body.statements[:first]) else []),
-        *([last + 1] if _decide(body.statements[last + 1 :]) else []),
-    ]
-    if outer:
+    before, behind = body.statements[:first], body.statements[last + 1 :]
+    outer = [*([first] if _decide(before) else []), *([last + 1] if behind else [])]
+    if _decide(before) or _decide(behind):
         yield outer
     inner: list[int] = []
     begin = first

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,13 +36,14 @@ class ComputingLines(TorchFunctionMode):
         lines: The lines.
         open: The lines among them at which the function has a variable with a graph of autograd that is still good.
         ended: Whether the function has come to its end.
+        recurs: Whether it calls itself.
     """
 
     def __init__(self, fn: Callable[..., Any], code: types.CodeType) -> None:
         super().__init__()
         self.lines: set[int] = set()
         self.open: set[int] = set()
-        self.ended = False
+        self.ended = self.recurs = False
         self._code = code
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
@@ -56,14 +57,19 @@ class ComputingLines(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") not in _READ:
-            frame: Any = sys._getframe(1)
-            while frame is not None and frame.f_code is not self._code:
-                frame = frame.f_back
-            if frame is not None and frame.f_lineno not in self.lines:
-                self.lines.add(frame.f_lineno)
-                if any(map(_has_graph, list(frame.f_locals.values()))):
-                    self.open.add(frame.f_lineno)
+            frames = [frame for frame in _frames(sys._getframe(1)) if frame.f_code is self._code]
+            self.recurs = self.recurs or len(frames) > 1
+            if frames and (line := frames[0].f_lineno) not in self.lines:
+                self.lines.add(line)
+                if any(map(_has_graph, list(frames[0].f_locals.values()))):
+                    self.open.add(line)
         return func(*args, **(kwargs or {}))
+
+
+def _frames(frame: Any) -> Iterator[Any]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _has_graph(value: Any) -> bool:
@@ -73,7 +79,7 @@ def _has_graph(value: Any) -> bool:
 def computing_lines(
     fn: Callable[..., Any], code: types.CodeType, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 ) -> ComputingLines | None:
-    """The lines of a function that compute tensors in this call; None if a trace does not come to its end.
+    """The lines of a function that compute tensors in this call; None if a trace does not come to its end, or it calls itself.
 
     Args:
         fn: The function as it is called.
@@ -87,4 +93,4 @@ def computing_lines(
         trace_call(found, args, kwargs, name=name)
     except TraceError:
         pass  # that it changes state is why one asks
-    return found if found.ended else None
+    return found if found.ended and not found.recurs else None

@@ -16,7 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy  # pyright: ignore[reportMissingTypeStubs]
-from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod, ToFloat  # checked with torch 2.11 and 2.13
+from torch.utils._sympy.functions import (  # checked with torch 2.11 and 2.13
+    FloatTrueDiv,
+    FloorDiv,
+    IntTrueDiv,
+    Mod,
+    PythonMod,
+    ToFloat,
+)
 
 from pygraph.guards.locations import Location
 
@@ -143,7 +150,9 @@ def _text(expression: Any, names: Mapping[Any, str]) -> str | None:
         return None  # sums of floats may be added in another order
     parts = [_text(argument, names) for argument in expression.args]
     operator = next((text for kind, text in _INTEGER_OPERATORS if isinstance(expression, kind)), None)
-    if operator is None or None in parts or not all(argument.is_integer for argument in expression.args):
+    if operator is None or None in parts:
+        return None
+    if operator != "/" and not all(argument.is_integer for argument in expression.args):
         return None
     if operator == "float":
         return f"float({parts[0]})"
@@ -152,4 +161,5 @@ def _text(expression: Any, names: Mapping[Any, str]) -> str | None:
 
 _INTEGER_OPERATORS: Sequence[tuple[Any, str]] = (
     (sympy.Add, "+"), (sympy.Mul, "*"), (Mod, "%"), (PythonMod, "%"), (FloorDiv, "//"), (ToFloat, "float"),
+    (IntTrueDiv, "/"), (FloatTrueDiv, "/"),
 )  # fmt: skip

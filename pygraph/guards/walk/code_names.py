@@ -33,6 +33,15 @@ _ASIDE = frozenset(
     }
 )  # fmt: skip
 
+# What reads the attributes of an object without a name for each.
+_READS_ALL = frozenset(
+    {
+        "vars", "__dict__", "dir", "getattr", "__getattribute__", "getattr_static", "attrgetter", "eval", "exec",
+        "copy", "deepcopy", "replace", "asdict", "astuple", "fields", "dump", "dumps", "__getstate__", "__reduce__",
+        "__reduce_ex__", "getmembers", "repr", "str", "format", "print",
+    }
+)  # fmt: skip
+
 _IMPORT = opcode.opmap["IMPORT_NAME"]
 
 
@@ -82,6 +91,11 @@ def is_called_by_interpreter(name: str) -> bool:
 def may_make_others(names: Set[str]) -> bool:
     """Whether code with these names may make an object of a class that it has no name for."""
     return not names.isdisjoint(_MAKE_LIKE)
+
+
+def may_read_all(names: Set[str]) -> bool:
+    """Whether code with these names may read attributes of an object that it has no names for."""
+    return not names.isdisjoint(_READS_ALL)
 
 
 def is_making(name: str) -> bool:

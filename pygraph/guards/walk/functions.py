@@ -21,6 +21,10 @@ from pygraph.guards.walk.namespaces import look_up_in_module, look_up_variables
 from pygraph.guards.walk.objects import is_user_object
 from pygraph.guards.walk.state import Walk
 
+# The attribute of a function that is a part of another one, which is its value. What the other parts read is not looked
+# at, as a schedule: names alone do not tell `optimizer.step()` from the function `step`.
+PART_OF = "__pygraph_part_of__"
+
 _MISSING: Any = object()
 
 # Kinds of objects that a decorated function may wrap, which have no attributes of their own for it to copy.
@@ -40,12 +44,17 @@ def walk_method(walk: Walk, name: str, method: types.MethodType, depth: int) -> 
     """Walk the object and the function of a bound method."""
     # Who has only ``clear`` of a cache reads nothing: what functools.singledispatch has looked up outdates nothing.
     if method.__name__ != "clear" or not is_library(type(method.__self__).__module__):
+        if PART_OF in (attributes_of(method.__func__) or {}):
+            walk.by_name.add(id(method.__self__))
         walk.visit(name, method.__self__, depth)
     walk.visit(name, method.__func__, depth)
 
 
 def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> None:
     """Guard a function's code and walk all that it reads besides its arguments."""
+    if id(fn) in walk.wholes:
+        return
+    walk.wholes.add(id(vars(fn).get(PART_OF)))
     if is_library(fn.__module__) and not getattr(fn, "__pygraph_user__", False):
         _walk_library_function(walk, name, fn, depth)
         return

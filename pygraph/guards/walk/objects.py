@@ -78,9 +78,11 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
             _walk_table(walk, join(name, key), name, value, depth)
         elif key in _HOOKS:
             walk_container(walk, join(name, key), value, depth)
-        elif key not in _MACHINERY:
+        elif key not in _MACHINERY and (id(module) not in walk.by_name or key == "training"):
             walk.guards.entries.append((state, key, value))
             walk.visit(join(name, key), value, depth)
+    if id(module) in walk.by_name:
+        walk.code.spaces.append((name, state, depth))
     for buffer in (state.get("_buffers") or {}).values():
         if buffer is not None:
             walk.kinds[id(buffer)] = "buffer"
@@ -167,6 +169,9 @@ def _walk_state(walk: Walk, name: str, value: Any, state: dict[str, Any], depth:
     else:
         walk.guards.attributes.add(name, value, state)
         walk.guards.lengths.append((state, len(state)))
+        if id(value) in walk.by_name and type(state) is dict:
+            walk.code.spaces.append((name, state, depth))
+            return
         for key, item in list(state.items()):
             walk.guards.entries.append((state, key, item))
             walk.visit(join(name, key), item, depth + 1)

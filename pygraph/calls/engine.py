@@ -23,7 +23,7 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, UnhashableError, flatten_call
 from pygraph.calls.options import Options
 from pygraph.calls.plans import Planned
-from pygraph.calls.policy import Composition, CompositionFactory, Policy
+from pygraph.calls.policy import Composition, CompositionFactory, Policy, Runners
 from pygraph.calls.recording import Recorder
 from pygraph.calls.reports import call_report
 from pygraph.calls.requirements import Requirements
@@ -99,6 +99,7 @@ class Engine:
         self.recorder = Recorder(self.function, self.shared)
         self.compiler = Compiler(self.function, self.cache, self.shared, self.policy, self.keys, self.recorder)
         self._composition_factory = composition
+        self._runners = Runners(self.policy, self)
         self._native = self.cache.native
         self.composition: Composition | None = None
         if composition is not None:
@@ -196,7 +197,7 @@ class Engine:
                 self.cache.entries.drop(entry)
                 entry = None
         if entry is None:
-            return self.compiler.compile(key, call, functools.partial(self.policy.state_runner, self)), False
+            return self.compiler.compile(key, call, self._runners), False
         self.cache.count_hit(entry)
         return entry, True
 

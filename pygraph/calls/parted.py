@@ -167,6 +167,9 @@ def _ways_to_cut(body: Body, lines: ComputingLines) -> Iterator[list[int]]:
     There a cut costs a launch, and is made where no graph of autograd would be cut as well.
     """
     computing = [_is_among(statement, lines.lines) for statement in body.statements]
+    if lines.failed is not None:  # what comes after is not known
+        failed = next((i for i, one in enumerate(body.statements) if _is_among(one, {lines.failed})), 0)
+        computing[failed:] = [False] * (len(computing) - failed)
     if not any(computing):
         return
     first, last = computing.index(True), len(computing) - 1 - computing[::-1].index(True)

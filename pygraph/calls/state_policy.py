@@ -138,6 +138,16 @@ class StatePolicy(Policy):
         return None
 
 
+    def part_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
+        """Nothing: it is the user's function that is cut.
+
+        Raises:
+            UnsteadyError: It can be.
+        """
+        if self._users.policy.part_runner(self._users, args[4], args[5], reason) is not None:
+            raise UnsteadyError(reason)
+
+
 def _state_leaves(args: tuple[Any, ...]) -> tuple[range, range]:
     """The leaves of a `StatefulFunction`'s arguments that are numbers, and those that are stored at its locations."""
     gradients, numbers, values, *_ = args

@@ -67,6 +67,15 @@ class UsersPolicy(Policy):
         """A runner of calls of an engine that leave state behind."""
         return StatefulCalls(engine, args, kwargs, state, self)
 
+    def part_runner(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> StateRunner | None:
+        """A runner of calls of an engine that cannot be traced as a whole; None if they cannot be cut into parts."""
+        if not self.carries_state or self._note_unsteady is not None:
+            return None
+        self.cut(engine, args, kwargs, reason)
+        return None if self.parts() is None else PartRunner(engine, self, reason)
+
     # -- calls that are all unlike each other ---------------------------------------------------------------------
 
     def parts(self) -> PartedCalls | None:
@@ -98,6 +107,46 @@ class UsersPolicy(Policy):
 
     def _of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
         return UsersPolicy(carries_state=True, note_unsteady=note_unsteady)
+
+
+class PartRunner:
+    """Runs calls that cannot be traced as a whole.
+
+    Args:
+        function: The function.
+        policy: Its rules, which cut it.
+        reason: Why there is no trace.
+
+    Attributes:
+        traces: The budget of traces of such calls.
+    """
+
+    def __init__(self, function: Engine, policy: UsersPolicy, reason: str) -> None:
+        self._function, self._users, self._note = function, policy, Fallback("the call", reason)
+        self.traces: Traces | None = None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call."""
+        parts = self._users.parts()
+        return self._function.run_inline(self._note, args, kwargs) if parts is None else parts(args, kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call, given arguments as the function takes them."""
+        return self(args, kwargs)
+
+    def refusal(self) -> Fallback | None:
+        """Why calls run as they are for now; None if they do not."""
+        return self._note if self._users.parts() is None else None
+
+    def engines(self) -> Iterator[Engine]:
+        """The engines of the parts."""
+        parts = self._users.parts()
+        return iter(()) if parts is None else parts.engines()
+
+    def release(self) -> None:
+        """Give back its graphs."""
+        for engine in self.engines():
+            engine.release()
 
 
 class StatefulCalls:

@@ -35,6 +35,7 @@ class ComputingLines(TorchFunctionMode):
     Attributes:
         lines: The lines.
         open: The lines among them at which the function has a variable with a graph of autograd that is still good.
+        failed: The line at which its trace has failed, if no such variable is there; None if it has not.
         ended: Whether the function has come to its end.
         recurs: Whether it calls itself.
     """
@@ -43,6 +44,7 @@ class ComputingLines(TorchFunctionMode):
         super().__init__()
         self.lines: set[int] = set()
         self.open: set[int] = set()
+        self.failed: int | None = None
         self.ended = self.recurs = False
         self._code = code
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
@@ -51,9 +53,20 @@ class ComputingLines(TorchFunctionMode):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, and note lines."""
         with self:
-            result = self.__wrapped__(*args, **kwargs)
+            try:
+                result = self.__wrapped__(*args, **kwargs)
+            except Exception as error:
+                self._note_failure(error)
+                raise
         self.ended = True
         return result
+
+    def _note_failure(self, error: Exception) -> None:
+        entry = error.__traceback__
+        while entry is not None and entry.tb_frame.f_code is not self._code:
+            entry = entry.tb_next
+        if entry is not None and not any(map(_has_graph, list(entry.tb_frame.f_locals.values()))):
+            self.failed = entry.tb_lineno
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") not in _READ:
@@ -79,7 +92,7 @@ def _has_graph(value: Any) -> bool:
 def computing_lines(
     fn: Callable[..., Any], code: types.CodeType, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 ) -> ComputingLines | None:
-    """The lines of a function that compute tensors in this call; None if a trace does not come to its end, or it calls itself.
+    """The lines of a function that compute tensors in this call; None if that cannot be told.
 
     Args:
         fn: The function as it is called.
@@ -93,4 +106,4 @@ def computing_lines(
         trace_call(found, args, kwargs, name=name)
     except TraceError:
         pass  # that it changes state is why one asks
-    return found if found.ended and not found.recurs else None
+    return found if (found.ended or found.failed is not None) and not found.recurs else None

@@ -14,8 +14,8 @@ from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Re
 from pygraph.calls.failed_traces import adds_again, failure_of
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of
-from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.memory import check_disjoint, check_updatable
+from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.pipeline import transformed_program
 from pygraph.calls.policy import Policy, Runners
 from pygraph.calls.recording import Recorder

@@ -398,6 +398,8 @@ class Engine:
                 inlined += self.recorder.reused.notes
             reports = tuple(call_report(entry) for entry in self.cache.entries if not entry.counts_itself)
             report = Explanation(self.name, reports, dict(inlined), slow_calls=extension.reason())
+            in_python = (entry.runner.in_python() for entry in self.cache.entries if isinstance(entry, Stateful))
+            report = dataclasses.replace(report, in_python=tuple(dict.fromkeys(filter(None, in_python))))
             return report.with_derived(engine.explain() for engine in self.derived())
 
     def derived(self) -> Iterator[Engine]:
@@ -413,7 +415,7 @@ class Engine:
                         yield engine
 
     def _family(self) -> Iterator[Engine]:
-        """This engine and all that are derived from it, step by step."""
+        """The engine and all that are derived from it, step by step."""
         yield self
         for engine in self.derived():
             yield from engine._family()

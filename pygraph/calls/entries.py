@@ -224,6 +224,9 @@ class StateRunner(Protocol):
         """The engines of the functions that run instead."""
         ...
 
+    def in_python(self) -> str | None:
+        """The lines that run as Python at each call, and why; None if there are none."""
+
     def release(self) -> None:
         """Give back its graphs."""
 

@@ -128,9 +128,14 @@ class PartedCalls:
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The function's arguments by name; a call that does not fit ends in Python's own error."""
         code = self._code
-        if not kwargs and len(args) == code.co_argcount and not code.co_kwonlyargcount and not code.co_flags & _VARIADIC:
+        is_plain = not code.co_kwonlyargcount and not code.co_flags & _VARIADIC
+        if is_plain and not kwargs and len(args) == code.co_argcount:
             return dict(zip(code.co_varnames, args, strict=False))
-        bound = self._signature.bind(*args, **kwargs)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            self._plain(*args, **kwargs)  # which has Python's own words for it
+            raise
         bound.apply_defaults()
         return dict(bound.arguments)
 

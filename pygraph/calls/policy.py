@@ -96,6 +96,7 @@ class Composition(Protocol):
 CompositionFactory = Callable[[int, Callable[[], int]], Composition]
 """Makes the composition of an engine, of the number of kinds of calls that are kept and the clock of native plans."""
 
+
 @dataclasses.dataclass(frozen=True)
 class Runners:
     """The runners of calls of one engine that are not whole graphs.

@@ -137,7 +137,6 @@ class StatePolicy(Policy):
             raise OutdatedError(more)
         return None
 
-
     def part_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
         """Nothing: it is the user's function that is cut.
 

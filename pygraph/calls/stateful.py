@@ -55,6 +55,7 @@ class UsersPolicy(Policy):
         self._note_unsteady = note_unsteady
         self._parts: PartedCalls | None = None
         self.why_whole = _PART
+        self._why_cut = ""
         self._is_known = note_unsteady is not None
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
@@ -80,11 +81,15 @@ class UsersPolicy(Policy):
 
     def parts(self) -> PartedCalls | None:
         """The runner of calls part by part; None if the function is not cut."""
-        if self._parts is not None and not self._parts.is_current():
-            self._parts.release()
-            self.why_whole = f"where it is cut, {self._parts.why_useless or 'its code is another one by now'}"
-            self._parts = None
-        return self._parts
+        parts = self._parts
+        if parts is not None and not parts.is_current():
+            if parts.why_useless is None:
+                self._is_known = False  # its code is another one by now
+            else:
+                self.why_whole = f"where it is cut, {parts.why_useless}"
+            parts.release()
+            parts = self._parts = None
+        return parts
 
     def cut(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
         """Cut the function of an engine, if that is of use.
@@ -98,12 +103,17 @@ class UsersPolicy(Policy):
         if self._note_unsteady is not None:  # it is a part itself
             self._note_unsteady(reason)
         if not self._is_known:
-            self._is_known = True
+            self._is_known, self._why_cut = True, reason
             try:
                 with engine.turn():
                     self._parts = PartedCalls(engine, args, kwargs, self._of_part)
             except CutError as error:
                 self.why_whole = f"it is not cut there, as {error}"
+
+    def in_python(self) -> str | None:
+        """The lines that run as Python at each call, and why; None if the function is not cut."""
+        parts = self.parts()
+        return None if parts is None else f"{parts.described()}: {self._why_cut}"
 
     def _of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
         return UsersPolicy(carries_state=True, note_unsteady=note_unsteady)
@@ -137,6 +147,10 @@ class PartRunner:
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
         return self._note if self._users.parts() is None else None
+
+    def in_python(self) -> str | None:
+        """The lines that run as Python at each call, and why; None if there are none."""
+        return self._users.in_python()
 
     def engines(self) -> Iterator[Engine]:
         """The engines of the parts."""
@@ -233,6 +247,10 @@ class StatefulCalls:
     def _why_not(self) -> Fallback:
         reason = self._why_unsteady
         return _CHANGING if reason is None else Fallback("the call", f"{reason}; {self._users.why_whole}")
+
+    def in_python(self) -> str | None:
+        """The lines that run as Python at each call, and why; None if there are none."""
+        return self._users.in_python()
 
     def engines(self) -> Iterator[Engine]:
         """The engines of the functions that run instead."""

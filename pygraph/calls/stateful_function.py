@@ -1,4 +1,4 @@
-"""A function whose state is inputs and outputs: gradients, learning rates and other numbers, attributes and variables."""
+"""A function whose state is inputs and outputs: gradients, learning rates, other numbers, attributes, variables."""
 
 # Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.
 # pyright: reportPrivateUsage=false
@@ -78,7 +78,9 @@ class StatefulFunction(WithStateInputs):
     ) -> None:
         self.differentiated, self.groups = [tensor for _, tensor in differentiated], groups
         rates = [Item(group, "lr", f"learning rate {index}") for index, group in enumerate(groups)]
-        self.numbers, self.locations, self.conditions = union(rates, numbers), locations, conditions
+        read = [one for one in union(rates, numbers) if not any(map(one.is_same, locations))]
+        self.numbers, self.locations, self.conditions = read, locations, conditions
+        self._written: tuple[Location, ...] = ()
         self.returned: list[Returned] = []
         self._names = [name for name, _ in differentiated]
         self._paths: list[str] = []
@@ -99,6 +101,8 @@ class StatefulFunction(WithStateInputs):
         try:
             self._put(gradients, numbers, values)
             result = self.__wrapped__(*args, **kwargs)
+            found = zip(self.numbers, numbers, strict=True)
+            self._written = tuple(location for location, number in found if location.get() is not number)
             returned = with_parts(([location.get() for location in self.locations], result), is_known_size, FakeTensor)
             for location, value in zip(self.locations, returned[0], strict=True):
                 if any(map(_has_live_graph, pytree.tree_leaves(value))):
@@ -124,8 +128,10 @@ class StatefulFunction(WithStateInputs):
             needed: The paths of arguments whose values the trace needs all the same.
 
         Raises:
-            OutdatedError: There are more that should be.
+            OutdatedError: There are more that should be, or other state is.
         """
+        if self._written:  # what was thought to be read alone
+            raise OutdatedError(StateInputs(locations=self._written))
         found: dict[Comparison, Condition] = {}
         for comparison in comparisons:
             condition = condition_of(comparison, self._base_of)
@@ -135,9 +141,7 @@ class StatefulFunction(WithStateInputs):
         is_unsteady = any(_index(path) == 2 for path in needed)
         if len(self.conditions) < len(known) <= limits.LIMITS.conditions and not is_unsteady:
             raise OutdatedError(StateInputs(conditions=known))
-        return [
-            comparison for comparison, condition in found.items() if any(map(condition.is_same, self.conditions))
-        ]
+        return [comparison for comparison, condition in found.items() if any(map(condition.is_same, self.conditions))]
 
     def _base_of(self, path: str) -> tuple[Location | str, str] | None:
         """Where a call finds the number that an argument of this function is made from, and the rest of its path."""

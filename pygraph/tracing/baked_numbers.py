@@ -46,9 +46,7 @@ def baked_leaves(arguments: FakeArguments) -> tuple[Baked, ...]:
     return tuple(Baked(arguments.paths[index], index, leaf) for index, leaf in leaves if index not in live)
 
 
-def _guarded_numbers(
-    arguments: FakeArguments, module: fx.GraphModule, taken: Collection[Comparison]
-) -> frozenset[int]:
+def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule, taken: Collection[Comparison]) -> frozenset[int]:
     """The numbers that a guard is about, or that are part of a shape."""
     needed: set[Any] = set()
     known: set[Any] = set()

@@ -5,6 +5,7 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -102,8 +103,6 @@ def computing_lines(
         name: What errors call the function.
     """
     found = ComputingLines(fn, code)
-    try:
+    with contextlib.suppress(TraceError):  # that it changes state is why one asks
         trace_call(found, args, kwargs, name=name)
-    except TraceError:
-        pass  # that it changes state is why one asks
     return found if (found.ended or found.failed is not None) and not found.recurs else None

@@ -126,7 +126,7 @@ class WithStateInputs:
             needed: The paths of arguments whose values the trace needs all the same.
 
         Raises:
-            Exception: There are more that should be, so that the trace is of no use.
+            Exception: There are more that should be, or other state is, so that the trace is of no use.
         """
         raise NotImplementedError
 

@@ -15,6 +15,7 @@ import ast
 import copy
 import dataclasses
 import inspect
+import itertools
 import linecache
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,18 +63,27 @@ class Body:
                 raise CutError(f"{name} has another name in its class")
         own = _without_declarations(definition)
         declarations = [node for node in _own_nodes(definition) if isinstance(node, (ast.Global, ast.Nonlocal))]
-        variables = frozenset((*code.co_varnames, *code.co_cellvars))
+        variables = _own_names(definition) & {*code.co_varnames, *code.co_cellvars}
         return cls(fn, definition, tuple(own.body), tuple(declarations), variables)
 
+    @property
+    def first_argument(self) -> frozenset[str]:
+        """The name of its first argument, which ``super()`` takes."""
+        arguments = [*self.definition.args.posonlyargs, *self.definition.args.args]
+        return frozenset(one.arg for one in arguments[:1])
+
     def check_closures(self, parts: Sequence[Part]) -> None:
-        """Check that no inner function sees a variable that another part assigns to.
+        """Check that variables which inner functions see are assigned to in one part alone, and not by these.
 
         Raises:
-            CutError: One does.
+            CutError: One is not, so that parts would each have their own.
         """
+        arguments = {node.arg for node in ast.walk(self.definition.args) if isinstance(node, ast.arg)}
+        inner = {name for node in ast.walk(self.definition) if isinstance(node, ast.Nonlocal) for name in node.names}
         for name in self.fn.__code__.co_cellvars:
-            assigned = any(name in part.assigned for part in parts)
-            if assigned and sum(name in part.named for part in parts) > 1:
+            assigning = [part for part in parts if name in part.assigned]
+            count = len(assigning) + (name in arguments and parts[0] not in assigning)
+            if sum(name in part.named for part in parts) > 1 and (count > 1 or name in inner):
                 raise CutError(f"an inner function shares the variable {name}")
 
 
@@ -114,7 +124,8 @@ class Part:
             A function that returns whether the function returns here, and what it does; or else its variables that
             later parts name, by name.
         """
-        bound, fn = list(bound), self.body.fn
+        bound = list(bound)
+        fn: Any = self.body.fn
         statements = [_Returns().visit(copy.deepcopy(statement)) for statement in self.statements]
         unbound = sorted(self.named - self.assigned - set(bound)) if not self.is_first else []
         prologue = ast.parse("".join(f"if False: {name} = None\n" for name in unbound)).body
@@ -126,7 +137,7 @@ class Part:
         ast.copy_location(inner, self.statements[0])
         module = ast.fix_missing_locations(ast.Module([outer], []))
         flags = fn.__code__.co_flags & _FUTURE
-        compiled = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+        compiled: types.CodeType = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
         code = _code_in(_code_in(compiled, _OUTER), inner.name)
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         made = types.FunctionType(
@@ -162,11 +173,12 @@ def parts_of(body: Body, cuts: Sequence[int]) -> list[Part]:
         CutError: They would not do what the function does.
     """
     bounds = [0, *cuts, len(body.statements)]
-    runs = [body.statements[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
+    runs = [body.statements[first:last] for first, last in itertools.pairwise(bounds)]
     parts: list[Part] = []
     named: set[str] = set()
     for index, run in reversed(list(enumerate(runs))):
-        here = _names(run, assigned=False) & body.variables
+        here = _names(run, assigned=False)
+        here = (here | body.first_argument if "super" in here else here) & body.variables
         assigned = _names(run, assigned=True) & body.variables
         parts.insert(0, Part(body, run, index == 0, here, assigned, tuple(sorted(assigned & named))))
         named |= here
@@ -177,10 +189,12 @@ def parts_of(body: Body, cuts: Sequence[int]) -> list[Part]:
 # ---- the source ----------------------------------------------------------------------------------------------------
 
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_FUTURE = 0xFFE0000  # what ``from __future__`` sets, see CPython's Include/cpython/code.h, 3.11 to 3.14
+_FUTURE = 0x1FE0000  # what ``from __future__`` sets, see CPython's Include/cpython/code.h, 3.11 to 3.14
 _LOOKS_AT_VARIABLES = ("locals", "vars", "dir", "eval", "exec")
 _OUTER, _FOUND = "_outer_of_part", "_found_in_part"
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_SCOPES = (*_DEFINITIONS, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def _definition(fn: types.FunctionType) -> ast.FunctionDef:
@@ -246,17 +260,37 @@ def _names(statements: Iterable[ast.stmt], *, assigned: bool) -> frozenset[str]:
     found: set[str] = set()
     for statement in statements:
         for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and not (assigned and isinstance(node.ctx, ast.Load)):
+            found |= _assigned_by(node)
+            if isinstance(node, ast.Name) and not assigned:
                 found.add(node.id)
-            elif isinstance(node, ast.alias):
-                found.add((node.asname or node.name).partition(".")[0])
-            elif isinstance(node, (ast.MatchMapping, ast.Nonlocal)):
-                found.update([node.rest] if isinstance(node, ast.MatchMapping) and node.rest else [])
-                found.update(node.names if isinstance(node, ast.Nonlocal) else [])
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
-                found.add(node.name or "")
-            elif isinstance(node, (ast.MatchAs, ast.MatchStar)):
-                found.add(node.name or "")
+    return frozenset(found)
+
+
+def _assigned_by(node: ast.AST) -> set[str]:
+    """The names that a node itself assigns to, deletes, or declares nonlocal."""
+    found: list[str | None] = []
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        found = [node.id]
+    elif isinstance(node, ast.alias):
+        found = [(node.asname or node.name).partition(".")[0]]
+    elif isinstance(node, ast.MatchMapping):
+        found = [node.rest]
+    elif isinstance(node, ast.Nonlocal):
+        found = [*node.names]
+    elif isinstance(node, (*_DEFINITIONS, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+        found = [node.name]
+    return set(filter(None, found))
+
+
+def _own_names(definition: ast.FunctionDef) -> frozenset[str]:
+    """The names that a function's own statements may assign to, and its arguments."""
+    found = {node.arg for node in ast.walk(definition.args) if isinstance(node, ast.arg)}
+    for node in _own_nodes(definition):
+        if isinstance(node, _COMPREHENSIONS):  # whose variables are their own, but for those of ``:=``
+            inner = [one.target for one in ast.walk(node) if isinstance(one, ast.NamedExpr)]
+            found |= {name.id for name in inner}
+        else:
+            found |= _assigned_by(node)
     return frozenset(found)
 
 
@@ -266,7 +300,7 @@ def _own_nodes(definition: ast.FunctionDef) -> Iterator[ast.AST]:
     while queue:
         node = queue.pop()
         yield node
-        if not isinstance(node, _SCOPES):
+        if not isinstance(node, (*_SCOPES, *_COMPREHENSIONS)):
             queue += ast.iter_child_nodes(node)
 
 
@@ -285,7 +319,7 @@ class _OwnStatements(ast.NodeTransformer):
 class _Returns(_OwnStatements):
     """``return value`` becomes ``return True, value``."""
 
-    def visit_Return(self, node: ast.Return) -> ast.Return:  # noqa: D102
+    def visit_Return(self, node: ast.Return) -> ast.Return:
         value = ast.Constant(None) if node.value is None else node.value
         return ast.copy_location(ast.Return(ast.Tuple([ast.Constant(True), value], ast.Load())), node)
 
@@ -323,4 +357,7 @@ def _plain_arguments(names: Iterable[str]) -> ast.arguments:
 
 
 def _definition_of(name: str, arguments: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:
-    return ast.FunctionDef(name=name, args=arguments, body=body, decorator_list=[], type_params=[])
+    definition = ast.parse(f"def {name}(): pass").body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.args, definition.body = arguments, body
+    return definition

@@ -71,7 +71,11 @@ class Condition:
 
     def is_same(self, other: Condition) -> bool:
         """Whether another condition makes the same comparison."""
-        return self.text == other.text and len(self.bases) == len(other.bases) and all(map(_is_same_base, self.bases, other.bases))
+        return (
+            self.text == other.text
+            and len(self.bases) == len(other.bases)
+            and all(map(_is_same_base, self.bases, other.bases))
+        )
 
 
 def _is_same_base(one: Location | str, other: Location | str) -> bool:
@@ -80,7 +84,11 @@ def _is_same_base(one: Location | str, other: Location | str) -> bool:
     return isinstance(one, str) and one == other
 
 
-def condition_of(comparison: Comparison, base_of: Callable[[str], tuple[Location | str, str] | None]) -> Condition | None:
+BaseOf = Callable[[str], tuple[Location | str, str] | None]
+"""Where a call finds the argument of a path, and the rest of its path from there."""
+
+
+def condition_of(comparison: Comparison, base_of: BaseOf) -> Condition | None:
     """The condition that calls can check for a comparison in a trace; None if there is none.
 
     Args:
@@ -122,7 +130,8 @@ def comparison_of(guard: Any, leaves: Mapping[Any, int], paths: Sequence[str]) -
     left, right = _text(guard.lhs, names), _text(guard.rhs, names)
     if left is None or right is None:
         return None
-    if isinstance(guard, sympy.Eq) and guard.rhs.is_Float and float(guard.rhs) not in _TESTED:
+    right: Any = guard.rhs
+    if isinstance(guard, sympy.Eq) and right.is_Float and float(right) not in _TESTED:
         return None  # the number itself, which something has asked for
     if isinstance(guard, (sympy.Eq, sympy.Ne)):
         text = f"{left} == {right}"

@@ -131,13 +131,14 @@ def record(
     assert run.results is not None
     run.results.check(call, arguments.fakes.values(), inference=inference)
     taken: Collection[Comparison] = ()
-    if isinstance(fn, WithStateInputs) and (found := comparisons(arguments)):
+    if isinstance(fn, WithStateInputs):
+        found = comparisons(arguments)
         needed = needed_numbers(arguments, run.module, found)
         taken = fn.taken(found, [arguments.paths[leaf] for leaf in needed])
     return Recording(
         name, arguments.mode, run.module, arguments.inputs, arguments.values, run.results.leaves, run.results.paths,
-        arguments.tree, run.results.tree, environment, watches.gradients(), needed_numbers(arguments, run.module, taken),
-        baked_leaves(arguments),
+        arguments.tree, run.results.tree, environment, watches.gradients(),
+        needed_numbers(arguments, run.module, taken), baked_leaves(arguments),
     )  # fmt: skip
 
 

@@ -25,6 +25,9 @@ from pygraph.guards.walk.state import Walk
 # at, as a schedule: names alone do not tell `optimizer.step()` from the function `step`.
 PART_OF = "__pygraph_part_of__"
 
+# Functions that wrap others are followed this far: one may wrap itself.
+_WRAPPINGS = 16
+
 _MISSING: Any = object()
 
 # Kinds of objects that a decorated function may wrap, which have no attributes of their own for it to copy.
@@ -44,17 +47,26 @@ def walk_method(walk: Walk, name: str, method: types.MethodType, depth: int) -> 
     """Walk the object and the function of a bound method."""
     # Who has only ``clear`` of a cache reads nothing: what functools.singledispatch has looked up outdates nothing.
     if method.__name__ != "clear" or not is_library(type(method.__self__).__module__):
-        if PART_OF in (attributes_of(method.__func__) or {}):
-            walk.by_name.add(id(method.__self__))
         walk.visit(name, method.__self__, depth)
     walk.visit(name, method.__func__, depth)
 
 
+def whole_of(fn: Any) -> Any:
+    """The function that another one is a part of, below methods and what wraps it; None if it is no part."""
+    for _ in range(_WRAPPINGS):
+        if type(fn) is types.MethodType:
+            fn = fn.__func__
+        attributes = attributes_of(fn) or {}
+        if PART_OF in attributes:
+            return attributes[PART_OF]
+        fn = attributes.get("__wrapped__")
+    return None
+
+
 def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> None:
     """Guard a function's code and walk all that it reads besides its arguments."""
-    if id(fn) in walk.wholes:
+    if fn is walk.whole:
         return
-    walk.wholes.add(id(vars(fn).get(PART_OF)))
     if is_library(fn.__module__) and not getattr(fn, "__pygraph_user__", False):
         _walk_library_function(walk, name, fn, depth)
         return

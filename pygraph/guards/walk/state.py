@@ -38,8 +38,8 @@ class Walk:
         seen: The ids of `objects`.
         weakly: The ids of all that weak references lead to.
         strongly: The ids of all that is found in other ways.
-        by_name: The ids of objects of which only the attributes count that code has names for.
-        wholes: The ids of functions of which a part was found, which does not call them.
+        whole: The function that the callable is a part of, without calling it: of all objects only the attributes count
+            that code of the part has names for. None if it is no part.
         unseen: The name of something that was not looked at, since there is too much that deep; None if all was.
         packaged: Whether the object that is being looked at belongs to an installed package.
         memory: How many bytes of NumPy arrays may still be compared.
@@ -57,8 +57,7 @@ class Walk:
         self.seen: set[int] = set()
         self.weakly: set[int] = set()
         self.strongly: set[int] = set()
-        self.by_name: set[int] = set()
-        self.wholes: set[int] = set()
+        self.whole: Any = None
         self.unseen: str | None = None
         self.packaged = False
         self.memory = MAX_BYTES_IN_ALL

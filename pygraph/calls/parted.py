@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import os
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +62,9 @@ class PartedCalls:
         lines = computing_lines(fn, self._code, args, kwargs, function.name)
         if lines is None:
             raise CutError("it cannot be traced")
-        self._ways = [parts for cuts in _ways_to_cut(body, lines) if (parts := _numbered(body, cuts, lines))]
+        computing = _computing(body, lines)
+        ways = _ways_to_cut(body, lines, computing)
+        self._ways = [parts for cuts in ways if (parts := _numbered(body, cuts, computing))]
         self._functions: dict[tuple[int, tuple[str, ...]], Callable[..., Any]] = {}
         self._made: dict[tuple[int, tuple[str, ...]], types.FunctionType] = {}
         self.why_useless: str | None = None
@@ -166,15 +169,22 @@ _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 # ---- where to cut --------------------------------------------------------------------------------------------------
 
 
-def _ways_to_cut(body: Body, lines: ComputingLines) -> Iterator[list[int]]:
+def _computing(body: Body, lines: ComputingLines) -> list[bool]:
+    """Whether each statement computes tensors; of those behind the failure of a trace that is not known."""
+    computing = [_is_among(statement, lines.lines) for statement in body.statements]
+    if lines.failed is None:
+        return computing
+    failed = next((index for index, one in enumerate(body.statements) if _is_among(one, {lines.failed})), 0)
+    before = computing[:failed]
+    is_worth_it = any(_is_among(one, lines.kernels) for one in body.statements[:failed])
+    return [*(before if is_worth_it else [False] * failed), *([False] * (len(computing) - failed))]
+
+
+def _ways_to_cut(body: Body, lines: ComputingLines, computing: list[bool]) -> Iterator[list[int]]:
     """The statements with which parts begin: before and behind all that computes, and then also in between.
 
     There a cut costs a launch, and is made where no graph of autograd would be cut as well.
     """
-    computing = [_is_among(statement, lines.lines) for statement in body.statements]
-    if lines.failed is not None:  # what comes after is not known
-        failed = next((i for i, one in enumerate(body.statements) if _is_among(one, {lines.failed})), 0)
-        computing[failed:] = [False] * (len(computing) - failed)
     if not any(computing):
         return
     first, last = computing.index(True), len(computing) - 1 - computing[::-1].index(True)
@@ -196,13 +206,15 @@ def _ways_to_cut(body: Body, lines: ComputingLines) -> Iterator[list[int]]:
         yield sorted((*outer, *inner))
 
 
-def _numbered(body: Body, cuts: list[int], lines: ComputingLines) -> list[tuple[Part, bool]]:
+def _numbered(body: Body, cuts: list[int], computing: list[bool]) -> list[tuple[Part, bool]]:
     """The parts, and whether each computes tensors; none if the function cannot be cut there."""
     try:
         parts = parts_of(body, cuts)
     except CutError:
         return []
-    return [(part, any(_is_among(one, lines.lines) for one in part.statements)) for part in parts]
+    bounds = [0, *cuts, len(computing)]
+    runs = [computing[first:last] for first, last in itertools.pairwise(bounds)]
+    return [(part, any(run)) for part, run in zip(parts, runs, strict=True)]
 
 
 def _is_among(statement: ast.stmt, lines: set[int]) -> bool:

@@ -35,6 +35,7 @@ class ComputingLines(TorchFunctionMode):
 
     Attributes:
         lines: The lines.
+        kernels: The lines among them, but for those that only set attributes, as gradients.
         open: The lines among them at which the function has a variable with a graph of autograd that is still good.
         failed: The line at which its trace has failed, if no such variable is there; None if it has not.
         ended: Whether the function has come to its end.
@@ -44,6 +45,7 @@ class ComputingLines(TorchFunctionMode):
     def __init__(self, fn: Callable[..., Any], code: types.CodeType) -> None:
         super().__init__()
         self.lines: set[int] = set()
+        self.kernels: set[int] = set()
         self.open: set[int] = set()
         self.failed: int | None = None
         self.ended = self.recurs = False
@@ -75,6 +77,8 @@ class ComputingLines(TorchFunctionMode):
             self.recurs = self.recurs or len(frames) > 1
             if frames and (line := frames[0].f_lineno) not in self.lines:
                 self.lines.add(line)
+                if getattr(func, "__name__", "") != "__set__":
+                    self.kernels.add(line)
                 if any(map(_has_graph, list(frames[0].f_locals.values()))):
                     self.open.add(line)
         return func(*args, **(kwargs or {}))

@@ -72,18 +72,27 @@ class Body:
         arguments = [*self.definition.args.posonlyargs, *self.definition.args.args]
         return frozenset(one.arg for one in arguments[:1])
 
+    @property
+    def arguments(self) -> frozenset[str]:
+        """The names of all its arguments."""
+        return frozenset(node.arg for node in ast.walk(self.definition.args) if isinstance(node, ast.arg))
+
     def check_closures(self, parts: Sequence[Part]) -> None:
-        """Check that variables which inner functions see are assigned to in one part alone, and not by these.
+        """Check that a variable which inner functions see is assigned to only in the first part that has it.
+
+        It is the same variable in later parts then, though each has its own.
 
         Raises:
-            CutError: One is not, so that parts would each have their own.
+            CutError: One is not.
         """
-        arguments = {node.arg for node in ast.walk(self.definition.args) if isinstance(node, ast.arg)}
         inner = {name for node in ast.walk(self.definition) if isinstance(node, ast.Nonlocal) for name in node.names}
         for name in self.fn.__code__.co_cellvars:
-            assigning = [part for part in parts if name in part.assigned]
-            count = len(assigning) + (name in arguments and parts[0] not in assigning)
-            if sum(name in part.named for part in parts) > 1 and (count > 1 or name in inner):
+            if sum(name in part.named for part in parts) < 2:
+                continue
+            is_given = name in self.arguments
+            having = [part for part in parts if name in part.named or (part.is_first and is_given)]
+            assigning = [part for part in parts if name in part.assigned or (part.is_first and is_given)]
+            if name in inner or assigning != having[:1]:
                 raise CutError(f"an inner function shares the variable {name}")
 
 
@@ -127,7 +136,8 @@ class Part:
         bound = list(bound)
         fn: Any = self.body.fn
         statements = [_Returns().visit(copy.deepcopy(statement)) for statement in self.statements]
-        unbound = sorted(self.named - self.assigned - set(bound)) if not self.is_first else []
+        given = self.body.arguments if self.is_first else set(bound)
+        unbound = sorted(self.named - self.assigned - given)
         prologue = ast.parse("".join(f"if False: {name} = None\n" for name in unbound)).body
         arguments = _without_values(self.body.definition.args) if self.is_first else _plain_arguments(bound)
         inner = _definition_of(
@@ -137,7 +147,7 @@ class Part:
         ast.copy_location(inner, self.statements[0])
         module = ast.fix_missing_locations(ast.Module([outer], []))
         flags = fn.__code__.co_flags & _FUTURE
-        compiled: types.CodeType = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
+        compiled: Any = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
         code = _code_in(_code_in(compiled, _OUTER), inner.name)
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         made = types.FunctionType(

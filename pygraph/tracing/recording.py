@@ -11,19 +11,21 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import traceback
 from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import DisturbedTraceError, GradientChangeError, StateChangeError, TraceError, describe
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location
 from pygraph.ir.descriptors import Baked, Input
-from pygraph.ir.source_lines import first_line, user_line
+from pygraph.ir.source_lines import TORCH_FOLDER, first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numbers
@@ -296,9 +298,7 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
     if iterators.problem is not None:
         raise TraceError(describe(call, iterators.problem, source=iterators.source, remedy=REMEDY)) from run.failure
     if run.failure is not None:
-        raise TraceError(
-            describe(call, f"{type(run.failure).__name__}: {first_line(run.failure)}", source=user_line(run.failure))
-        ) from run.failure
+        raise _failure_error(call, run.failure) from run.failure
     problem = watches.problem()
     if problem is not None:  # the function has caught the error
         raise TraceError(describe(call, problem))
@@ -316,6 +316,20 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
             describe(call, f"it seeds or draws from {run.seeded}, whose numbers would be baked in",
                      remedy="Draw with torch on the device, and seed before the call.")
         )  # fmt: skip
+
+
+def _failure_error(call: str, failure: Exception) -> TraceError:
+    problem, remedy = f"{type(failure).__name__}: {first_line(failure)}", None
+    if isinstance(failure, GuardOnDataDependentSymNode):
+        condition = first_line(failure).partition(" (unhinted")[0].rpartition("expression ")[2]
+        problem = f"Python code decides by a data-dependent number, which is on the device: {condition}"
+        remedy = "Decide there, by torch.where."
+        if any(frame.filename.startswith(_OPTIMIZERS) for frame in traceback.extract_tb(failure.__traceback__)):
+            remedy = "An optimizer that has capturable=True decides there."
+    return TraceError(describe(call, problem, source=user_line(failure), remedy=remedy))
+
+
+_OPTIMIZERS = TORCH_FOLDER + "optim"
 
 
 def _state_change_error(call: str, run: _Run) -> StateChangeError | GradientChangeError:

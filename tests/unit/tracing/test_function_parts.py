@@ -106,7 +106,15 @@ def fails(x: int) -> Any:
     return y
 
 
-FUNCTIONS = [returns_early, falls_off, loops, deletes, is_unbound, declares, catches, defines, fails]
+def reads_before(x: int) -> Any:
+    LOG.append("first")
+    if x > 1:
+        LOG.append(COUNT)  # noqa: F823  # the local variable
+    COUNT = 3
+    return COUNT
+
+
+FUNCTIONS = [returns_early, falls_off, loops, deletes, is_unbound, reads_before, declares, catches, defines, fails]
 
 
 class Counter:
@@ -223,6 +231,14 @@ def shares_from_inside(x: int) -> Any:
     return y
 
 
+def sees_later(x: int) -> Any:
+    def inner() -> int:
+        return y
+
+    y = x
+    return inner()
+
+
 def looks(x: int) -> Any:
     y = x
     return sorted(locals()), y
@@ -242,6 +258,7 @@ def mangled(x: Any) -> Any:
     ("fn", "reason"),
     [
         (shares, "an inner function shares the variable y"),
+        (sees_later, "an inner function shares the variable y"),
         (shares_from_inside, "an inner function shares the variable y"),
         (looks, "it calls locals"),
         (generates, "it is a generator"),

@@ -65,11 +65,12 @@ class StatePolicy(Policy):
         self._function, self._users, self._state = function, users, state
         # The number of calls that were found again, up to the last that was not, and of those that were not since.
         self._found_again = self._missed = 0
-        self._decided = 0  # compilations for another value of a number that decides
+        # Compilations in a row for another value of a number that decides, and the calls that were found again before.
+        self._decided = self._used = 0
 
     def restart(self) -> None:
         """Forget what became of calls."""
-        self._found_again = self._missed = self._decided = 0
+        self._found_again = self._missed = self._decided = self._used = 0
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions that the options of the user's function make static."""
@@ -120,7 +121,10 @@ class StatePolicy(Policy):
         decisive = cache.baked.get(key.kind, frozenset()).intersection(range(numbers.start, stored.stop))
         if not decisive:
             return
-        self._decided += 1
+        cache.settle()
+        found_again = sum(entry.calls - 1 for entry in cache.entries)
+        self._decided = self._decided + 1 if found_again == self._used else 1
+        self._used = found_again
         if not decisive.isdisjoint(stored) or self._decided > limits.LIMITS.wasted_traces:
             keyed = flatten_with_path((call.args, call.kwargs))[0]
             name = self._function.path("args" + pytree.keystr(keyed[min(decisive)][0][1:]))

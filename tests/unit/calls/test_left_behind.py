@@ -644,3 +644,31 @@ def test_results_of_layers_that_are_kept(device: torch.device) -> None:
             torch.testing.assert_close(features["0"], F.linear(x, model[0].weight, model[0].bias))
             assert features["2"] is got
     assert fast.cache_info().captures == 1
+
+
+def test_a_number_that_decides_and_comes_back_has_a_graph_for_each_value(device: torch.device) -> None:
+    """As a size that goes round; one that never comes back is found out after a few."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.size = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x[: self.size] * 2
+
+    plain, model = Model(), Model()
+    fast = pygraph.jit(model)
+    for step in range(60):
+        plain.size = model.size = step % 12 + 1
+        x = value(step, device, 13)
+        for _ in range(2):
+            assert torch.equal(fast(x), plain(x))
+    assert fast.explain().to_dict()["fallbacks"] == []
+    assert fast.cache_info().captures <= 14
+    for step in range(100, 130):
+        plain.size = model.size = step
+        x = value(step, device, 130)
+        assert torch.equal(fast(x), plain(x))
+    (fallback,) = fast.explain().to_dict()["fallbacks"]
+    assert "size" in fallback["reason"]

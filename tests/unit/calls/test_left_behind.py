@@ -665,7 +665,7 @@ def test_a_number_that_decides_and_comes_back_has_a_graph_for_each_value(device:
         for _ in range(2):
             assert torch.equal(fast(x), plain(x))
     assert fast.explain().to_dict()["fallbacks"] == []
-    assert fast.cache_info().captures <= 14
+    assert fast.cache_info().captures <= 26  # a comparison that is found late makes all anew, once
     for step in range(100, 130):
         plain.size = model.size = step
         x = value(step, device, 130)

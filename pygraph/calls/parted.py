@@ -55,7 +55,7 @@ class PartedCalls:
         plain: Any = fn.__func__ if isinstance(fn, types.MethodType) else fn
         if not isinstance(plain, types.FunctionType):
             raise CutError("it is no function")
-        self._plain, self._code = plain, plain.__code__
+        self._plain, self._code, self._defaults = plain, plain.__code__, (plain.__defaults__, plain.__kwdefaults__)
         self._signature = inspect.signature(plain)
         body = Body.of(plain)
         self._own = self._instance_name(body) if self._instance is not None else None
@@ -65,8 +65,7 @@ class PartedCalls:
         computing = _computing(body, lines)
         ways = _ways_to_cut(body, lines, computing)
         self._ways = [parts for cuts in ways if (parts := _numbered(body, cuts, computing))]
-        self._functions: dict[tuple[int, tuple[str, ...]], Callable[..., Any]] = {}
-        self._made: dict[tuple[int, tuple[str, ...]], types.FunctionType] = {}
+        self._functions: dict[tuple[Part, tuple[str, ...]], Callable[..., Any]] = {}
         self.why_useless: str | None = None
         self._next_way()
 
@@ -88,23 +87,26 @@ class PartedCalls:
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def is_current(self) -> bool:
-        """Whether the parts are of the code that the function has now, and serve their calls."""
+        """Whether the parts are of the code and the default values that the function has now, and serve their calls."""
         if self.why_useless is not None:
             if not self._ways:
                 return False
             self._next_way()
-        return self._plain.__code__ is self._code
+        plain, defaults = self._plain, self._defaults
+        if plain.__defaults__ is not defaults[0] or plain.__kwdefaults__ is not defaults[1]:
+            return False
+        return plain.__code__ is self._code
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call."""
         variables = self._bound(args if self._instance is None else (self._instance, *args), kwargs)
-        for index, (part, computes) in enumerate(self._parts):
-            if index:
+        for part, computes in self._parts:
+            if part.is_first:
+                names, taken, by_name = (), args, kwargs
+            else:
                 names = tuple(sorted(part.named & variables.keys() - {self._own}))
                 taken, by_name = [variables[name] for name in names], {}
-            else:
-                names, taken, by_name = (), args, kwargs
-            is_returned, found = self._run(index, part, computes, names)(*taken, **by_name)
+            is_returned, found = self._run(part, computes, names)(*taken, **by_name)
             if is_returned:
                 return found
             for name in part.assigned:
@@ -112,21 +114,20 @@ class PartedCalls:
             variables.update(found)
         return None
 
-    def _run(self, index: int, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
+    def _run(self, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
         """The function or the engine of a part, which is called as a method of the instance if there is one."""
-        key = index, names
-        if key not in self._functions:
-            made = part.function(names if self._own is None else (self._own, *names))
-            self._made[key] = made
-            setattr(made, PART_OF, self._plain)
-            bound = made if self._own is None else types.MethodType(made, self._instance)
-            policy = self._make_policy(self._note_useless)
-            self._functions[key] = self._function.derive(bound, policy) if computes else bound
-        if not index:
-            made, plain = self._made[key], self._plain
-            if made.__defaults__ is not plain.__defaults__ or made.__kwdefaults__ is not plain.__kwdefaults__:
-                made.__defaults__, made.__kwdefaults__ = plain.__defaults__, plain.__kwdefaults__
-        return self._functions[key]
+        run = self._functions.get((part, names))
+        if run is None:
+            with self._function.shared.lock:
+                run = self._functions.get((part, names)) or self._make(part, computes, names)
+                self._functions[part, names] = run
+        return run
+
+    def _make(self, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
+        made = part.function(names if self._own is None else (self._own, *names))
+        setattr(made, PART_OF, self._plain)
+        bound = made if self._own is None else types.MethodType(made, self._instance)
+        return self._function.derive(bound, self._make_policy(self._note_useless)) if computes else bound
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The function's arguments by name; a call that does not fit ends in Python's own error."""

@@ -84,7 +84,7 @@ class UsersPolicy(Policy):
         parts = self._parts
         if parts is not None and not parts.is_current():
             if parts.why_useless is None:
-                self._is_known = False  # its code is another one by now
+                self._is_known = False  # the function is another one by now
             else:
                 self.why_whole = f"where it is cut, {parts.why_useless}"
             parts.release()

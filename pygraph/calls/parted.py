@@ -171,8 +171,16 @@ _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 def _computing(body: Body, lines: ComputingLines) -> list[bool]:
-    """Whether each statement computes tensors; of those behind the failure of a trace that is not known."""
+    """Whether each statement computes tensors; of those behind the failure of a trace that is not known.
+
+    At the end, those count that do not wait for the device, as they may be part of a graph in any case.
+    """
     computing = [_is_among(statement, lines.lines) for statement in body.statements]
+    going_on = [
+        index for index, one in enumerate(body.statements) if computing[index] and not _is_among(one, lines.waiting)
+    ]
+    if going_on:
+        computing[going_on[-1] + 1 :] = [False] * (len(computing) - going_on[-1] - 1)
     if lines.failed is None:
         return computing
     failed = next((index for index, one in enumerate(body.statements) if _is_among(one, {lines.failed})), 0)

@@ -19,11 +19,25 @@ from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.trace import trace_call
 
 # Functions of torch that compute no tensor: what they read, eager reads as fast.
-_READ = frozenset({
-    "__get__", "__len__", "__repr__", "__str__", "__format__", "__float__", "__int__", "__bool__", "__hash__",
-    "detach", "item", "tolist", "cpu", "numpy", "size", "stride", "dim", "numel", "data_ptr", "is_floating_point",
-    "get_device", "register_hook", "storage_offset",
+_WAIT = frozenset({
+    "item", "tolist", "cpu", "numpy", "__repr__", "__str__", "__format__", "__float__", "__int__", "__index__",
+    "__bool__",
 })  # fmt: skip
+_READ = _WAIT | {
+    "__get__",
+    "__len__",
+    "__hash__",
+    "detach",
+    "size",
+    "stride",
+    "dim",
+    "numel",
+    "data_ptr",
+    "is_floating_point",
+    "get_device",
+    "register_hook",
+    "storage_offset",
+}
 
 
 class ComputingLines(TorchFunctionMode):
@@ -36,6 +50,7 @@ class ComputingLines(TorchFunctionMode):
     Attributes:
         lines: The lines.
         kernels: The lines among them, but for those that only set attributes, as gradients.
+        waiting: The lines that read a value from the device.
         open: The lines among them at which the function has a variable with a graph of autograd that is still good.
         failed: The line at which its trace has failed, if no such variable is there; None if it has not.
         ended: Whether the function has come to its end.
@@ -46,6 +61,7 @@ class ComputingLines(TorchFunctionMode):
         super().__init__()
         self.lines: set[int] = set()
         self.kernels: set[int] = set()
+        self.waiting: set[int] = set()
         self.open: set[int] = set()
         self.failed: int | None = None
         self.ended = self.recurs = False
@@ -72,16 +88,25 @@ class ComputingLines(TorchFunctionMode):
             self.failed = entry.tb_lineno
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in _READ:
+        name = getattr(func, "__name__", "")
+        if name not in _READ or name in _WAIT:
             frames = [frame for frame in _frames(sys._getframe(1)) if frame.f_code is self._code]
             self.recurs = self.recurs or len(frames) > 1
-            if frames and (line := frames[0].f_lineno) not in self.lines:
-                self.lines.add(line)
-                if getattr(func, "__name__", "") != "__set__":
-                    self.kernels.add(line)
-                if any(map(_has_graph, list(frames[0].f_locals.values()))):
-                    self.open.add(line)
+            if frames:
+                self._note(frames[0], name)
         return func(*args, **(kwargs or {}))
+
+    def _note(self, frame: Any, name: str) -> None:
+        line = frame.f_lineno
+        if name in _WAIT:
+            self.waiting.add(line)
+            return
+        if name != "__set__":
+            self.kernels.add(line)
+        if line not in self.lines:
+            self.lines.add(line)
+            if any(map(_has_graph, list(frame.f_locals.values()))):
+                self.open.add(line)
 
 
 def _frames(frame: Any) -> Iterator[Any]:

@@ -38,6 +38,7 @@ class PartedCalls:
         args: The arguments of a call.
         kwargs: Its keyword arguments.
         make_policy: Makes the rules of a part.
+        outside_alone: Whether it is only to be cut before and behind all that computes tensors.
 
     Attributes:
         why_useless: Why the parts do not serve; None if they do.
@@ -47,7 +48,13 @@ class PartedCalls:
     """
 
     def __init__(
-        self, function: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], make_policy: PartPolicy
+        self,
+        function: Engine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        make_policy: PartPolicy,
+        *,
+        outside_alone: bool = False,
     ) -> None:
         self._function, self._make_policy = function, make_policy
         fn = function.fn
@@ -63,7 +70,9 @@ class PartedCalls:
         if lines is None:
             raise CutError("it cannot be traced")
         computing = _computing(body, lines)
-        ways = _ways_to_cut(body, lines, computing)
+        ways = _ways_outside(body, computing)
+        if not outside_alone:
+            ways = itertools.chain(ways, _ways_inside(body, lines, computing))
         self._ways = [parts for cuts in ways if (parts := _numbered(body, cuts, computing))]
         self._functions: dict[tuple[Part, tuple[str, ...]], Callable[..., Any]] = {}
         self.why_useless: str | None = None
@@ -189,20 +198,20 @@ def _computing(body: Body, lines: ComputingLines) -> list[bool]:
     return [*(before if is_worth_it else [False] * failed), *([False] * (len(computing) - failed))]
 
 
-def _ways_to_cut(body: Body, lines: ComputingLines, computing: list[bool]) -> Iterator[list[int]]:
-    """The statements with which parts begin: before and behind all that computes, and then also in between.
+def _ways_outside(body: Body, computing: list[bool]) -> Iterator[list[int]]:
+    """The statements with which parts begin: the first that computes, and the first behind all that do."""
+    if any(computing):
+        before, behind = body.statements[: computing.index(True)], body.statements[_last(computing) + 1 :]
+        if _decide(before) or _decide(behind):
+            yield _outer(body, computing)
 
-    There a cut costs a launch, and is made where no graph of autograd would be cut as well.
-    """
+
+def _ways_inside(body: Body, lines: ComputingLines, computing: list[bool]) -> Iterator[list[int]]:
+    """In between, too: there a cut costs a launch, and is made where no graph of autograd would be cut as well."""
     if not any(computing):
         return
-    first, last = computing.index(True), len(computing) - 1 - computing[::-1].index(True)
-    before, behind = body.statements[:first], body.statements[last + 1 :]
-    outer = [*([first] if _decide(before) else []), *([last + 1] if behind else [])]
-    if _decide(before) or _decide(behind):
-        yield outer
     inner: list[int] = []
-    begin = first
+    begin, last = computing.index(True), _last(computing)
     while begin < last:
         if computing[begin]:
             begin += 1
@@ -212,7 +221,17 @@ def _ways_to_cut(body: Body, lines: ComputingLines, computing: list[bool]) -> It
             inner += [begin, end]
         begin = end
     if inner:
-        yield sorted((*outer, *inner))
+        yield sorted((*_outer(body, computing), *inner))
+
+
+def _outer(body: Body, computing: list[bool]) -> list[int]:
+    first, behind = computing.index(True), _last(computing) + 1
+    begins = [first] if _decide(body.statements[:first]) else []
+    return [*begins, behind] if behind < len(computing) else begins
+
+
+def _last(computing: list[bool]) -> int:
+    return len(computing) - 1 - computing[::-1].index(True)
 
 
 def _numbered(body: Body, cuts: list[int], computing: list[bool]) -> list[tuple[Part, bool]]:

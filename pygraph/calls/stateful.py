@@ -13,6 +13,7 @@ function finds in its optimizer, are taken in the same way.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +30,7 @@ from pygraph.calls.spent_results import mark_spent
 from pygraph.calls.state_policy import StatePolicy, UnsteadyError, reached_state, state_left_behind
 from pygraph.calls.stateful_function import AsItIsError, OutdatedError, StatefulFunction
 from pygraph.errors import TraceError
+from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.tracing.function_kinds import StateInputs
@@ -57,6 +59,7 @@ class UsersPolicy(Policy):
         self.why_whole = _PART
         self._why_cut = ""
         self._is_known = note_unsteady is not None
+        self._is_tried = False
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
@@ -90,6 +93,18 @@ class UsersPolicy(Policy):
             parts.release()
             parts = self._parts = None
         return parts
+
+    def cut_outside(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> bool:
+        """Cut the function of an engine before and behind what computes tensors; returns whether that can be done.
+
+        Args: as of `cut`.
+        """
+        if self._is_tried or self._is_known:
+            return False
+        self._is_tried, self._why_cut = True, reason
+        with contextlib.suppress(CutError), engine.turn():
+            self._parts = PartedCalls(engine, args, kwargs, self._of_part, outside_alone=True)
+        return self._parts is not None
 
     def cut(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
         """Cut the function of an engine, if that is of use.
@@ -221,6 +236,10 @@ class StatefulCalls:
                     self._note_unsteady(error.reason, args, kwargs)
                     break
                 except OutdatedError as error:
+                    decides = self._deciding(error.state)
+                    if decides is not None and self._users.cut_outside(function, args, kwargs, decides):
+                        self.engine.release()
+                        break
                     self._state |= error.state
                 self._renewals.lose(self.engine.cache.seconds)
                 self._settled = 0
@@ -228,6 +247,13 @@ class StatefulCalls:
                 self.engine = self._make(args, kwargs)
         parts = self._users.parts()
         return self._inline(args, kwargs) if parts is None else parts(args, kwargs)
+
+    def _deciding(self, state: StateInputs) -> str | None:
+        """Why calls may better run part by part: a number that they change is one by which they decide."""
+        for base in (base for condition in state.conditions for base in condition.bases):
+            if isinstance(base, Location) and any(map(base.is_same, self.stateful.locations)):
+                return f"{base.name} is another number at every call, and decides what it does"
+        return None
 
     def _note_unsteady(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have calls, which are all unlike each other, run part by part or as they are."""

@@ -9,6 +9,9 @@ Each is compiled from the statements in the source, with their lines, and shares
 Local variables that later parts need are returned, and are arguments of these.
 """
 
+# Nodes of trees have values of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import ast

@@ -640,7 +640,8 @@ def test_a_gradient_scaler(device: torch.device, fused: bool, clips: bool) -> No
         )
         histories.append((found, scales))
         if jitted:
-            reasons = [fallback["reason"] for fallback in step.explain().to_dict()["fallbacks"]]
+            report = step.explain().to_dict()
+            reasons = [fallback["reason"] for fallback in report["fallbacks"]] + report["in_python"]
             assert bool(reasons) != fused, reasons
     assert_same(histories[0], histories[1], device)
     assert len(set(histories[0][1])) > 2

@@ -42,7 +42,7 @@ _READS_ALL = frozenset(
     }
 )  # fmt: skip
 
-_IMPORT = opcode.opmap["IMPORT_NAME"]
+_IMPORT, _MATCH_CLASS = opcode.opmap["IMPORT_NAME"], opcode.opmap["MATCH_CLASS"]
 
 
 def looked_up(code: types.CodeType) -> set[str]:
@@ -96,6 +96,11 @@ def may_make_others(names: Set[str]) -> bool:
 def may_read_all(names: Set[str]) -> bool:
     """Whether code with these names may read attributes of an object that it has no names for."""
     return not names.isdisjoint(_READS_ALL)
+
+
+def has_class_patterns(code: types.CodeType) -> bool:
+    """Whether code, or a function defined in it, matches classes, whose attributes have their names elsewhere."""
+    return _MATCH_CLASS in code.co_code[::2] or any(map(has_class_patterns, _functions_in(code)))
 
 
 def is_making(name: str) -> bool:

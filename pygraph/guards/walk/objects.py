@@ -16,6 +16,7 @@ from typing import Any, Generic
 
 import torch
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError, describe
 from pygraph.guards.attributes import attributes_of, slots_of
@@ -102,7 +103,7 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
 
 def _is_read_by_name(walk: Walk, value: Any) -> bool:
     """Whether of an object only the attributes count that code has names for, as its methods are all the user's."""
-    if walk.whole is None or type(attributes_of(value)) is not dict:
+    if walk.whole is None or type(attributes_of(value)) is not dict or type(value) in pytree.SUPPORTED_NODES:
         return False
     bases = type(value).__mro__
     return all(base in _WITHOUT_STATE or not is_library(base.__module__) for base in bases)

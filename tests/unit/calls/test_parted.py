@@ -264,3 +264,28 @@ def test_attributes_that_are_read_without_a_name(device: torch.device, capsys: p
     for hidden in (1.0, 1.0, 1.0, 2.0, 3.0, 3.0, 4.0, 5.0):
         reflects.hidden = hidden
         assert fast(x).tolist() == [2.0 + hidden] * 3
+
+
+class Matches:
+    """A pattern has the names of attributes among the constants."""
+
+    __match_args__ = ("hidden",)
+
+    def step(self, x: Tensor) -> Tensor:
+        match self:
+            case Matches(number, shown=other):
+                y = x * number * other
+        print(y.sum().item() > 1e9)
+        return y
+
+
+def test_attributes_that_are_matched(device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
+    del capsys
+    matches: Any = Matches()
+    matches.hidden, matches.shown = 1.0, 1.0
+    fast = pygraph.jit(matches.step)
+    x = torch.ones(3, device=device)
+    for value in (1.0, 1.0, 1.0, 2.0, 3.0, 3.0, 4.0, 5.0):
+        matches.hidden = value
+        assert fast(x).tolist() == [value * matches.shown] * 3
+        matches.shown = value

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -226,6 +226,14 @@ class DecidingCalls:
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
         return None if self._again.allows() else self._why_not
+
+    def engines(self) -> Iterator[Any]:
+        """The engine of the function that decides as it is told."""
+        yield self.engine
+
+    def in_python(self) -> str | None:
+        """Nothing runs as Python."""
+        return None
 
     def release(self) -> None:
         """Give back its graphs."""

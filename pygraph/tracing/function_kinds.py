@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Generator, Iterable, Sequence
+from typing import Any
 
 import torch
 
 from pygraph.guards.environment import Environment
-from pygraph.guards.locations import Location, RequiresGrad
+from pygraph.guards.locations import Location, RequiresGrad, union
 from pygraph.ir.program import Program
+from pygraph.tracing.number_conditions import Comparison, Condition
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,14 +71,18 @@ class StateInputs:
     Attributes:
         gradients: Whether the gradients of all closed-over tensors are inputs.
         learning_rates: Whether the learning rates of optimizers are inputs.
-        locations: The attributes and variables whose values are inputs.
-        decisions: Whether calls decide by values on the device, and take the outcomes as inputs.
+        numbers: Other attributes and variables that are numbers, which calls read and do not change.
+        locations: The attributes and variables whose values are inputs, and results.
+        conditions: Comparisons of such numbers, or of arguments, whose outcomes are inputs.
         thawed: Flags of tensors that calls have require grad, though they need not before: their gradients count.
+        decisions: Whether calls decide by values on the device, and take the outcomes as inputs.
     """
 
     gradients: bool = False
     learning_rates: bool = False
+    numbers: tuple[Location, ...] = ()
     locations: tuple[Location, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     thawed: tuple[RequiresGrad, ...] = ()
     decisions: bool = False
 
@@ -85,17 +90,12 @@ class StateInputs:
         return StateInputs(
             self.gradients or other.gradients,
             self.learning_rates or other.learning_rates,
-            _union(self.locations, other.locations),
-            _union(self.thawed, other.thawed),
+            union(self.numbers, other.numbers),
+            union(self.locations, other.locations),
+            union(self.conditions, other.conditions),
+            union(self.thawed, other.thawed),
             self.decisions or other.decisions,
         )
-
-
-L = TypeVar("L", bound=Location)
-
-
-def _union(some: tuple[L, ...], others: tuple[L, ...]) -> tuple[L, ...]:
-    return (*some, *(location for location in others if not any(location.is_same(known) for known in some)))
 
 
 class WithStateInputs:
@@ -103,12 +103,12 @@ class WithStateInputs:
 
     Attributes:
         differentiated: The tensors whose gradients are inputs.
-        groups: The parameter groups whose learning rates are inputs.
-        locations: The attributes and variables whose values are inputs.
+        numbers: The attributes and variables that are numbers, and inputs: learning rates and others.
+        locations: The attributes and variables whose values are inputs, and results.
     """
 
     differentiated: Sequence[torch.Tensor]
-    groups: Sequence[dict[str, Any]]
+    numbers: Sequence[Location]
     locations: Sequence[Location]
 
     @contextlib.contextmanager
@@ -118,6 +118,18 @@ class WithStateInputs:
             for location in self.locations:
                 stack.callback(location.hide())
             yield
+
+    def taken(self, comparisons: Sequence[Comparison], needed: Sequence[str]) -> Collection[Comparison]:
+        """The comparisons in a trace whose outcomes are inputs.
+
+        Args:
+            comparisons: All that could be.
+            needed: The paths of arguments whose values the trace needs all the same.
+
+        Raises:
+            Exception: There are more that should be, or other state is, so that the trace is of no use.
+        """
+        raise NotImplementedError
 
     def path(self, path: str) -> str:
         """The name of an argument or a result in reports, in terms of the other function."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Generator, Iterable
+import traceback
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any
 
 import torch
@@ -32,22 +33,24 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, CapturedGenerator, Input
 from pygraph.ir.random_states import drop_idle_states
-from pygraph.ir.source_lines import first_line, user_line
+from pygraph.ir.source_lines import TORCH_FOLDER, first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
-from pygraph.tracing.baked_numbers import baked_leaves, needed_numbers
+from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numbers
 from pygraph.tracing.context_variables import changed_variable
 from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.decisions import Questions
 from pygraph.tracing.explicit_generators import ExplicitGenerators
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
 from pygraph.tracing.fake_tracing import fake_tracing
+from pygraph.tracing.function_kinds import WithStateInputs
 from pygraph.tracing.function_modes import GradientReads, LiveNumbersMode, MetaDeviceUses
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradients import Accumulations
 from pygraph.tracing.iterators import Iterators
 from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_numbers import texts_noticed
+from pygraph.tracing.number_conditions import Comparison
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
 from pygraph.tracing.outside import CallerState, IgnoredErrors
@@ -145,10 +148,15 @@ def record(
     assert run.module is not None
     assert run.results is not None
     run.results.check(call, arguments.fakes.values(), inference=inference)
+    taken: Collection[Comparison] = ()
+    if isinstance(fn, WithStateInputs):
+        found = comparisons(arguments)
+        needed = needed_numbers(arguments, run.module, found)
+        taken = fn.taken(found, [arguments.paths[leaf] for leaf in needed])
     return Recording(
         name, arguments.mode, run.module, arguments.inputs, arguments.values, run.results.leaves, run.results.paths,
         arguments.tree, run.results.tree, environment, watches.gradients(), watches.toggles.tensors,
-        needed_numbers(arguments, run.module), baked_leaves(arguments), watches.explicit.found,
+        needed_numbers(arguments, run.module, taken), baked_leaves(arguments), watches.explicit.found,
     )  # fmt: skip
 
 
@@ -310,7 +318,7 @@ def _clear_unreached_gradients(used: Iterable[torch.Tensor]) -> str | None:
     return changed
 
 
-_OF_VALUES = "Keep it a tensor, by torch.where, index_copy_ or torch.cond, or pass a number of the host."
+_OF_VALUES = "Decide there: keep it a tensor, by torch.where, index_copy_ or torch.cond, or pass a number of the host."
 
 
 def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment) -> None:
@@ -325,10 +333,7 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
             describe(call, iterators.problem, source=iterators.source, remedy=iterators.remedy)
         ) from run.failure
     if run.failure is not None:
-        kind = UndecidedError if watches.questions.undecided else TraceError
-        problem = f"{type(run.failure).__name__}: {first_line(run.failure)}"
-        remedy = _OF_VALUES if isinstance(run.failure, GuardOnDataDependentSymNode) else None
-        raise kind(describe(call, problem, source=user_line(run.failure), remedy=remedy)) from run.failure
+        raise _failure_error(call, run.failure, undecided=watches.questions.undecided) from run.failure
     problem = watches.problem()
     if problem is not None:  # the function has caught the error
         raise TraceError(describe(call, problem))
@@ -346,6 +351,21 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
             describe(call, f"it seeds or draws from {run.seeded}, whose numbers would be baked in",
                      remedy="Draw with torch on the device, and seed before the call.")
         )  # fmt: skip
+
+
+def _failure_error(call: str, failure: Exception, *, undecided: bool) -> TraceError:
+    problem, remedy = f"{type(failure).__name__}: {first_line(failure)}", None
+    if isinstance(failure, GuardOnDataDependentSymNode):
+        condition = first_line(failure).partition(" (unhinted")[0].rpartition("expression ")[2]
+        problem = f"Python code decides by a data-dependent number, which is on the device: {condition}"
+        remedy = _OF_VALUES
+        if any(frame.filename.startswith(_OPTIMIZERS) for frame in traceback.extract_tb(failure.__traceback__)):
+            remedy = "An optimizer that has capturable=True decides there."
+    kind = UndecidedError if undecided else TraceError
+    return kind(describe(call, problem, source=user_line(failure), remedy=remedy))
+
+
+_OPTIMIZERS = TORCH_FOLDER + "optim"
 
 
 def _state_change_error(call: str, run: _Run) -> StateChangeError | GradientChangeError:

@@ -37,7 +37,7 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.function_parts import CutError
 
-_PART = "such numbers can be computed in statements of their own, before or after those that compute tensors"
+_REMEDY = "compute in statements of the function itself, that compute no tensors, what decides and is another each time"
 
 # Why calls run as they are, once their traces have come to nothing.
 _CHANGING = Fallback("the call", "something that the function closes over changes at every call")
@@ -60,7 +60,7 @@ class UsersPolicy(Policy):
         self.carries_state, self._decides = carries_state, decides
         self._note_unsteady = note_unsteady
         self._parts: PartedCalls | None = None
-        self.why_whole = _PART
+        self.why_whole = ""
         self._why_cut = ""
         self._is_known = note_unsteady is not None
         self._is_tried = False
@@ -95,7 +95,7 @@ class UsersPolicy(Policy):
             if parts.why_useless is None:
                 self._is_known = False  # the function is another one by now
             else:
-                self.why_whole = f"where it is cut, {parts.why_useless}"
+                self.why_whole = f"; where it is cut, {parts.why_useless}"
             parts.release()
             parts = self._parts = None
         return parts
@@ -129,7 +129,7 @@ class UsersPolicy(Policy):
                 with engine.turn():
                     self._parts = PartedCalls(engine, args, kwargs, self._of_part)
             except CutError as error:
-                self.why_whole = f"it is not cut there, as {error}"
+                self.why_whole = f"; it is not cut, as {error}: {_REMEDY}"
 
     def in_python(self) -> str | None:
         """The lines that run as Python at each call, and why; None if the function is not cut."""
@@ -278,7 +278,7 @@ class StatefulCalls:
 
     def _why_not(self) -> Fallback:
         reason = self._why_unsteady
-        return _CHANGING if reason is None else Fallback("the call", f"{reason}; {self._users.why_whole}")
+        return _CHANGING if reason is None else Fallback("the call", reason + self._users.why_whole)
 
     def in_python(self) -> str | None:
         """The lines that run as Python at each call, and why; None if there are none."""

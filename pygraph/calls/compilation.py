@@ -10,13 +10,14 @@ import torch
 from pygraph.calls import retries
 from pygraph.calls.cache import Cache, Shared
 from pygraph.calls.call_plan import CallPlan
-from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful
+from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful, StateRunner
 from pygraph.calls.failed_traces import adds_again, failure_of
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of
 from pygraph.calls.memory import check_disjoint, check_updatable
+from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.pipeline import transformed_program
-from pygraph.calls.policy import Policy, RunnerFactory
+from pygraph.calls.policy import Policy, Runners
 from pygraph.calls.recording import Recorder
 from pygraph.calls.retries import Traces
 from pygraph.errors import (
@@ -24,6 +25,7 @@ from pygraph.errors import (
     FallbackError,
     GradientError,
     SpentGraphError,
+    StateChangeError,
     TraceError,
     describe,
 )
@@ -44,14 +46,14 @@ class _Past:
         last: The entry that was used last; None if there was none.
         form: The part of the key that it has in common with those of other objects.
         traces: The budget of traces of that form; None if there was none.
-        state: The environment of a trace in which gradients or learning rates are others now.
+        state: The state that is another one now, so that calls are to take it.
         moved: An entry of which only tensors have moved.
     """
 
     last: Entry | None
     form: Hashable
     traces: Traces | None
-    state: Environment | None
+    state: StateInputs
     moved: Recorded | None
 
     @property
@@ -83,13 +85,13 @@ class Compiler:
         self._function, self._cache, self._shared = function, cache, shared
         self._policy, self._keys, self._recorder = policy, keys, recorder
 
-    def compile(self, key: Key, call: Call, make_runner: RunnerFactory) -> Entry:
+    def compile(self, key: Key, call: Call, runners: Runners) -> Entry:
         """The entry for a call, made and kept.
 
         Args:
             key: The key of the call.
             call: The call.
-            make_runner: Makes what runs calls that leave state behind, of their arguments and that state.
+            runners: Makes what runs calls that leave state behind, or are no whole graphs.
 
         Raises:
             FallbackError: Calls are to be graphs, by ``strict``, and this one cannot be one.
@@ -97,7 +99,7 @@ class Compiler:
         begin = retries.clock()
         try:
             self._policy.before_compilation(key, call, self._cache)
-            entry = self._compile(key, call, make_runner)
+            entry = self._compile(key, call, runners)
             self._policy.after_compilation(key, call, self._cache)
         finally:
             seconds = retries.clock() - begin
@@ -109,22 +111,20 @@ class Compiler:
             extension.start()  # for what runs as it is there is a native path, too
         return entry
 
-    def _compile(self, key: Key, call: Call, make_runner: RunnerFactory) -> Entry:
+    def _compile(self, key: Key, call: Call, runners: Runners) -> Entry:
         self._cache.settle()
         while self._shared.releases:
             self._shared.releases.popleft()()
         self._shared.counts.misses += 1
         past = self._past(key)
-        if past.state is not None:
+        if past.state != StateInputs():
             self._cache.entries.drop_all(key)
-            return self._add_stateful(
-                key, call, make_runner, StateInputs(gradients=True, learning_rates=not past.state.rates_are_current())
-            )
+            return self._add_stateful(key, call, runners, past.state)
         refused = self._over_budget(key, call, past)
         if refused is not None:
             return refused
         if past.last_refusal is not None and past.last_refusal.sets_gradients:
-            return self._add_stateful(key, call, make_runner, StateInputs(gradients=True))
+            return self._add_stateful(key, call, runners, StateInputs(gradients=True))
         if self._cache.is_past_budget(key):
             note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
             return Refused(fallbacks=[note])
@@ -136,7 +136,10 @@ class Compiler:
                 return self._keep(key, call, Differentiated(fallbacks=[]))
             state = self._state_left_behind(past, error)
             if state is not None:
-                return self._add_stateful(key, call, make_runner, state)
+                return self._add_stateful(key, call, runners, state)
+            parts = self._parts(past, call, runners, error)
+            if parts is not None:
+                return self._keep(key, call, Stateful(fallbacks=[], runner=parts))
             return self._without_trace(key, call, past, error, retries.clock() - began)
         return self._from_trace(key, call, traced, program)
 
@@ -152,12 +155,11 @@ class Compiler:
             traces.note_outdated(wasted=wasted)
         return _Past(last, form, traces, state, moved)
 
-    def _outdated_state(self, entries: list[Entry]) -> Environment | None:
-        """The environment of a trace in which gradients or learning rates are others now."""
+    def _outdated_state(self, entries: list[Entry]) -> StateInputs:
+        """The state that is another one now than in traces, so that calls are to take it."""
         if not self._policy.carries_state:
-            return None
-        found = (entry.traced.environment for entry in entries if isinstance(entry, (Recorded, Evaluated)))
-        return next((one for one in found if not one.step_is_current()), None)
+            return StateInputs()
+        return outdated_inputs([e.traced.environment for e in entries if isinstance(e, (Recorded, Evaluated))])
 
     def _over_budget(self, key: Key, call: Call, past: _Past) -> Entry | None:
         """The entry for a call that is not traced, as traces of calls like it come to nothing; None if it is."""
@@ -277,15 +279,23 @@ class Compiler:
         is_repeated = past.last is not None and not adds_again(error, was_once=past.was_once)
         return self._policy.state_left_behind(error, is_known=is_repeated or self._function.options.strict)
 
+    def _parts(self, past: _Past, call: Call, runners: Runners, error: TraceError) -> StateRunner | None:
+        """The runner of a call whose trace has failed, if part of it can be traced."""
+        if self._function.options.strict or isinstance(error, DisturbedTraceError):
+            return None
+        if isinstance(error, StateChangeError) and (past.last is None or adds_again(error, was_once=past.was_once)):
+            return None  # the next call may leave it as it is
+        return runners.of_parts(call.args, call.kwargs, str(error))
+
     def _is_differentiated(self, error: TraceError) -> bool:
         """Whether all that is in the way of a trace is that autograd differentiates the call."""
         if not isinstance(error, GradientError) or isinstance(error, SpentGraphError):
             return False
         return self._policy.composes and torch.is_grad_enabled() and not self._function.options.donates
 
-    def _add_stateful(self, key: Key, call: Call, make_runner: RunnerFactory, state: StateInputs) -> Entry:
+    def _add_stateful(self, key: Key, call: Call, runners: Runners, state: StateInputs) -> Entry:
         """An entry for calls that leave other state behind than there was, or find another learning rate."""
-        runner = make_runner(call.args, call.kwargs, state)
+        runner = runners.of_state(call.args, call.kwargs, state)
         entry = self._keep(key, call, Stateful(fallbacks=[], runner=runner))
         runner.traces = entry.traces
         return entry

@@ -23,7 +23,7 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, UnhashableError, flatten_call
 from pygraph.calls.options import Options
 from pygraph.calls.plans import Planned
-from pygraph.calls.policy import Composition, CompositionFactory, Policy
+from pygraph.calls.policy import Composition, CompositionFactory, Policy, Runners
 from pygraph.calls.recording import Recorder
 from pygraph.calls.reports import call_report
 from pygraph.calls.requirements import Requirements
@@ -99,6 +99,7 @@ class Engine:
         self.recorder = Recorder(self.function, self.shared)
         self.compiler = Compiler(self.function, self.cache, self.shared, self.policy, self.keys, self.recorder)
         self._composition_factory = composition
+        self._runners = Runners(self.policy, self)
         self._native = self.cache.native
         self.composition: Composition | None = None
         if composition is not None:
@@ -196,7 +197,7 @@ class Engine:
                 self.cache.entries.drop(entry)
                 entry = None
         if entry is None:
-            return self.compiler.compile(key, call, functools.partial(self.policy.state_runner, self)), False
+            return self.compiler.compile(key, call, self._runners), False
         self.cache.count_hit(entry)
         return entry, True
 
@@ -381,7 +382,7 @@ class Engine:
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
-        engines, counts = [self, *self.derived()], self.shared.counts
+        engines, counts = list(self._family()), self.shared.counts
         hits = counts.hits + sum(engine.cache.unsettled for engine in engines)
         size = sum(len(engine.cache) for engine in engines)
         return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
@@ -397,15 +398,27 @@ class Engine:
                 inlined += self.recorder.reused.notes
             reports = tuple(call_report(entry) for entry in self.cache.entries if not entry.counts_itself)
             report = Explanation(self.name, reports, dict(inlined), slow_calls=extension.reason())
+            in_python = (entry.runner.in_python() for entry in self.cache.entries if isinstance(entry, Stateful))
+            report = dataclasses.replace(report, in_python=tuple(dict.fromkeys(filter(None, in_python))))
             return report.with_derived(engine.explain() for engine in self.derived())
 
     def derived(self) -> Iterator[Engine]:
         """The engines that are derived from this one and run calls of it."""
         if self.composition is not None:
             yield from self.composition.functions()
+        seen: set[int] = set()
         for entry in self.cache.entries:
             if isinstance(entry, Stateful):
-                yield entry.runner.engine
+                for engine in entry.runner.engines():
+                    if id(engine) not in seen:  # kinds of calls may share them
+                        seen.add(id(engine))
+                        yield engine
+
+    def _family(self) -> Iterator[Engine]:
+        """The engine and all that are derived from it, step by step."""
+        yield self
+        for engine in self.derived():
+            yield from engine._family()
 
     def static_results(self) -> Iterator[Any]:
         """Results of the Programs of its calls that no input is part of."""

@@ -20,7 +20,7 @@ from pygraph.runtime.executable import Executable
 from pygraph.tracing.function_kinds import Traced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -210,7 +210,6 @@ class StateRunner(Protocol):
     """Runs calls that leave state behind, see `pygraph.calls.stateful`."""
 
     traces: Traces | None
-    engine: Any
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, and store the state that it leaves behind."""
@@ -220,6 +219,13 @@ class StateRunner(Protocol):
 
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
+
+    def engines(self) -> Iterable[Any]:
+        """The engines of the functions that run instead."""
+        ...
+
+    def in_python(self) -> str | None:
+        """The lines that run as Python at each call, and why; None if there are none."""
 
     def release(self) -> None:
         """Give back its graphs."""

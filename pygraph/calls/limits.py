@@ -25,6 +25,7 @@ class Limits:
         forms: Forms of calls of which it is remembered that they came, or what their traces have cost.
         state_shapes: Kinds of calls in a row that are unlike each one before, after which what they leave behind is
             taken to change shape at every call, as a cache that grows.
+        conditions: Comparisons of numbers that decide what calls of one kind do, and are made before these.
         replans: Times that other tensors may be where those were that a plan of a site guards.
         discovery_rounds: Rounds in which a function's closed-over tensors are found; one is usual.
     """
@@ -41,6 +42,7 @@ class Limits:
     plans: int = 8
     forms: int = 4096
     state_shapes: int = 4
+    conditions: int = 8
     replans: int = 8
     discovery_rounds: int = 100
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -58,6 +59,13 @@ class Policy:
         """A runner of calls of an engine that leave state behind."""
         raise NotImplementedError
 
+    def part_runner(
+        self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> StateRunner | None:
+        """A runner of calls of an engine that cannot be traced as a whole; None if they cannot be cut into parts."""
+        del engine, args, kwargs, reason
+        return None
+
 
 class Composition(Protocol):
     """Calls of one function inside transforms of ``torch.func`` and under autograd, see `pygraph.autograd`."""
@@ -88,5 +96,23 @@ class Composition(Protocol):
 CompositionFactory = Callable[[int, Callable[[], int]], Composition]
 """Makes the composition of an engine, of the number of kinds of calls that are kept and the clock of native plans."""
 
-RunnerFactory = Callable[[tuple[Any, ...], dict[str, Any], StateInputs], StateRunner]
-"""Makes what runs calls that leave state behind, of their arguments and that state."""
+
+@dataclasses.dataclass(frozen=True)
+class Runners:
+    """The runners of calls of one engine that are not whole graphs.
+
+    Attributes:
+        policy: The rules of the engine.
+        engine: The engine.
+    """
+
+    policy: Policy
+    engine: Any
+
+    def of_state(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> StateRunner:
+        """The runner of calls that take and return state."""
+        return self.policy.state_runner(self.engine, args, kwargs, state)
+
+    def of_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> StateRunner | None:
+        """The runner of calls that cannot be traced as a whole; None if they cannot be cut into parts either."""
+        return self.policy.part_runner(self.engine, args, kwargs, reason)

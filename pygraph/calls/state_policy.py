@@ -17,27 +17,25 @@ from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry, Evaluated, Recorded
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
+from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.policy import Policy
-from pygraph.calls.stateful_function import StatefulFunction
+from pygraph.calls.stateful_function import OutdatedError, StatefulFunction
 from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError
 from pygraph.guards.environment import Environment
+from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.function_kinds import StateInputs
 
 
-class OutdatedError(Exception):
-    """The function reaches other tensors than before, or something has changed that is not passed.
+class UnsteadyError(Exception):
+    """No call is like another: what each leaves behind has another shape, or decides what the next one does.
 
     Args:
-        state: The state that is to be taken from now on.
+        reason: Why.
     """
 
-    def __init__(self, state: StateInputs = StateInputs()) -> None:  # noqa: B008  (it is immutable)
-        super().__init__()
-        self.state = state
-
-
-class UnsteadyError(Exception):
-    """No call is like another: what each leaves behind has another shape, or decides what the next one does."""
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def state_left_behind(error: TraceError, *, is_known: bool) -> StateInputs | None:
@@ -67,15 +65,17 @@ class StatePolicy(Policy):
         self._function, self._users, self._state = function, users, state
         # The number of calls that were found again, up to the last that was not, and of those that were not since.
         self._found_again = self._missed = 0
+        # Compilations in a row for another value of a number that decides, and the calls that were found again before.
+        self._decided = self._used = 0
 
     def restart(self) -> None:
         """Forget what became of calls."""
-        self._found_again = self._missed = 0
+        self._found_again = self._missed = self._decided = self._used = 0
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions that the options of the user's function make static."""
-        first = _stored_leaves(args).stop
-        return frozenset(first + leaf for leaf in self._users.keys.static_leaves(*args[3:]))
+        first = _state_leaves(args)[1].stop + len(args[3])
+        return frozenset(first + leaf for leaf in self._users.keys.static_leaves(*args[4:]))
 
     def released_items(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
         """Positions of the gradients that a call replaces and does not read, as after ``zero_grad``."""
@@ -92,27 +92,24 @@ class StatePolicy(Policy):
             OutdatedError: Other state is to be passed.
             UnsteadyError: No call is like another.
         """
-        function, now = self._function, reached_state(self._users, *call.args[3:])
+        function, now = self._function, reached_state(self._users, *call.args[4:])
         if self._state.gradients and not _are_same(now.differentiable, function.differentiated):
             raise OutdatedError
         traced = (
             entry.traced.environment for entry in cache.entries.of(key) if isinstance(entry, (Recorded, Evaluated))
         )
-        environments = list(traced)
-        if self._state.learning_rates:
-            if not _are_same(now.rates, function.groups):
-                raise OutdatedError
-        elif any(not environment.rates_are_current() for environment in environments):
-            raise OutdatedError(StateInputs(learning_rates=True))
-        if not self._state.gradients and any(not environment.step_is_current() for environment in environments):
-            raise OutdatedError(StateInputs(gradients=True))
+        if self._state.learning_rates and not _are_same(now.rates, function.groups):
+            raise OutdatedError
+        more = outdated_inputs(list(traced))
+        if self._state | more != self._state:
+            raise OutdatedError(more)
         if function.locations:
             cache.settle()
             found_again = sum(entry.calls - 1 for entry in cache.entries)
             self._missed = self._missed + 1 if found_again == self._found_again else 0
             self._found_again = found_again
             if self._missed > limits.LIMITS.state_shapes:
-                raise UnsteadyError
+                raise UnsteadyError("what it leaves behind in attributes or variables has another shape at every call")
 
     def after_compilation(self, key: Key, call: Call, cache: Cache) -> None:
         """Refuse a call in which state is a number that changes at every call, and decides what the call does.
@@ -120,8 +117,18 @@ class StatePolicy(Policy):
         Raises:
             UnsteadyError: It is so.
         """
-        if not cache.baked.get(key.kind, frozenset()).isdisjoint(_stored_leaves(call.args)):
-            raise UnsteadyError
+        numbers, stored = _state_leaves(call.args)
+        decisive = cache.baked.get(key.kind, frozenset()).intersection(range(numbers.start, stored.stop))
+        if not decisive:
+            return
+        cache.settle()
+        found_again = sum(entry.calls - 1 for entry in cache.entries)
+        self._decided = self._decided + 1 if found_again == self._used else 1
+        self._used = found_again
+        if not decisive.isdisjoint(stored) or self._decided > limits.LIMITS.wasted_traces:
+            keyed = flatten_with_path((call.args, call.kwargs))[0]
+            name = self._function.path("args" + pytree.keystr(keyed[min(decisive)][0][1:]))
+            raise UnsteadyError(f"{name} is another number at every call, and decides what it does")
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """Nothing more: what is found is to be passed as well.
@@ -134,12 +141,22 @@ class StatePolicy(Policy):
             raise OutdatedError(more)
         return None
 
+    def part_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
+        """Nothing: it is the user's function that is cut.
 
-def _stored_leaves(args: tuple[Any, ...]) -> range:
-    """The leaves of a `StatefulFunction`'s arguments that are stored at its locations."""
-    gradients, rates, values, *_ = args
-    first = len(gradients) + len(rates)
-    return range(first, first + len(pytree.tree_leaves(values)))
+        Raises:
+            UnsteadyError: It can be.
+        """
+        if self._users.policy.part_runner(self._users, args[4], args[5], reason) is not None:
+            raise UnsteadyError(reason)
+
+
+def _state_leaves(args: tuple[Any, ...]) -> tuple[range, range]:
+    """The leaves of a `StatefulFunction`'s arguments that are numbers, and those that are stored at its locations."""
+    gradients, numbers, values, *_ = args
+    first = len(gradients)
+    second = first + len(pytree.tree_leaves(numbers))
+    return range(first, second), range(second, second + len(pytree.tree_leaves(values)))
 
 
 def reached_state(function: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:

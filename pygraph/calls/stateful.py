@@ -13,7 +13,9 @@ function finds in its optimizer, are taken in the same way.
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -21,20 +23,22 @@ from torch.utils import _pytree as pytree
 from pygraph.calls import limits
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
+from pygraph.calls.parted import PartedCalls
 from pygraph.calls.policy import Policy
 from pygraph.calls.retries import Budget, Traces
 from pygraph.calls.spent_results import mark_spent
-from pygraph.calls.state_policy import OutdatedError, StatePolicy, UnsteadyError, reached_state, state_left_behind
-from pygraph.calls.stateful_function import AsItIsError, StatefulFunction
+from pygraph.calls.state_policy import StatePolicy, UnsteadyError, reached_state, state_left_behind
+from pygraph.calls.stateful_function import AsItIsError, OutdatedError, StatefulFunction
 from pygraph.errors import TraceError
+from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.tracing.function_kinds import StateInputs
+from pygraph.tracing.function_parts import CutError
+
+_REMEDY = "compute in statements of the function itself, that compute no tensors, what decides and is another each time"
 
 # Why calls run as they are, once their traces have come to nothing.
-_UNSTEADY = Fallback(
-    "the call", "what it leaves behind in attributes or variables has another shape or decisive value at every call"
-)
 _CHANGING = Fallback("the call", "something that the function closes over changes at every call")
 
 
@@ -48,8 +52,14 @@ class UsersPolicy(Policy):
     is_users = True
     composes = True
 
-    def __init__(self, *, carries_state: bool) -> None:
+    def __init__(self, *, carries_state: bool, note_unsteady: Callable[[str], None] | None = None) -> None:
         self.carries_state = carries_state
+        self._note_unsteady = note_unsteady
+        self._parts: PartedCalls | None = None
+        self.why_whole = ""
+        self._why_cut = ""
+        self._is_known = note_unsteady is not None
+        self._is_tried = False
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
@@ -59,7 +69,113 @@ class UsersPolicy(Policy):
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
     ) -> StateRunner:
         """A runner of calls of an engine that leave state behind."""
-        return StatefulCalls(engine, args, kwargs, state)
+        return StatefulCalls(engine, args, kwargs, state, self)
+
+    def part_runner(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> StateRunner | None:
+        """A runner of calls of an engine that cannot be traced as a whole; None if they cannot be cut into parts."""
+        if not self.carries_state or self._note_unsteady is not None:
+            return None
+        self.cut(engine, args, kwargs, reason)
+        return None if self.parts() is None else PartRunner(engine, self, reason)
+
+    # -- calls that are all unlike each other ---------------------------------------------------------------------
+
+    def parts(self) -> PartedCalls | None:
+        """The runner of calls part by part; None if the function is not cut."""
+        parts = self._parts
+        if parts is not None and not parts.is_current():
+            if parts.why_useless is None:
+                self._is_known = False  # the function is another one by now
+            else:
+                self.why_whole = f"; where it is cut, {parts.why_useless}"
+            parts.release()
+            parts = self._parts = None
+        return parts
+
+    def cut_outside(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> bool:
+        """Cut the function of an engine before and behind what computes tensors; returns whether that can be done.
+
+        Args: as of `cut`.
+        """
+        if self._is_tried or self._is_known:
+            return False
+        self._is_tried, self._why_cut = True, reason
+        with contextlib.suppress(CutError), engine.turn():
+            self._parts = PartedCalls(engine, args, kwargs, self._of_part, outside_alone=True)
+        return self._parts is not None
+
+    def cut(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
+        """Cut the function of an engine, if that is of use.
+
+        Args:
+            engine: The engine.
+            args: The arguments of a call.
+            kwargs: Its keyword arguments.
+            reason: Why calls are all unlike each other.
+        """
+        if self._note_unsteady is not None:  # it is a part itself
+            self._note_unsteady(reason)
+        if not self._is_known:
+            self._is_known, self._why_cut = True, reason
+            try:
+                with engine.turn():
+                    self._parts = PartedCalls(engine, args, kwargs, self._of_part)
+            except CutError as error:
+                self.why_whole = f"; it is not cut, as {error}: {_REMEDY}"
+
+    def in_python(self) -> str | None:
+        """The lines that run as Python at each call, and why; None if the function is not cut."""
+        parts = self.parts()
+        return None if parts is None else f"{parts.described()}: {self._why_cut}"
+
+    def _of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
+        return UsersPolicy(carries_state=True, note_unsteady=note_unsteady)
+
+
+class PartRunner:
+    """Runs calls that cannot be traced as a whole.
+
+    Args:
+        function: The function.
+        policy: Its rules, which cut it.
+        reason: Why there is no trace.
+
+    Attributes:
+        traces: The budget of traces of such calls.
+    """
+
+    def __init__(self, function: Engine, policy: UsersPolicy, reason: str) -> None:
+        self._function, self._users, self._note = function, policy, Fallback("the call", reason)
+        self.traces: Traces | None = None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call."""
+        parts = self._users.parts()
+        return self._function.run_inline(self._note, args, kwargs) if parts is None else parts(args, kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call, given arguments as the function takes them."""
+        return self(args, kwargs)
+
+    def refusal(self) -> Fallback | None:
+        """Why calls run as they are for now; None if they do not."""
+        return self._note if self._users.parts() is None else None
+
+    def in_python(self) -> str | None:
+        """The lines that run as Python at each call, and why; None if there are none."""
+        return self._users.in_python()
+
+    def engines(self) -> Iterator[Engine]:
+        """The engines of the parts."""
+        parts = self._users.parts()
+        return iter(()) if parts is None else parts.engines()
+
+    def release(self) -> None:
+        """Give back its graphs."""
+        for engine in self.engines():
+            engine.release()
 
 
 class StatefulCalls:
@@ -70,6 +186,7 @@ class StatefulCalls:
         args: Its arguments.
         kwargs: Its keyword arguments.
         state: The state that changes from call to call, and that the calls take as arguments.
+        policy: The rules of the function, which may be cut.
 
     Attributes:
         engine: The engine of the function that takes and returns the state.
@@ -82,56 +199,92 @@ class StatefulCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         state: StateInputs,
+        policy: UsersPolicy,
     ) -> None:
-        self._function, self._state = function, state
+        self._function, self._state, self._users = function, state, policy
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
-        self._why_not = _CHANGING
+        self._why_unsteady: str | None = None
         self.engine = self._make(args, kwargs)
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
         found, state = reached_state(self._function, args, kwargs), self._state
         groups = found.rates if state.learning_rates else []
+        numbers = list(filter(found.has, state.numbers))
         tensors = found.differentiable if state.gradients else []
         named = [(found.names[id(tensor)], tensor) for tensor in tensors]
-        self.stateful = StatefulFunction(self._function.fn, self._function.name, named, groups, state.locations)
+        self.stateful = StatefulFunction(
+            self._function.fn, self._function.name, named, groups, numbers, state.locations, state.conditions
+        )
         self.policy = StatePolicy(self.stateful, self._function, state)
         return self._function.derive(self.stateful, self.policy)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, and store the state that it leaves behind."""
+        parts = self._users.parts()
+        return self._whole(args, kwargs) if parts is None else parts(args, kwargs)
+
+    def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = self._function
         while self._renewals.allows():
             with function.shared.lock:  # no other call of the function sees gradients in between
                 try:
                     return self._run(args, kwargs)
                 except AsItIsError:
+                    return function.fn(*args, **kwargs)
+                except UnsteadyError as error:
+                    self._note_unsteady(error.reason, args, kwargs)
                     break
-                except UnsteadyError:
-                    self._why_not = _UNSTEADY
-                    self._renewals.lose(self.engine.cache.seconds, limits.LIMITS.outdated_traces + 1)
-                    if self.traces is not None:
-                        self.traces.note_unsteady(self.engine.cache.seconds)
-                    self.engine.release()
-                    self.engine.cache.seconds = 0.0
-                    self.policy.restart()
-                    return self._inline(args, kwargs)
                 except OutdatedError as error:
+                    decides = self._deciding(error.state)
+                    if decides is not None and self._users.cut_outside(function, args, kwargs, decides):
+                        self.engine.release()
+                        break
                     self._state |= error.state
                 self._renewals.lose(self.engine.cache.seconds)
                 self._settled = 0
                 self.engine.release()
                 self.engine = self._make(args, kwargs)
-        else:
-            return self._inline(args, kwargs)
-        return function.fn(*args, **kwargs)
+        parts = self._users.parts()
+        return self._inline(args, kwargs) if parts is None else parts(args, kwargs)
+
+    def _deciding(self, state: StateInputs) -> str | None:
+        """Why calls may better run part by part: a number that they change is one by which they decide."""
+        for base in (base for condition in state.conditions for base in condition.bases):
+            if isinstance(base, Location) and any(map(base.is_same, self.stateful.locations)):
+                return f"{base.name} is another number at every call, and decides what it does"
+        return None
+
+    def _note_unsteady(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have calls, which are all unlike each other, run part by part or as they are."""
+        self._renewals.lose(self.engine.cache.seconds, limits.LIMITS.outdated_traces + 1)
+        if self.traces is not None:
+            self.traces.note_unsteady(self.engine.cache.seconds)
+        self.engine.release()
+        self.engine.cache.seconds = 0.0
+        self.policy.restart()
+        self._users.cut(self._function, args, kwargs, reason)
+        self._why_unsteady = reason
 
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
-        return None if self._renewals.allows() else self._why_not
+        return None if self._renewals.allows() or self._users.parts() is not None else self._why_not()
+
+    def _why_not(self) -> Fallback:
+        reason = self._why_unsteady
+        return _CHANGING if reason is None else Fallback("the call", reason + self._users.why_whole)
+
+    def in_python(self) -> str | None:
+        """The lines that run as Python at each call, and why; None if there are none."""
+        return self._users.in_python()
+
+    def engines(self) -> Iterator[Engine]:
+        """The engines of the functions that run instead."""
+        parts = self._users.parts()
+        yield from (self.engine,) if parts is None else parts.engines()
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._function.run_inline(self._why_not, args, kwargs)
+        return self._function.run_inline(self._why_not(), args, kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call, given arguments as the function takes them."""
@@ -139,12 +292,13 @@ class StatefulCalls:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = self.stateful
-        before, rates, found_there = function.found()
+        before, numbers, found_there = function.found()
         values = with_parts(found_there) if found_there else []
+        outcomes = function.outcomes(args, kwargs)
         if self.policy.releases:
-            found = self._run_released(before, rates, values, args, kwargs)
+            found = self._run_released(before, numbers, values, outcomes, args, kwargs)
         else:
-            found = self.engine(before, rates, values, args, kwargs)
+            found = self.engine(before, numbers, values, outcomes, args, kwargs)
         count = len(before)
         for tensor, new in zip(function.differentiated, found[:count], strict=True):
             if tensor.grad is not new:
@@ -162,8 +316,9 @@ class StatefulCalls:
         return result
 
     def _run_released(
-        self, before: list[Any], rates: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self, before: list[Any], numbers: list[Any], values: list[Any], outcomes: list[Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # fmt: skip
         """Run a call with the memory of gradients that it replaces free for new ones, as after ``zero_grad`` in eager.
 
         The tensors do not refer to their gradients meanwhile; a gradient that somebody else refers to stays alive.
@@ -172,7 +327,7 @@ class StatefulCalls:
         try:
             for tensor in tensors:
                 tensor.grad = None
-            return self.engine(before, rates, values, args, kwargs)
+            return self.engine(before, numbers, values, outcomes, args, kwargs)
         except BaseException:
             for tensor, gradient in zip(tensors, before, strict=True):
                 tensor.grad = gradient
@@ -180,7 +335,8 @@ class StatefulCalls:
 
     def release(self) -> None:
         """Give back its graphs."""
-        self.engine.release()
+        for engine in self.engines():
+            engine.release()
 
 
 def _is_left_alone(old: Any, new: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A function whose state is inputs and outputs: gradients, learning rates, attributes and variables."""
+"""A function whose state is inputs and outputs: gradients, learning rates, other numbers, attributes, variables."""
 
 # Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.
 # pyright: reportPrivateUsage=false
@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
+from pygraph.calls import limits
 from pygraph.errors import TraceError
-from pygraph.guards.locations import Location
+from pygraph.guards.locations import Item, Location, union
 from pygraph.guards.objects import with_parts
 from pygraph.ir.paths import flatten_with_path
-from pygraph.tracing.function_kinds import WithStateInputs
+from pygraph.tracing.function_kinds import StateInputs, WithStateInputs
 from pygraph.tracing.gradients import is_spent
+from pygraph.tracing.number_conditions import Comparison, Condition, condition_of
 from pygraph.tracing.results import is_known_size
 
 
@@ -32,19 +34,33 @@ class Returned:
     spent: tuple[int, ...]
 
 
+class OutdatedError(Exception):
+    """The function reaches other tensors than before, or something has changed that it is not given.
+
+    Args:
+        state: The state that is to be taken from now on.
+    """
+
+    def __init__(self, state: StateInputs = StateInputs()) -> None:  # noqa: B008  (it is immutable)
+        super().__init__()
+        self.state = state
+
+
 class AsItIsError(Exception):
     """A call has no graph: the function itself is to run, and sets gradients and attributes by itself."""
 
 
 class StatefulFunction(WithStateInputs):
-    """A function of gradients, learning rates, attributes, and another function's arguments, to be traced.
+    """A function of gradients, numbers, attributes, and another function's arguments, to be traced.
 
     Args:
         fn: The other function.
         name: What reports call it.
         differentiated: The tensors whose gradients it takes and returns, by the names that reports have for them.
         groups: The parameter groups whose learning rates it takes.
+        numbers: Other attributes and variables that it takes as numbers.
         locations: The attributes and variables that it takes and returns.
+        conditions: The comparisons whose outcomes it takes.
 
     Attributes:
         returned: What calls have returned.
@@ -56,10 +72,15 @@ class StatefulFunction(WithStateInputs):
         name: str,
         differentiated: Sequence[tuple[str, torch.Tensor]],
         groups: Sequence[dict[str, Any]],
+        numbers: Sequence[Location],
         locations: Sequence[Location],
+        conditions: Sequence[Condition],
     ) -> None:
         self.differentiated, self.groups = [tensor for _, tensor in differentiated], groups
-        self.locations = locations
+        rates = [Item(group, "lr", f"learning rate {index}") for index, group in enumerate(groups)]
+        read = [one for one in union(rates, numbers) if not any(map(one.is_same, locations))]
+        self.numbers, self.locations, self.conditions = read, locations, conditions
+        self._written: tuple[Location, ...] = ()
         self.returned: list[Returned] = []
         self._names = [name for name, _ in differentiated]
         self._paths: list[str] = []
@@ -67,17 +88,21 @@ class StatefulFunction(WithStateInputs):
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
 
     def __call__(
-        self, gradients: list[Any], rates: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self, gradients: list[Any], numbers: list[Any], values: list[Any], outcomes: list[Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # fmt: skip
         """The new gradients, the number of what is in ``returned``, and the leaves of what is stored at the locations
         then and of what the function returns.
         """
+        del outcomes  # they are part of the key
         if get_proxy_mode() is None:
             raise AsItIsError
         before = self.found()
         try:
-            self._put(gradients, rates, values)
+            self._put(gradients, numbers, values)
             result = self.__wrapped__(*args, **kwargs)
+            found = zip(self.numbers, numbers, strict=True)
+            self._written = tuple(location for location, number in found if location.get() is not number)
             returned = with_parts(([location.get() for location in self.locations], result), is_known_size, FakeTensor)
             for location, value in zip(self.locations, returned[0], strict=True):
                 if any(map(_has_live_graph, pytree.tree_leaves(value))):
@@ -87,16 +112,48 @@ class StatefulFunction(WithStateInputs):
             self._put(*before)
 
     def found(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The gradients, the learning rates, and what lies in the locations now."""
+        """The gradients, the numbers, and what lies in the locations now."""
         gradients = [tensor.grad for tensor in self.differentiated]
-        return gradients, [group["lr"] for group in self.groups], [location.get() for location in self.locations]
+        return gradients, [number.get() for number in self.numbers], [location.get() for location in self.locations]
 
-    def _put(self, gradients: list[Any], rates: list[Any], values: list[Any]) -> None:
+    def outcomes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The outcomes of the conditions in a call with these arguments."""
+        return [condition.outcome(args, kwargs) for condition in self.conditions]
+
+    def taken(self, comparisons: Sequence[Comparison], needed: Sequence[str]) -> Collection[Comparison]:
+        """The comparisons in a trace whose outcomes are inputs.
+
+        Args:
+            comparisons: All that could be.
+            needed: The paths of arguments whose values the trace needs all the same.
+
+        Raises:
+            OutdatedError: There are more that should be, or other state is.
+        """
+        if self._written:  # what was thought to be read alone
+            raise OutdatedError(StateInputs(locations=self._written))
+        found: dict[Comparison, Condition] = {}
+        for comparison in comparisons:
+            condition = condition_of(comparison, self._base_of)
+            if condition is not None:
+                found[comparison] = condition
+        known = union(self.conditions, tuple(found.values()))
+        is_unsteady = any(_index(path) == 2 for path in needed)
+        if len(self.conditions) < len(known) <= limits.LIMITS.conditions and not is_unsteady:
+            raise OutdatedError(StateInputs(conditions=known))
+        return [comparison for comparison, condition in found.items() if any(map(condition.is_same, self.conditions))]
+
+    def _base_of(self, path: str) -> tuple[Location | str, str] | None:
+        """Where a call finds the number that an argument of this function is made from, and the rest of its path."""
+        kind, rest = _index(path), path.partition("]")[2]
+        if kind in (1, 2):
+            return (self.numbers if kind == 1 else self.locations)[_index(rest)], rest.partition("]")[2]
+        return (("args", "kwargs")[kind - 4], rest) if kind >= 4 else None
+
+    def _put(self, gradients: list[Any], numbers: list[Any], values: list[Any]) -> None:
         for tensor, gradient in zip(self.differentiated, gradients, strict=True):
             tensor.grad = gradient
-        for group, rate in zip(self.groups, rates, strict=True):
-            group["lr"] = rate
-        for location, value in zip(self.locations, values, strict=True):
+        for location, value in zip((*self.numbers, *self.locations), (*numbers, *values), strict=True):
             location.put(value)
 
     def _numbered(self, result: Any) -> list[Any]:
@@ -131,7 +188,9 @@ class StatefulFunction(WithStateInputs):
             return f"{self._names[_index(rest)]}.grad"
         if first == 2:
             return self.locations[_index(rest)].name + rest.partition("]")[2]
-        return f"learning rate {_index(rest)}" if first == 1 else ("args", "kwargs")[first - 3] + rest
+        if first == 1:
+            return self.numbers[_index(rest)].name + rest.partition("]")[2]
+        return "a condition" if first == 3 else ("args", "kwargs")[first - 4] + rest
 
 
 def _index(path: str) -> int:

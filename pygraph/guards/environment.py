@@ -18,7 +18,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torc
 
 from pygraph.errors import TraceError
 from pygraph.guards.contents import gradients_of
-from pygraph.guards.locations import Location
+from pygraph.guards.locations import Item, Location
 from pygraph.guards.values import same
 from pygraph.guards.walk.rules import walk_from
 
@@ -100,6 +100,18 @@ class Environment:
         rates = [(c, value) for c, key, value in self.guards.entries if id(c) in groups and key == "lr"]
         return all(group.get("lr") is value or same(group.get("lr"), value) for group, value in rates)
 
+    def changed_numbers(self) -> list[Location]:
+        """Where there are other numbers now."""
+        return self.guards.changed_numbers()
+
+    def is_of_optimizer(self, location: Location) -> bool:
+        """Whether a location is in a group of parameters of an optimizer."""
+        return isinstance(location, Item) and any(location.container is group for group in self.rates)
+
+    def has(self, location: Location) -> bool:
+        """Whether the container of a location was reached, or its variable."""
+        return self.guards.has(location)
+
     # -- undoing what a trace changes ---------------------------------------------------------------------------------
 
     def restore(self) -> str | None:
@@ -128,10 +140,6 @@ class Environment:
         self.snapshot.clear()
         self.differentiable = [tensor for tensor in self.differentiable if id(tensor) not in released]
         self._stop_holding(released)
-
-    def release_rates(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Guard the learning rates of these groups no longer."""
-        self.guards.release_key(groups, "lr")
 
     def release_locations(self, locations: Iterable[Location]) -> None:
         """Guard what is stored in these locations no longer."""

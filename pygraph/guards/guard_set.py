@@ -24,7 +24,7 @@ from pygraph.guards.generated_check import generate_check
 from pygraph.guards.locations import Item, Location, Variable
 from pygraph.guards.report_names import entry_name, join
 from pygraph.guards.storage import stored_in_cell, stored_item, stored_length, underlying
-from pygraph.guards.values import is_value, same
+from pygraph.guards.values import is_number, is_value, same
 
 _MISSING: Any = object()
 
@@ -115,6 +115,27 @@ class GuardSet:
             if _differs(stored_in_cell(cell), expected):
                 yield self._names.get(id(cell))
 
+    def changed_numbers(self) -> list[Location]:
+        """Where there are other numbers now, or tuples of numbers."""
+        found: list[Location] = []
+        for container, key, expected in self.entries:
+            if is_number(expected) and isinstance(container, (dict, list)):
+                now = Item(container, key).get()
+                if is_number(now) and _differs(now, expected):
+                    name = self.container_names.get(id(container)) or self.namespaces.get(id(container)) or ""
+                    found.append(Item(container, key, entry_name(name, key, self._names)))
+        for cell, expected in self.cells:
+            now = stored_in_cell(cell)
+            if is_number(expected) and is_number(now) and _differs(now, expected):
+                found.append(Variable(cell, self._names.get(id(cell), "a closed-over variable")))
+        return found
+
+    def has(self, location: Location) -> bool:
+        """Whether anything in the container of a location is guarded, or its variable."""
+        if isinstance(location, Variable):
+            return any(cell is location.cell for cell, _ in self.cells)
+        return isinstance(location, Item) and any(entry[0] is location.container for entry in self.entries)
+
     def may_hold_again(self) -> bool:
         """Whether all that differs now are immutable values (a flag, a number), which may be set back.
 
@@ -187,12 +208,6 @@ class GuardSet:
         for location in locations:
             self.entries = [entry for entry in self.entries if not location.is_at(entry[0], entry[1])]
             self.cells = [cell for cell in self.cells if not location.is_at(cell[0], None)]
-        self._check = None
-
-    def release_key(self, containers: Iterable[Any], released: Any) -> None:
-        """Drop the guards on a key of these containers."""
-        ids = set(map(id, containers))
-        self.entries = [entry for entry in self.entries if id(entry[0]) not in ids or entry[1] != released]
         self._check = None
 
     def narrow_to_modes(self) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from pygraph.errors import StateChangeError
 from pygraph.guards.storage import delete_item, store_item, stored_item
@@ -131,6 +131,22 @@ class Variable(Location):
 def are_same(some: Sequence[Location], others: Sequence[Location]) -> bool:
     """Whether locations are the same ones, in the same order."""
     return len(some) == len(others) and all(a.is_same(b) for a, b in zip(some, others, strict=True))
+
+
+class _Comparable(Protocol):
+    def is_same(self, other: Any) -> bool: ...
+
+
+C = TypeVar("C", bound=_Comparable)
+
+
+def union(some: Sequence[C], others: Sequence[C]) -> tuple[C, ...]:
+    """Locations, or what else can be compared so, and others that are not among them."""
+    found = list(some)
+    for one in others:
+        if not any(one.is_same(known) for known in found):
+            found.append(one)
+    return tuple(found)
 
 
 def filled_locations(error: Exception) -> tuple[Location, ...]:

@@ -34,6 +34,13 @@ def is_value(value: Any) -> bool:
     return has_value(value) and (type(value) not in _COMPOSED or all(map(is_value, _parts(value))))
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is an int or a float, or a tuple of some."""
+    if type(value) is tuple:
+        return bool(value) and all(map(is_number, value))
+    return type(value) is float or type(value) is int
+
+
 def same(value: Any, expected: Any) -> bool:
     """Whether two values are immutable and equal, down to the type and the sign of zero.
 

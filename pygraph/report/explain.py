@@ -116,6 +116,7 @@ class Explanation:
         inlined: Numbers of calls that were traced into another function or ran eagerly without a cache entry, by
             reason.
         donated: One report per donated argument and reason.
+        in_python: Lines of the function that run as Python before, between or after its graphs, and why.
         slow_calls: Why calls are not served by the C++ extension, so that each costs time in Python; None if they are.
     """
 
@@ -123,6 +124,7 @@ class Explanation:
     calls: tuple[CallReport, ...]
     inlined: dict[Fallback, int]
     donated: tuple[DonatedReport, ...] = ()
+    in_python: tuple[str, ...] = ()
     slow_calls: str | None = None
 
     def with_donated(self, notes: Mapping[tuple[str, str | None], int]) -> Explanation:
@@ -158,6 +160,7 @@ class Explanation:
             "fallbacks": [{**dataclasses.asdict(fallback), "count": count} for fallback, count in counted.items()],
             "donated": [dataclasses.asdict(report) for report in self.donated],
             "entries": [call.to_dict() for call in self.calls],
+            "in_python": list(self.in_python),
             "slow_calls": self.slow_calls,
         }
 
@@ -189,6 +192,8 @@ class Explanation:
         for report in self.donated:
             what = "became a result's" if report.reason is None else f"was not used: {report.reason}"
             console.print(Text(f"donated ×{report.count}: {report.argument}: its memory {what}"))
+        for lines in self.in_python:
+            console.print(Text(f"in Python: {lines}"))
         for fallback in self.to_dict()["fallbacks"]:
             where = f" ({fallback['source']})" if fallback["source"] else ""
             console.print(Text(f"fallback ×{fallback['count']}: {fallback['what']}: {fallback['reason']}{where}"))

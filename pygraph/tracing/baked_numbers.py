@@ -5,6 +5,7 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,26 @@ from torch.utils import _pytree as pytree
 
 from pygraph.ir.descriptors import Argument, Baked, ScalarArgument
 from pygraph.tracing.fake_arguments import FakeArguments
+from pygraph.tracing.number_conditions import Comparison, comparison_of
 
 
-def needed_numbers(arguments: FakeArguments, module: fx.GraphModule) -> frozenset[int]:
-    """The leaves of live numbers whose values the trace needs: the next one has to bake them in."""
-    guarded = _guarded_numbers(arguments, module)
+def comparisons(arguments: FakeArguments) -> list[Comparison]:
+    """The comparisons of live numbers by which the function has decided, as far as calls can make them."""
+    found = (comparison_of(guard.expr, arguments.symbols, arguments.paths) for guard in arguments.shapes.guards)
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def needed_numbers(
+    arguments: FakeArguments, module: fx.GraphModule, taken: Collection[Comparison] = ()
+) -> frozenset[int]:
+    """The leaves of live numbers whose values the trace needs: the next one has to bake them in.
+
+    Args:
+        arguments: The arguments.
+        module: The graph.
+        taken: Comparisons whose outcomes are arguments themselves.
+    """
+    guarded = _guarded_numbers(arguments, module, taken)
     return guarded | _numbers_computed_by_numpy(arguments, module) | arguments.asked
 
 
@@ -30,12 +46,16 @@ def baked_leaves(arguments: FakeArguments) -> tuple[Baked, ...]:
     return tuple(Baked(arguments.paths[index], index, leaf) for index, leaf in leaves if index not in live)
 
 
-def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule) -> frozenset[int]:
+def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule, taken: Collection[Comparison]) -> frozenset[int]:
     """The numbers that a guard is about, or that are part of a shape."""
     needed: set[Any] = set()
+    known: set[Any] = set()
     for guard in arguments.shapes.guards:
-        needed |= guard.expr.free_symbols
-    needed |= set(arguments.shapes.replacements)
+        if taken and comparison_of(guard.expr, arguments.symbols, arguments.paths) in taken:
+            known |= guard.expr.free_symbols
+        else:
+            needed |= guard.expr.free_symbols
+    needed |= set(arguments.shapes.replacements) - known
     for node in module.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, torch.Tensor):

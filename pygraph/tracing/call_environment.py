@@ -33,8 +33,7 @@ def reached_besides(
     with contextlib.nullcontext() if outer is None else outer.locations_emptied():
         environment = Environment(fn, objects_among(args, kwargs), read)
     if outer is not None:
-        environment.release_rates(outer.groups)
-        environment.release_locations(outer.locations)
+        environment.release_locations((*outer.numbers, *outer.locations))
     environment.forget_copies()
     return environment
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from pygraph.guards.environment import Environment
-from pygraph.guards.locations import ABSENT, Location
+from pygraph.guards.locations import ABSENT, Location, union
 from pygraph.ir.program import Program
+from pygraph.tracing.number_conditions import Comparison, Condition
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,17 +71,25 @@ class StateInputs:
     Attributes:
         gradients: Whether the gradients of all closed-over tensors are inputs.
         learning_rates: Whether the learning rates of optimizers are inputs.
-        locations: The attributes and variables whose values are inputs.
+        numbers: Other attributes and variables that are numbers, which calls read and do not change.
+        locations: The attributes and variables whose values are inputs, and results.
+        conditions: Comparisons of such numbers, or of arguments, whose outcomes are inputs.
     """
 
     gradients: bool = False
     learning_rates: bool = False
+    numbers: tuple[Location, ...] = ()
     locations: tuple[Location, ...] = ()
+    conditions: tuple[Condition, ...] = ()
 
     def __or__(self, other: StateInputs) -> StateInputs:
-        new = [location for location in other.locations if not any(location.is_same(known) for known in self.locations)]
-        learning_rates = self.learning_rates or other.learning_rates
-        return StateInputs(self.gradients or other.gradients, learning_rates, (*self.locations, *new))
+        return StateInputs(
+            self.gradients or other.gradients,
+            self.learning_rates or other.learning_rates,
+            union(self.numbers, other.numbers),
+            union(self.locations, other.locations),
+            union(self.conditions, other.conditions),
+        )
 
 
 class WithStateInputs:
@@ -88,12 +97,12 @@ class WithStateInputs:
 
     Attributes:
         differentiated: The tensors whose gradients are inputs.
-        groups: The parameter groups whose learning rates are inputs.
-        locations: The attributes and variables whose values are inputs.
+        numbers: The attributes and variables that are numbers, and inputs: learning rates and others.
+        locations: The attributes and variables whose values are inputs, and results.
     """
 
     differentiated: Sequence[torch.Tensor]
-    groups: Sequence[dict[str, Any]]
+    numbers: Sequence[Location]
     locations: Sequence[Location]
 
     @contextlib.contextmanager
@@ -108,6 +117,18 @@ class WithStateInputs:
         finally:
             for location, value in zip(self.locations, before, strict=True):
                 location.put(value)
+
+    def taken(self, comparisons: Sequence[Comparison], needed: Sequence[str]) -> Collection[Comparison]:
+        """The comparisons in a trace whose outcomes are inputs.
+
+        Args:
+            comparisons: All that could be.
+            needed: The paths of arguments whose values the trace needs all the same.
+
+        Raises:
+            Exception: There are more that should be, or other state is, so that the trace is of no use.
+        """
+        raise NotImplementedError
 
     def path(self, path: str) -> str:
         """The name of an argument or a result in reports, in terms of the other function."""

@@ -11,31 +11,35 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Generator, Iterable
+import traceback
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import DisturbedTraceError, GradientChangeError, StateChangeError, TraceError, describe
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location
 from pygraph.ir.descriptors import Baked, Input
-from pygraph.ir.source_lines import first_line, user_line
+from pygraph.ir.source_lines import TORCH_FOLDER, first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
-from pygraph.tracing.baked_numbers import baked_leaves, needed_numbers
+from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numbers
 from pygraph.tracing.context_variables import changed_variable
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
 from pygraph.tracing.fake_tracing import fake_tracing
+from pygraph.tracing.function_kinds import WithStateInputs
 from pygraph.tracing.function_modes import GradientReads, LiveNumbersMode, MetaDeviceUses
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradients import Accumulations
 from pygraph.tracing.iterators import REMEDY, Iterators
 from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_numbers import texts_noticed
+from pygraph.tracing.number_conditions import Comparison
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
 from pygraph.tracing.outside import CallerState, IgnoredErrors
@@ -128,10 +132,15 @@ def record(
     assert run.module is not None
     assert run.results is not None
     run.results.check(call, arguments.fakes.values(), inference=inference)
+    taken: Collection[Comparison] = ()
+    if isinstance(fn, WithStateInputs):
+        found = comparisons(arguments)
+        needed = needed_numbers(arguments, run.module, found)
+        taken = fn.taken(found, [arguments.paths[leaf] for leaf in needed])
     return Recording(
         name, arguments.mode, run.module, arguments.inputs, arguments.values, run.results.leaves, run.results.paths,
-        arguments.tree, run.results.tree, environment, watches.gradients(), needed_numbers(arguments, run.module),
-        baked_leaves(arguments),
+        arguments.tree, run.results.tree, environment, watches.gradients(),
+        needed_numbers(arguments, run.module, taken), baked_leaves(arguments),
     )  # fmt: skip
 
 
@@ -289,9 +298,7 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
     if iterators.problem is not None:
         raise TraceError(describe(call, iterators.problem, source=iterators.source, remedy=REMEDY)) from run.failure
     if run.failure is not None:
-        raise TraceError(
-            describe(call, f"{type(run.failure).__name__}: {first_line(run.failure)}", source=user_line(run.failure))
-        ) from run.failure
+        raise _failure_error(call, run.failure) from run.failure
     problem = watches.problem()
     if problem is not None:  # the function has caught the error
         raise TraceError(describe(call, problem))
@@ -309,6 +316,20 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
             describe(call, f"it seeds or draws from {run.seeded}, whose numbers would be baked in",
                      remedy="Draw with torch on the device, and seed before the call.")
         )  # fmt: skip
+
+
+def _failure_error(call: str, failure: Exception) -> TraceError:
+    problem, remedy = f"{type(failure).__name__}: {first_line(failure)}", None
+    if isinstance(failure, GuardOnDataDependentSymNode):
+        condition = first_line(failure).partition(" (unhinted")[0].rpartition("expression ")[2]
+        problem = f"Python code decides by a data-dependent number, which is on the device: {condition}"
+        remedy = "Decide there, by torch.where."
+        if any(frame.filename.startswith(_OPTIMIZERS) for frame in traceback.extract_tb(failure.__traceback__)):
+            remedy = "An optimizer that has capturable=True decides there."
+    return TraceError(describe(call, problem, source=user_line(failure), remedy=remedy))
+
+
+_OPTIMIZERS = TORCH_FOLDER + "optim"
 
 
 def _state_change_error(call: str, run: _Run) -> StateChangeError | GradientChangeError:

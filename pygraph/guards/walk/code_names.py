@@ -33,7 +33,16 @@ _ASIDE = frozenset(
     }
 )  # fmt: skip
 
-_IMPORT = opcode.opmap["IMPORT_NAME"]
+# What reads the attributes of an object without a name for each.
+_READS_ALL = frozenset(
+    {
+        "vars", "__dict__", "dir", "getattr", "__getattribute__", "getattr_static", "attrgetter", "eval", "exec",
+        "copy", "deepcopy", "replace", "asdict", "astuple", "fields", "dump", "dumps", "__getstate__", "__reduce__",
+        "__reduce_ex__", "getmembers", "repr", "str", "format", "print",
+    }
+)  # fmt: skip
+
+_IMPORT, _MATCH_CLASS = opcode.opmap["IMPORT_NAME"], opcode.opmap["MATCH_CLASS"]
 
 
 def looked_up(code: types.CodeType) -> set[str]:
@@ -82,6 +91,16 @@ def is_called_by_interpreter(name: str) -> bool:
 def may_make_others(names: Set[str]) -> bool:
     """Whether code with these names may make an object of a class that it has no name for."""
     return not names.isdisjoint(_MAKE_LIKE)
+
+
+def may_read_all(names: Set[str]) -> bool:
+    """Whether code with these names may read attributes of an object that it has no names for."""
+    return not names.isdisjoint(_READS_ALL)
+
+
+def has_class_patterns(code: types.CodeType) -> bool:
+    """Whether code, or a function defined in it, matches classes, whose attributes have their names elsewhere."""
+    return _MATCH_CLASS in code.co_code[::2] or any(map(has_class_patterns, _functions_in(code)))
 
 
 def is_making(name: str) -> bool:

@@ -21,6 +21,13 @@ from pygraph.guards.walk.namespaces import look_up_in_module, look_up_variables
 from pygraph.guards.walk.objects import is_user_object
 from pygraph.guards.walk.state import Walk
 
+# The attribute of a function that is a part of another one, which is its value. What the other parts read is not looked
+# at, as a schedule: names alone do not tell `optimizer.step()` from the function `step`.
+PART_OF = "__pygraph_part_of__"
+
+# Functions that wrap others are followed this far: one may wrap itself.
+_WRAPPINGS = 16
+
 _MISSING: Any = object()
 
 # Kinds of objects that a decorated function may wrap, which have no attributes of their own for it to copy.
@@ -44,13 +51,29 @@ def walk_method(walk: Walk, name: str, method: types.MethodType, depth: int) -> 
     walk.visit(name, method.__func__, depth)
 
 
+def whole_of(fn: Any) -> Any:
+    """The function that another one is a part of, below methods and what wraps it; None if it is no part."""
+    for _ in range(_WRAPPINGS):
+        if type(fn) is types.MethodType:
+            fn = fn.__func__
+        attributes = attributes_of(fn) or {}
+        if PART_OF in attributes:
+            return attributes[PART_OF]
+        fn = attributes.get("__wrapped__")
+    return None
+
+
 def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> None:
     """Guard a function's code and walk all that it reads besides its arguments."""
+    if fn is walk.whole:
+        return
     if is_library(fn.__module__) and not getattr(fn, "__pygraph_user__", False):
         _walk_library_function(walk, name, fn, depth)
         return
     names = code_names.asked_for(fn.__code__)
     walk.code.names |= names
+    if walk.whole is not None and code_names.has_class_patterns(fn.__code__):
+        walk.code.names.add("__dict__")
     walk.guards.code.add_function(fn)
     # Names that are built in, as far as no variable of the module is called so.
     walk.code.library.add_names(fn.__builtins__, [key for key in names if key not in fn.__globals__])

@@ -132,7 +132,7 @@ def _guard_variable(walk: Walk, name: str, owner: Any, key: str, value: Any) -> 
 def look_up_names(walk: Walk) -> None:
     """Guard what any code that was found may mean by an attribute of a module, an object, or a class."""
     for name, space, depth in list(walk.code.spaces):
-        held: Any = space.now() if isinstance(space, WeakAttributes) else vars(space)
+        held: Any = space.now() if isinstance(space, WeakAttributes) else space if type(space) is dict else vars(space)
         for key in sorted(filter(functools.partial(_may_be_used, walk, space), held)):
             if (id(space), key) not in walk.code.looked_up:
                 walk.code.looked_up.add((id(space), key))
@@ -142,6 +142,9 @@ def look_up_names(walk: Walk) -> None:
 def _look_up_attribute(walk: Walk, name: str, space: Any, key: str, value: Any, depth: int) -> None:
     if isinstance(space, WeakAttributes):
         walk.guards.add_contents(space.attribute(key))
+        walk.visit(join(name, key), value, depth + 1)
+    elif type(space) is dict:
+        walk.guards.entries.append((space, key, value))
         walk.visit(join(name, key), value, depth + 1)
     elif isinstance(space, types.ModuleType):
         look_up_variables(walk, name, vars(space), {key}, depth)
@@ -159,6 +162,8 @@ def _look_up_attribute(walk: Walk, name: str, space: Any, key: str, value: Any, 
 def _may_be_used(walk: Walk, space: Any, key: str) -> bool:
     """Whether code that was found may mean an attribute of a module or an object, or run a method of a class."""
     code = walk.code
+    if type(space) is dict and code_names.may_read_all(code.names):
+        return True
     if not isinstance(space, type):
         return key in code.names
     if not code_names.is_making(key):

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import abc
 import argparse
 import collections
 import functools
 import queue
 import types
 from multiprocessing import sharedctypes
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError, describe
 from pygraph.guards.attributes import attributes_of, slots_of
@@ -34,6 +36,9 @@ _STATEFUL = (
     collections.UserDict, collections.UserList, collections.ChainMap, queue.Queue, BaseException,
     functools.partialmethod, functools.singledispatchmethod, sharedctypes.SynchronizedBase,
 )  # fmt: skip
+
+# Classes of libraries whose methods read no attributes of a user's object that are not looked at in any case.
+_WITHOUT_STATE = (object, abc.ABC, Generic, torch.nn.Module)
 
 # Attributes that every nn.Module has: hooks that run in a call, and tables that a call does not look at.
 _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
@@ -68,7 +73,7 @@ def refuse_script_module(walk: Walk, name: str, module: Any, depth: int) -> None
 
 def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> None:
     """Guard, snapshot and walk an ``nn.Module``: parameters, buffers, submodules, hooks, other attributes, code."""
-    state = module.__dict__
+    state, by_name = module.__dict__, _is_read_by_name(walk, module)
     walk.guards.code.add_object(name, module)
     walk.guards.attributes.add(name, module, state)
     walk.copy_container(name, state)
@@ -78,9 +83,11 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
             _walk_table(walk, join(name, key), name, value, depth)
         elif key in _HOOKS:
             walk_container(walk, join(name, key), value, depth)
-        elif key not in _MACHINERY:
+        elif key not in _MACHINERY and (key == "training" or not by_name):
             walk.guards.entries.append((state, key, value))
             walk.visit(join(name, key), value, depth)
+    if by_name:
+        walk.code.spaces.append((name, state, depth))
     for buffer in (state.get("_buffers") or {}).values():
         if buffer is not None:
             walk.kinds[id(buffer)] = "buffer"
@@ -92,6 +99,14 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
     forward = type(module).forward
     if isinstance(forward, types.FunctionType):
         walk.visit(name, forward, depth)
+
+
+def _is_read_by_name(walk: Walk, value: Any) -> bool:
+    """Whether of an object only the attributes count that code has names for, as its methods are all the user's."""
+    if walk.whole is None or type(attributes_of(value)) is not dict or type(value) in pytree.SUPPORTED_NODES:
+        return False
+    bases = type(value).__mro__
+    return all(base in _WITHOUT_STATE or not is_library(base.__module__) for base in bases)
 
 
 def _walk_table(walk: Walk, name: str, owner: str, table: dict[str, Any], depth: int) -> None:
@@ -167,6 +182,9 @@ def _walk_state(walk: Walk, name: str, value: Any, state: dict[str, Any], depth:
     else:
         walk.guards.attributes.add(name, value, state)
         walk.guards.lengths.append((state, len(state)))
+        if _is_read_by_name(walk, value):
+            walk.code.spaces.append((name, state, depth))
+            return
         for key, item in list(state.items()):
             walk.guards.entries.append((state, key, item))
             walk.visit(join(name, key), item, depth + 1)

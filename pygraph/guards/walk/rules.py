@@ -64,6 +64,7 @@ def walk_from(fn: Any, roots: Mapping[str, Any]) -> Walk:
     """
     walk = Walk()
     walk.objects.append(fn)
+    walk.whole = functions.whole_of(fn)
     if fn is not None:
         namespaces.walk_class(walk, "", torch.nn.Parameter, 0)  # what an operator does, which no code has a name for
     walk.visit("", fn, 0)

@@ -38,6 +38,8 @@ class Walk:
         seen: The ids of `objects`.
         weakly: The ids of all that weak references lead to.
         strongly: The ids of all that is found in other ways.
+        whole: The function that the callable is a part of, without calling it: of all objects only the attributes count
+            that code of the part has names for. None if it is no part.
         unseen: The name of something that was not looked at, since there is too much that deep; None if all was.
         packaged: Whether the object that is being looked at belongs to an installed package.
         memory: How many bytes of NumPy arrays may still be compared.
@@ -55,6 +57,7 @@ class Walk:
         self.seen: set[int] = set()
         self.weakly: set[int] = set()
         self.strongly: set[int] = set()
+        self.whole: Any = None
         self.unseen: str | None = None
         self.packaged = False
         self.memory = MAX_BYTES_IN_ALL
@@ -129,8 +132,8 @@ class CodeNames:
     Attributes:
         names: All names in the user's code.
         library: Names in the code of libraries, and the objects that they stand for.
-        spaces: Modules, classes and `WeakAttributes` of which only the attributes count that code has names for: a name
-            in reports, the object, its depth.
+        spaces: Modules, classes, `WeakAttributes` and dicts of attributes of which only those count that code has names
+            for: a name in reports, the object, its depth.
         callable_classes: The ids of classes that code may call.
         factories: Classes with a class method, which may call the class that it is called on.
         abstract_classes: Abstract classes that code may call, or use to check of which class an object is.

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.calls import retries
+from pygraph.calls import limits, retries
 from pygraph.calls.cache import CacheInfo
 from pygraph.errors import ArgumentError, FallbackError, TraceError
 from tests.memory import live_bytes
@@ -444,12 +444,27 @@ def test_a_function_that_fills_a_cache_in_its_first_call_is_traced_again(device:
     assert not function.explain().to_dict()["fallbacks"]
 
 
-def test_a_function_that_changes_state_in_every_call_is_traced_twice_only(device: torch.device) -> None:
+def test_a_function_that_reads_a_list_which_grows_is_traced_a_few_times_only(device: torch.device) -> None:
     counts: list[int] = []
 
     def counting(x: torch.Tensor) -> torch.Tensor:
         counts.append(len(counts))
         return x * len(counts)
+
+    function = pygraph.jit(counting)
+    for n in range(20):
+        assert function(torch.ones(2, device=device)).tolist() == [n + 1.0] * 2
+    assert function.cache_info().misses <= limits.LIMITS.wasted_traces + 4
+    report = function.explain().to_dict()
+    assert "it changes" in report["in_python"][0]
+    assert "changes at every call" in str(report["fallbacks"])
+
+
+def test_a_function_that_changes_state_where_it_computes_is_traced_twice_only(device: torch.device) -> None:
+    counts: list[int] = []
+
+    def counting(x: torch.Tensor) -> torch.Tensor:
+        return x * (counts.append(0) or len(counts))
 
     function = pygraph.jit(counting)
     for n in range(6):

@@ -435,10 +435,12 @@ def test_a_cache_that_grows_runs_as_it_is(device: torch.device) -> None:
         torch.testing.assert_close(fast(x), plain(x), rtol=0, atol=0)
         assert torch.equal(model.keys, plain.keys)
     assert fast.cache_info().misses <= limits.LIMITS.state_shapes + 4
-    assert "another shape or decisive value at every call" in str(fast.explain().to_dict()["fallbacks"])
+    assert "another shape at every call" in str(fast.explain().to_dict()["fallbacks"])
 
 
-def test_a_counter_that_decides_runs_as_it_is(device: torch.device) -> None:
+def test_a_counter_that_decides_has_a_graph_for_each_decision(device: torch.device) -> None:
+    """Its comparison is made before the call."""
+
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -450,12 +452,34 @@ def test_a_counter_that_decides_runs_as_it_is(device: torch.device) -> None:
 
     plain, model = Model(), Model()
     fast = pygraph.jit(model)
+    for step in range(20):
+        x = value(step, device, 3)
+        assert torch.equal(fast(x), plain(x))
+        assert model.calls == step + 1
+    assert fast.cache_info().misses <= 6
+    assert fast.cache_info().hits >= 16
+    assert fast.explain().to_dict()["fallbacks"] == []
+
+
+def test_a_counter_whose_value_is_needed_runs_as_it_is(device: torch.device) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * (2 if {3: 1}.get(self.calls) else 1)
+
+    plain, model = Model(), Model()
+    fast = pygraph.jit(model)
     for step in range(9):
         x = value(step, device, 3)
         assert torch.equal(fast(x), plain(x))
         assert model.calls == step + 1
     assert fast.cache_info().misses <= 4
-    assert "decisive value at every call" in str(fast.explain().to_dict()["fallbacks"])
+    (fallback,) = fast.explain().to_dict()["fallbacks"]
+    assert "calls is another number at every call, and decides what it does" in fallback["reason"]
 
 
 def test_results_that_share_memory_with_what_is_stored(device: torch.device) -> None:
@@ -620,3 +644,31 @@ def test_results_of_layers_that_are_kept(device: torch.device) -> None:
             torch.testing.assert_close(features["0"], F.linear(x, model[0].weight, model[0].bias))
             assert features["2"] is got
     assert fast.cache_info().captures == 1
+
+
+def test_a_number_that_decides_and_comes_back_has_a_graph_for_each_value(device: torch.device) -> None:
+    """As a size that goes round; one that never comes back is found out after a few."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.size = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x[: self.size] * 2
+
+    plain, model = Model(), Model()
+    fast = pygraph.jit(model)
+    for step in range(60):
+        plain.size = model.size = step % 12 + 1
+        x = value(step, device, 13)
+        for _ in range(2):
+            assert torch.equal(fast(x), plain(x))
+    assert fast.explain().to_dict()["fallbacks"] == []
+    assert fast.cache_info().captures <= 26  # a comparison that is found late makes all anew, once
+    for step in range(100, 130):
+        plain.size = model.size = step
+        x = value(step, device, 130)
+        assert torch.equal(fast(x), plain(x))
+    (fallback,) = fast.explain().to_dict()["fallbacks"]
+    assert "size" in fallback["reason"]

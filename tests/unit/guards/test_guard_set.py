@@ -116,7 +116,7 @@ def test_guards_that_are_released_are_compared_no_more() -> None:
     where = guards.locations(value)
     assert [type(location) for location in where] == [Item, Variable]
     assert [location() for location in where] == [value, value]
-    guards.release_key([items], "lr")
+    guards.release_locations([Item(items, "lr")])
     items["lr"] = 2
     assert guards.hold()
     guards.release_locations(where[1:])

@@ -287,7 +287,7 @@ def test_an_argument_of_atexit(device: torch.device) -> None:
 
     text = refused(fn, device)
     atexit.unregister(note)
-    assert "no fallbacks" not in text
+    assert "in Python: test_leaks_of_failures.py" in text  # between two graphs
     assert_no_fake_left()
 
 

@@ -1,0 +1,262 @@
+"""Calls of a function whose statements are cut into parts: those that compute tensors are graphs, others run as Python.
+
+A number that changes at every call, and decides what a function does, cannot be live in a graph. Where the statements
+that compute such numbers compute no tensors, as ``schedule.step()`` at the end of a training step, they run as they
+are, before or after the graph. What they leave behind is there for the part that finds it, as if the user had written
+them outside of the function.
+"""
+
+# Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import os
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pygraph.calls.engine import Engine
+from pygraph.calls.policy import Policy
+from pygraph.guards.walk.functions import PART_OF
+from pygraph.tracing.computing_lines import ComputingLines, computing_lines
+from pygraph.tracing.function_parts import Body, CutError, Part, parts_of
+
+PartPolicy = Callable[[Callable[[str], None]], Policy]
+"""Makes the rules of a part, of a function that is called with the reason when its calls are all unlike each other."""
+
+
+class PartedCalls:
+    """Runs calls of a function part by part.
+
+    Args:
+        function: The function's engine.
+        args: The arguments of a call.
+        kwargs: Its keyword arguments.
+        make_policy: Makes the rules of a part.
+        outside_alone: Whether it is only to be cut before and behind all that computes tensors.
+
+    Attributes:
+        why_useless: Why the parts do not serve; None if they do.
+
+    Raises:
+        CutError: The function has no parts that would help.
+    """
+
+    def __init__(
+        self,
+        function: Engine,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        make_policy: PartPolicy,
+        *,
+        outside_alone: bool = False,
+    ) -> None:
+        self._function, self._make_policy = function, make_policy
+        fn = function.fn
+        self._instance = fn.__self__ if isinstance(fn, types.MethodType) else None
+        plain: Any = fn.__func__ if isinstance(fn, types.MethodType) else fn
+        if not isinstance(plain, types.FunctionType):
+            raise CutError("it is no function")
+        self._plain, self._code, self._defaults = plain, plain.__code__, (plain.__defaults__, plain.__kwdefaults__)
+        self._signature = inspect.signature(plain)
+        body = Body.of(plain)
+        self._own = self._instance_name(body) if self._instance is not None else None
+        lines = computing_lines(fn, self._code, args, kwargs, function.name)
+        if lines is None:
+            raise CutError("it cannot be traced")
+        computing = _computing(body, lines)
+        ways = _ways_outside(body, computing)
+        if not outside_alone:
+            ways = itertools.chain(ways, _ways_inside(body, lines, computing))
+        self._ways = [parts for cuts in ways if (parts := _numbered(body, cuts, computing))]
+        self._functions: dict[tuple[Part, tuple[str, ...]], Callable[..., Any]] = {}
+        self.why_useless: str | None = None
+        self._next_way()
+
+    def _instance_name(self, body: Body) -> str:
+        """The name that a method has for its instance."""
+        arguments = [*body.definition.args.posonlyargs, *body.definition.args.args]
+        if not arguments or any(_assigns(statement, arguments[0].arg) for statement in body.statements):
+            raise CutError("it is a method that assigns to its first argument")
+        return arguments[0].arg
+
+    def _next_way(self) -> None:
+        self.release()
+        self._functions.clear()
+        if not self._ways:
+            raise CutError("none of its statements compute numbers alone")
+        self._parts = self._ways.pop(0)
+        self.why_useless = None
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def is_current(self) -> bool:
+        """Whether the parts are of the code and the default values that the function has now, and serve their calls."""
+        if self.why_useless is not None:
+            if not self._ways:
+                return False
+            self._next_way()
+        plain, defaults = self._plain, self._defaults
+        if plain.__defaults__ is not defaults[0] or plain.__kwdefaults__ is not defaults[1]:
+            return False
+        return plain.__code__ is self._code
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call."""
+        variables = self._bound(args if self._instance is None else (self._instance, *args), kwargs)
+        for part, computes in self._parts:
+            if part.is_first:
+                names, taken, by_name = (), args, kwargs
+            else:
+                names = tuple(sorted(part.named & variables.keys() - {self._own}))
+                taken, by_name = [variables[name] for name in names], {}
+            is_returned, found = self._run(part, computes, names)(*taken, **by_name)
+            if is_returned:
+                return found
+            for name in part.assigned:
+                variables.pop(name, None)
+            variables.update(found)
+        return None
+
+    def _run(self, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
+        """The function or the engine of a part, which is called as a method of the instance if there is one."""
+        run = self._functions.get((part, names))
+        if run is None:
+            with self._function.shared.lock:
+                run = self._functions.get((part, names)) or self._make(part, computes, names)
+                self._functions[part, names] = run
+        return run
+
+    def _make(self, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
+        made = part.function(names if self._own is None else (self._own, *names))
+        setattr(made, PART_OF, self._plain)
+        bound = made if self._own is None else types.MethodType(made, self._instance)
+        return self._function.derive(bound, self._make_policy(self._note_useless)) if computes else bound
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The function's arguments by name; a call that does not fit ends in Python's own error."""
+        code = self._code
+        is_plain = not code.co_kwonlyargcount and not code.co_flags & _VARIADIC
+        if is_plain and not kwargs and len(args) == code.co_argcount:
+            return dict(zip(code.co_varnames, args, strict=False))
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            self._plain(*args, **kwargs)  # which has Python's own words for it
+            raise
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _note_useless(self, reason: str) -> None:
+        self.why_useless = reason
+
+    # -- looking inside -------------------------------------------------------------------------------------------
+
+    def engines(self) -> Iterator[Engine]:
+        """The engines of the parts that compute tensors."""
+        return (run for run in list(self._functions.values()) if isinstance(run, Engine))
+
+    def described(self) -> str:
+        """The lines that run as Python."""
+        file = os.path.basename(self._code.co_filename)
+        spans = [part.lines for part, computes in self._parts if not computes]
+        return ", ".join(f"{file}:{first}" if first == last else f"{file}:{first}-{last}" for first, last in spans)
+
+    def release(self) -> None:
+        """Give back all graphs."""
+        for engine in self.engines():
+            engine.release()
+
+
+_VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+
+
+# ---- where to cut --------------------------------------------------------------------------------------------------
+
+
+def _computing(body: Body, lines: ComputingLines) -> list[bool]:
+    """Whether each statement computes tensors; of those behind the failure of a trace that is not known.
+
+    At the end, those count that do not wait for the device, as they may be part of a graph in any case.
+    """
+    computing = [_is_among(statement, lines.lines) for statement in body.statements]
+    going_on = [
+        index for index, one in enumerate(body.statements) if computing[index] and not _is_among(one, lines.waiting)
+    ]
+    if going_on:
+        computing[going_on[-1] + 1 :] = [False] * (len(computing) - going_on[-1] - 1)
+    if lines.failed is None:
+        return computing
+    failed = next((index for index, one in enumerate(body.statements) if _is_among(one, {lines.failed})), 0)
+    before = computing[:failed]
+    is_worth_it = any(_is_among(one, lines.kernels) for one in body.statements[:failed])
+    return [*(before if is_worth_it else [False] * failed), *([False] * (len(computing) - failed))]
+
+
+def _ways_outside(body: Body, computing: list[bool]) -> Iterator[list[int]]:
+    """The statements with which parts begin: the first that computes, and the first behind all that do."""
+    if any(computing):
+        before, behind = body.statements[: computing.index(True)], body.statements[_last(computing) + 1 :]
+        if _decide(before) or _decide(behind):
+            yield _outer(body, computing)
+
+
+def _ways_inside(body: Body, lines: ComputingLines, computing: list[bool]) -> Iterator[list[int]]:
+    """In between, too: there a cut costs a launch, and is made where no graph of autograd would be cut as well."""
+    if not any(computing):
+        return
+    inner: list[int] = []
+    begin, last = computing.index(True), _last(computing)
+    while begin < last:
+        if computing[begin]:
+            begin += 1
+            continue
+        end = computing.index(True, begin)
+        if _decide(body.statements[begin:end]) and not _is_among(body.statements[end], lines.open):
+            inner += [begin, end]
+        begin = end
+    if inner:
+        yield sorted((*_outer(body, computing), *inner))
+
+
+def _outer(body: Body, computing: list[bool]) -> list[int]:
+    first, behind = computing.index(True), _last(computing) + 1
+    begins = [first] if _decide(body.statements[:first]) else []
+    return [*begins, behind] if behind < len(computing) else begins
+
+
+def _last(computing: list[bool]) -> int:
+    return len(computing) - 1 - computing[::-1].index(True)
+
+
+def _numbered(body: Body, cuts: list[int], computing: list[bool]) -> list[tuple[Part, bool]]:
+    """The parts, and whether each computes tensors; none if the function cannot be cut there."""
+    try:
+        parts = parts_of(body, cuts)
+    except CutError:
+        return []
+    bounds = [0, *cuts, len(computing)]
+    runs = [computing[first:last] for first, last in itertools.pairwise(bounds)]
+    return [(part, any(run)) for part, run in zip(parts, runs, strict=True)]
+
+
+def _is_among(statement: ast.stmt, lines: set[int]) -> bool:
+    return not lines.isdisjoint(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+
+
+def _decide(statements: Sequence[ast.stmt]) -> bool:
+    """Whether statements call or compare something, or compute with it."""
+    telling = (ast.Call, ast.BinOp, ast.AugAssign, ast.Compare, ast.BoolOp, ast.IfExp, ast.If, ast.Subscript)
+    return any(isinstance(node, telling) for statement in statements for node in ast.walk(statement))
+
+
+def _assigns(statement: ast.stmt, name: str) -> bool:
+    return any(
+        isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
+        for node in ast.walk(statement)
+    )

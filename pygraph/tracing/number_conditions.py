@@ -1,0 +1,174 @@
+"""Conditions on numbers: comparisons by which a function decides, and that a call can make before it runs.
+
+A trace in which ``if count % 4 == 0`` was true is good for every count for which it is. So the outcome of the
+comparison is part of a call's key, and the number is live. That is done where the comparison is exact outside of the
+function, too: of integers that are computed from integers, or of a number with a constant.
+"""
+
+# Symbols have no types.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy  # pyright: ignore[reportMissingTypeStubs]
+from torch.utils._sympy.functions import (  # checked with torch 2.11 and 2.13
+    FloatTrueDiv,
+    FloorDiv,
+    IntTrueDiv,
+    Mod,
+    PythonMod,
+    ToFloat,
+)
+
+from pygraph.guards.locations import Location
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A comparison in a trace.
+
+    Attributes:
+        text: The comparison of ``n0``, ``n1`` and so on, in Python.
+        paths: The arguments that these stand for, as errors call them.
+    """
+
+    text: str
+    paths: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Condition:
+    """A comparison of numbers that calls find.
+
+    Attributes:
+        text: The comparison, of ``b0``, ``b1`` and so on.
+        bases: Where these are found: locations, and ``args`` or ``kwargs`` for the arguments of a call.
+    """
+
+    text: str
+    bases: tuple[Location | str, ...]
+    _check: Callable[..., Any] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        names = ", ".join(f"b{index}" for index in range(len(self.bases)))
+        object.__setattr__(self, "_check", eval(f"lambda {names}: {self.text}"))  # of what `comparison_of` has written
+
+    def outcome(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The outcome of the comparison in a call; one that cannot be made has an outcome of its own."""
+        try:
+            found = [
+                base.get() if isinstance(base, Location) else args if base == "args" else kwargs for base in self.bases
+            ]
+            outcome = self._check(*found)
+        except (LookupError, TypeError, AttributeError, ZeroDivisionError):
+            return "undefined"
+        return None if outcome is None else bool(outcome)
+
+    def is_same(self, other: Condition) -> bool:
+        """Whether another condition makes the same comparison."""
+        return (
+            self.text == other.text
+            and len(self.bases) == len(other.bases)
+            and all(map(_is_same_base, self.bases, other.bases))
+        )
+
+
+def _is_same_base(one: Location | str, other: Location | str) -> bool:
+    if isinstance(one, Location) and isinstance(other, Location):
+        return one.is_same(other)
+    return isinstance(one, str) and one == other
+
+
+BaseOf = Callable[[str], tuple[Location | str, str] | None]
+"""Where a call finds the argument of a path, and the rest of its path from there."""
+
+
+def condition_of(comparison: Comparison, base_of: BaseOf) -> Condition | None:
+    """The condition that calls can check for a comparison in a trace; None if there is none.
+
+    Args:
+        comparison: The comparison.
+        base_of: Returns, for the path of an argument, where it is found in a call and the rest of the path.
+    """
+    found = [base_of(path) for path in comparison.paths]
+    known = [base for base in found if base is not None and _SUBSCRIPTS.fullmatch(base[1])]
+    if len(known) < len(found):
+        return None
+    text = re.sub(r"\bn(\d+)\b", lambda name: f"b{name[1]}{known[int(name[1])][1]}", comparison.text)
+    return Condition(text, tuple(base for base, _ in known))
+
+
+_SUBSCRIPTS = re.compile(r"(\[\d+\]|\['\w+'\])*")
+
+
+def comparison_of(guard: Any, leaves: Mapping[Any, int], paths: Sequence[str]) -> Comparison | None:
+    """The comparison that a guard of a trace stands for; None if it is not exact outside of it.
+
+    Args:
+        guard: What was found to be true.
+        leaves: The leaf of each symbol.
+        paths: What errors call each leaf.
+
+    >>> from torch.utils._sympy.functions import Mod
+    >>> count = sympy.Symbol("s0", integer=True)
+    >>> comparison_of(sympy.Eq(Mod(count + 1, 4), 0), {count: 0}, ["args[0]"])
+    Comparison(text='((1 + n0) % 4) == 0', paths=('args[0]',))
+    """
+    if not isinstance(guard, sympy.core.relational.Relational):
+        return None
+    symbols = sorted(guard.free_symbols, key=lambda symbol: leaves.get(symbol, -1))
+    if not symbols or any(symbol not in leaves for symbol in symbols):
+        return None
+    if guard.lhs.is_number:
+        guard = guard.reversed
+    names = {symbol: f"n{index}" for index, symbol in enumerate(symbols)}
+    left, right = _text(guard.lhs, names), _text(guard.rhs, names)
+    if left is None or right is None:
+        return None
+    right: Any = guard.rhs
+    if isinstance(guard, sympy.Eq) and right.is_Float and float(right) not in _TESTED:
+        return None  # the number itself, which something has asked for
+    if isinstance(guard, (sympy.Eq, sympy.Ne)):
+        text = f"{left} == {right}"
+    else:
+        less, more = ("<=", ">") if isinstance(guard, (sympy.Le, sympy.Gt)) else ("<", ">=")
+        # Neither holds for what is no number: it has an outcome of its own.
+        text = f"{left} {less} {right} or ({left} {more} {right} and None)"
+    return Comparison(text, tuple(paths[leaves[symbol]] for symbol in symbols))
+
+
+# Numbers that code compares others with; any other to which one is equal is its own value.
+_TESTED = (0.0, 1.0, -1.0)
+
+
+def _text(expression: Any, names: Mapping[Any, str]) -> str | None:
+    """An expression in Python; None if the result might be another one there."""
+    if expression.is_Symbol:
+        return names[expression]
+    if expression.is_Integer:
+        return str(int(expression))
+    if expression.is_Float:
+        value = float(expression)
+        return repr(value) if math.isfinite(value) else None
+    if not all(symbol.is_integer for symbol in expression.free_symbols):
+        return None  # sums of floats may be added in another order
+    parts = [_text(argument, names) for argument in expression.args]
+    operator = next((text for kind, text in _INTEGER_OPERATORS if isinstance(expression, kind)), None)
+    if operator is None or None in parts:
+        return None
+    if operator != "/" and not all(argument.is_integer for argument in expression.args):
+        return None
+    if operator == "float":
+        return f"float({parts[0]})"
+    return f"({f' {operator} '.join(filter(None, parts))})"
+
+
+_INTEGER_OPERATORS: Sequence[tuple[Any, str]] = (
+    (sympy.Add, "+"), (sympy.Mul, "*"), (Mod, "%"), (PythonMod, "%"), (FloorDiv, "//"), (ToFloat, "float"),
+    (IntTrueDiv, "/"), (FloatTrueDiv, "/"),
+)  # fmt: skip

@@ -58,7 +58,7 @@ class Tower(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The first layer, and a question about a value."""
         x = self.layers[0](x)
-        return x if x.sum() > 0 else -x
+        return x if int(x.sum()) > 0 else -x
 
 
 # ---- functions that cannot be traced ---------------------------------------------------------------------------------
@@ -66,8 +66,8 @@ class Tower(torch.nn.Module):
 
 @kind
 def branch_on_a_value(count: int) -> Case:
-    """A Python `if` on a tensor's value."""
-    return Case(lambda *xs: xs[0] if xs[0].sum() > 0 else xs[-1], always(*tensors(count)))
+    """A Python `if` on an integer that is read from a tensor."""
+    return Case(lambda *xs: xs[0] if int(xs[0].sum()) > 0 else xs[-1], always(*tensors(count)))
 
 
 @kind
@@ -79,16 +79,16 @@ def value_of_a_tensor(count: int) -> Case:
 @kind
 def text_of_a_tensor(count: int) -> Case:
     """The text of a tensor."""
-    return Case(lambda *xs: (xs[0], len(str(xs[0].shape)) + bool(xs[0].sum())), always(*tensors(count)))
+    return Case(lambda *xs: (xs[0], len(str(xs[0].shape)) + int(xs[0].sum())), always(*tensors(count)))
 
 
 @kind
 def state_changes(count: int) -> Case:
-    """A list that grows."""
+    """A list that grows, and whose length is read."""
     seen: list[int] = []
 
     def fn(*xs: torch.Tensor) -> torch.Tensor:
-        seen.append(1)
+        seen.append(len(seen))
         return xs[0] + 1
 
     return Case(fn, always(*tensors(count)))
@@ -307,8 +307,8 @@ def differentiated_with_hooks(count: int) -> Case:
 
 @kind
 def differentiated_and_untraceable(count: int) -> Case:
-    """A call under autograd that branches on a value."""
-    return Case(lambda *xs: xs[0] * 2 if xs[0].sum() > 0 else xs[-1], always(*tensors(count, requires_grad=True)))
+    """A call under autograd that reads an integer."""
+    return Case(lambda *xs: xs[0] * 2 if int(xs[0].sum()) > 0 else xs[-1], always(*tensors(count, requires_grad=True)))
 
 
 @kind

@@ -118,7 +118,7 @@ def test_one_loss_is_counted_once(clock: Clock) -> None:
 
 
 def branching(*xs: Any) -> torch.Tensor:
-    return xs[0] * 2 if xs[0].sum() > 0 else xs[0] * 3
+    return xs[0] * 2 if int(xs[0].sum()) > 0 else xs[0] * 3
 
 
 def hooked(*xs: Any) -> torch.Tensor:

@@ -44,7 +44,7 @@ def raising(y: Tensor) -> Tensor:
 
 def branching(y: Tensor) -> Tensor:
     """Depend on data."""
-    return y + 1 if y.sum() > 0 else y - 1
+    return y + 1 if int(y.sum()) > 0 else y - 1
 
 
 def printing(y: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits, retries
+from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import Function
 from pygraph.calls.policy import Policy
 from pygraph.calls.retries import Budget, Traces
@@ -87,17 +88,30 @@ class _GuessError(Exception):
         self.outcomes = outcomes
 
 
+class _PartsError(Exception):
+    """There is no trace whatever is decided, but the user's function can be cut into parts.
+
+    Args:
+        runner: Runs calls part by part.
+    """
+
+    def __init__(self, runner: StateRunner) -> None:
+        super().__init__()
+        self.runner = runner
+
+
 class DecidingPolicy(Policy):
     """The rules of a `DecidedFunction`: those of the user's function.
 
     Args:
-        users: The rules of the user's function.
+        users: The engine of the user's function.
         function: The function.
     """
 
-    def __init__(self, users: Policy, function: DecidedFunction) -> None:
-        self.composes, self.carries_state = users.composes, users.carries_state
-        self._users, self._function = users, function
+    def __init__(self, users: Any, function: DecidedFunction) -> None:
+        self._users: Policy = users.policy
+        self.composes, self.carries_state = self._users.composes, self._users.carries_state
+        self._engine, self._function = users, function
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions that the options of the user's function make static."""
@@ -121,6 +135,17 @@ class DecidingPolicy(Policy):
         """A runner of calls that leave state behind."""
         return self._users.state_runner(engine, args, kwargs, state)
 
+    def part_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
+        """Nothing: it is the user's function that is cut.
+
+        Raises:
+            _PartsError: It can be.
+        """
+        users = {name: value for name, value in kwargs.items() if name != _OUTCOMES}
+        runner = self._users.part_runner(self._engine, args, users, reason)
+        if runner is not None:
+            raise _PartsError(runner)
+
 
 class DecidingCalls:
     """Runs calls of a function that decides by values on the device.
@@ -136,7 +161,7 @@ class DecidingCalls:
     def __init__(self, users: Any) -> None:
         self._users = users
         self._function = DecidedFunction(users.fn, users.name)
-        self.engine = users.derive(self._function, DecidingPolicy(users.policy, self._function))
+        self.engine = users.derive(self._function, DecidingPolicy(users, self._function))
         self.traces: Traces | None = None
         self._outcomes: tuple[bool, ...] | None = None  # those that are expected
         self._last: tuple[bool, ...] | None = None  # those of the last call, if they are others
@@ -147,9 +172,12 @@ class DecidingCalls:
         self._in_a_row = self._ran = 0
         self._generators: list[torch.Generator] = []
         self._looked_at = -1  # the number of traces at that time
+        self._parts: StateRunner | None = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, by the trace that decides as the call does."""
+        if self._parts is not None:
+            return self._parts(args, kwargs)
         begin, function = retries.clock(), self._function
         with self._users.shared.lock:  # what it finds must not change before it begins anew
             function.trying, function.guessed = threading.get_ident(), None
@@ -157,9 +185,12 @@ class DecidingCalls:
                 return self._decided(args, kwargs)
             except _AsItIsError:
                 self._note_ran(retries.clock() - begin)
+            except _PartsError as error:
+                self._parts = error.runner
+                self.engine.release()
             finally:
                 function.trying = None
-        return self._users.fn(*args, **kwargs)
+        return self._users.fn(*args, **kwargs) if self._parts is None else self._parts(args, kwargs)
 
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call by replays, one for each outcome that it has otherwise than expected."""
@@ -225,18 +256,22 @@ class DecidingCalls:
 
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
+        if self._parts is not None:
+            return self._parts.refusal()
         return None if self._again.allows() else self._why_not
 
     def engines(self) -> Iterator[Any]:
-        """The engine of the function that decides as it is told."""
-        yield self.engine
+        """The engine of the function that decides as it is told, or those of parts."""
+        yield from (self.engine,) if self._parts is None else self._parts.engines()
 
     def in_python(self) -> str | None:
-        """Nothing runs as Python."""
-        return None
+        """The lines that run as Python at each call, and why; None if there are none."""
+        return None if self._parts is None else self._parts.in_python()
 
     def release(self) -> None:
         """Give back its graphs."""
+        if self._parts is not None:
+            self._parts.release()
         self.engine.release()
 
 

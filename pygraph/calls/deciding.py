@@ -106,12 +106,16 @@ class DecidingPolicy(Policy):
     Args:
         users: The engine of the user's function.
         function: The function.
+
+    Attributes:
+        why_unsteady: Why all calls are unlike each other; None if they are not.
     """
 
     def __init__(self, users: Any, function: DecidedFunction) -> None:
         self._users: Policy = users.policy
         self.composes, self.carries_state = self._users.composes, self._users.carries_state
         self._engine, self._function = users, function
+        self.why_unsteady: str | None = None
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions that the options of the user's function make static."""
@@ -133,7 +137,10 @@ class DecidingPolicy(Policy):
 
     def state_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> Any:
         """A runner of calls that leave state behind."""
-        return self._users.state_runner(engine, args, kwargs, state)
+        return self._users.of_part(self._note_unsteady).state_runner(engine, args, kwargs, state)
+
+    def _note_unsteady(self, reason: str) -> None:
+        self.why_unsteady = reason
 
     def part_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
         """Nothing: it is the user's function that is cut.
@@ -161,7 +168,8 @@ class DecidingCalls:
     def __init__(self, users: Any) -> None:
         self._users = users
         self._function = DecidedFunction(users.fn, users.name)
-        self.engine = users.derive(self._function, DecidingPolicy(users, self._function))
+        self._policy = DecidingPolicy(users, self._function)
+        self.engine = users.derive(self._function, self._policy)
         self.traces: Traces | None = None
         self._outcomes: tuple[bool, ...] | None = None  # those that are expected
         self._last: tuple[bool, ...] | None = None  # those of the last call, if they are others
@@ -176,6 +184,9 @@ class DecidingCalls:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, by the trace that decides as the call does."""
+        if self._policy.why_unsteady is not None:
+            self._parts = self._users.policy.part_runner(self._users, args, kwargs, self._policy.why_unsteady)
+            self._policy.why_unsteady = None
         if self._parts is not None:
             return self._parts(args, kwargs)
         begin, function = retries.clock(), self._function

@@ -59,6 +59,14 @@ class Policy:
         """A runner of calls of an engine that leave state behind."""
         raise NotImplementedError
 
+    def of_part(self, note_unsteady: Callable[[str], None]) -> Policy:
+        """The rules of a part of the function, or of what stands for it, that is not cut by itself.
+
+        Args:
+            note_unsteady: Called with the reason when its calls are all unlike each other.
+        """
+        raise NotImplementedError
+
     def part_runner(
         self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> StateRunner | None:

@@ -109,7 +109,7 @@ class UsersPolicy(Policy):
             return False
         self._is_tried, self._why_cut = True, reason
         with contextlib.suppress(CutError), engine.turn():
-            self._parts = PartedCalls(engine, args, kwargs, self._of_part, outside_alone=True)
+            self._parts = PartedCalls(engine, args, kwargs, self.of_part, outside_alone=True)
         return self._parts is not None
 
     def cut(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
@@ -127,7 +127,7 @@ class UsersPolicy(Policy):
             self._is_known, self._why_cut = True, reason
             try:
                 with engine.turn():
-                    self._parts = PartedCalls(engine, args, kwargs, self._of_part)
+                    self._parts = PartedCalls(engine, args, kwargs, self.of_part)
             except CutError as error:
                 self.why_whole = f"; it is not cut, as {error}: {_REMEDY}"
 
@@ -136,7 +136,12 @@ class UsersPolicy(Policy):
         parts = self.parts()
         return None if parts is None else f"{parts.described()}: {self._why_cut}"
 
-    def _of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
+    def of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
+        """The rules of a part of the function, or of what stands for it, that is not cut by itself.
+
+        Args:
+            note_unsteady: Called with the reason when its calls are all unlike each other.
+        """
         return UsersPolicy(carries_state=True, decides=self._decides, note_unsteady=note_unsteady)
 
 

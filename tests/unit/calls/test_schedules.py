@@ -126,6 +126,7 @@ def train(device: torch.device, optimizer: str, schedule: str, *, jitted: bool, 
     return [*found, net.state_dict()], fast
 
 
+@pytest.mark.rotates
 @pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("groups", [False, True], ids=["one group", "two groups"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -88,17 +88,18 @@ class DecidingPolicy(Policy):
     """The rules of a `DecidedFunction`: those of the user's function.
 
     Args:
-        users: The rules of the user's function.
+        users: The engine of the user's function.
         function: The function.
     """
 
-    def __init__(self, users: Policy, function: DecidedFunction) -> None:
-        self.composes, self.carries_state = users.composes, users.carries_state
-        self._users, self._function = users, function
+    def __init__(self, users: Any, function: DecidedFunction) -> None:
+        self._users: Policy = users.policy
+        self.composes, self.carries_state = self._users.composes, self._users.carries_state
+        self._keys, self._function = users.keys, function
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions that the options of the user's function make static."""
-        return self._users.static_leaves(function, args, {k: v for k, v in kwargs.items() if k != _OUTCOMES})
+        return self._keys.static_leaves(args, {k: v for k, v in kwargs.items() if k != _OUTCOMES})
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace.
@@ -133,7 +134,7 @@ class DecidingCalls:
     def __init__(self, users: Any) -> None:
         self._users = users
         self._function = DecidedFunction(users.fn, users.name)
-        self.engine = users.derive(self._function, DecidingPolicy(users.policy, self._function))
+        self.engine = users.derive(self._function, DecidingPolicy(users, self._function))
         self.traces: Traces | None = None
         self._outcomes: tuple[bool, ...] | None = None  # those that are expected
         self._last: tuple[bool, ...] | None = None  # those of the last call, if they are others

@@ -444,3 +444,17 @@ def test_differentiated_from_outside(device: torch.device) -> None:
         found[-1].append(model.state_dict())
     assert_same(found[0], found[1], device)
     assert fast.cache_info().hits >= 10
+
+
+def test_static_arguments_stay_static(device: torch.device) -> None:
+    """They are of the caller's type, also in the function that decides as it is told."""
+
+    def fn(x: Tensor, k: int, scale: float) -> Tensor:
+        assert type(k) is int
+        return x * k * scale if x.sum() > 0 else x - k
+
+    fast = pygraph.jit(fn, static_argnums=1)
+    for value in SIGNS:
+        x = torch.full((4,), float(value), device=device)
+        assert_same(fast(x, 2, 0.5 + value), fn(x, 2, 0.5 + value), device)
+    assert fast.cache_info().hits >= 8, str(fast.explain())

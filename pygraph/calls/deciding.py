@@ -114,12 +114,12 @@ class DecidingPolicy(Policy):
     def __init__(self, users: Any, function: DecidedFunction) -> None:
         self._users: Policy = users.policy
         self.composes, self.carries_state = self._users.composes, self._users.carries_state
-        self._engine, self._function = users, function
+        self._engine, self._keys, self._function = users, users.keys, function
         self.why_unsteady: str | None = None
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions that the options of the user's function make static."""
-        return self._users.static_leaves(function, args, {k: v for k, v in kwargs.items() if k != _OUTCOMES})
+        return self._keys.static_leaves(args, {k: v for k, v in kwargs.items() if k != _OUTCOMES})
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace.

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch.autograd.graph import increment_version
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from pygraph.errors import StateChangeError
 from pygraph.guards.storage import delete_item, store_item, stored_item
@@ -169,15 +171,24 @@ class Data(_OfTensor):
     __slots__ = ()
 
     def get(self) -> Any:
-        """A tensor that shows the memory, or `ABSENT` if the tensor is gone."""
+        """A tensor that shows the memory, and `is_updated`; or `ABSENT` if the tensor is gone."""
         tensor = self.tensor()
-        return ABSENT if tensor is None else tensor.data
+        return ABSENT if tensor is None else (tensor.data, is_updated(tensor))
 
     def put(self, value: Any) -> None:
-        """Give the tensor the memory of another one."""
+        """Give the tensor the memory of another one, and tell autograd if the tensor was updated."""
         tensor = self.tensor()
         if tensor is not None and value is not ABSENT:
-            tensor.data = value
+            tensor.data, updated = value
+            if updated:
+                increment_version(tensor)
+
+
+def is_updated(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has been updated in place in a trace under way, as a mode of the trace knows."""
+    if has_torch_function_unary(tensor):
+        return handle_torch_function(is_updated, (tensor,), tensor)
+    return False
 
 
 class RequiresGrad(_OfTensor):

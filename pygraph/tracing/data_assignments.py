@@ -5,20 +5,25 @@ it afterwards, as it stores attributes.
 """
 
 # Methods of tensors have no types here.
+# pyright: reportPrivateUsage=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload  # checked with torch 2.11 and 2.13
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
+from torch.utils import _pytree as pytree
 
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Data, Location
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.effects import root
+from pygraph.ir.functional_variants import written_values
 
 
 class DataAssignments:
@@ -31,6 +36,7 @@ class DataAssignments:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._assigned: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._updated: set[int] = set()
         self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what ``.data`` gave of a tensor's own memory
 
     def read(self, tensor: torch.Tensor, own: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -62,6 +68,18 @@ class DataAssignments:
         """The traced value that a tensor stands for; None if it stands for itself."""
         found = self._assigned.get(id(tensor)) if self._assigned else None
         return None if found is None else found[1]
+
+    def note_updates(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note an operation that updates a tensor in place which stands for another: autograd counts that."""
+        if not self._assigned or not isinstance(func, OpOverload) or not func._schema.is_mutable:
+            return
+        for value in pytree.tree_leaves(written_values(func, args, kwargs)):
+            if id(value) in self._assigned:
+                self._updated.add(id(value))
+
+    def is_updated(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has been updated in place."""
+        return id(tensor) in self._updated
 
     def locations(self) -> tuple[Data, ...]:
         """The memory of tensors that stand for others."""

@@ -87,6 +87,7 @@ class OperationsMode(TorchDispatchMode):
         tracing = proxy_tensor.get_proxy_mode()
         if tracing is None:
             return func(*args, **(kwargs or {}))
+        self._data.note_updates(func, args, kwargs or {})
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).

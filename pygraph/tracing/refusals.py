@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
+from pygraph.guards.locations import is_updated
 from pygraph.guards.torch_settings import looks_at_gradients
 from pygraph.tracing import interruptions
 from pygraph.tracing.data_assignments import DataAssignments
@@ -74,6 +75,8 @@ class Refusals(TorchFunctionMode):
             if not self._data.assign(*args):
                 self._refuse("it assigns .data of a tensor that it has made or is passed, or of another layout")
             return None
+        if func is is_updated:
+            return self._data.is_updated(args[0])
         if func == _DATA:
             return self._data.read(args[0], lambda: func(*args))
         if func in _CHANGE_GRAD:

@@ -246,3 +246,33 @@ def test_differentiated_from_outside(device: torch.device) -> None:
             optimizer.step()
             results[-1].append((loss.detach(), copy.deepcopy(pair.state_dict())))
     assert_same(results[1], results[0], device)
+
+
+@pytest.mark.parametrize("updates", [False, True])
+def test_autograd_notices_updates_and_no_assignments(device: torch.device, updates: bool) -> None:
+    """A graph from before the call has saved the parameter: eager raises an error if it was updated in place."""
+    results: list[list[Any]] = []
+    for transform in (lambda fn: fn, pygraph.jit):
+        weight = nn.Parameter(torch.ones(3, device=device))
+
+        def step(weight: nn.Parameter = weight) -> Tensor:
+            weight.data = weight.data * 2
+            if updates:
+                with torch.no_grad():
+                    weight.add_(1)
+            return weight.detach().sum()
+
+        fast = transform(step)
+        results.append([])
+        for _ in range(6):
+            x = torch.ones(3, device=device, requires_grad=True)
+            y = (weight * x).sum()
+            fast()
+            try:
+                y.backward()
+            except RuntimeError:
+                results[-1].append(None)
+            else:
+                results[-1].append(x.grad)
+    assert_same(results[1], results[0], device)
+    assert (None in results[0]) == updates

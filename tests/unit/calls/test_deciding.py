@@ -459,3 +459,17 @@ def test_a_generator_of_its_own_is_set_back_when_a_call_begins_anew(device: torc
         values = [torch.full((4,), float(sign), device=device) for sign in SIGNS]
         results.append([(call(x), generator.get_state()) for x in values])
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_static_arguments_stay_static(device: torch.device) -> None:
+    """They are of the caller's type, also in the function that decides as it is told."""
+
+    def fn(x: Tensor, k: int, scale: float) -> Tensor:
+        assert type(k) is int
+        return x * k * scale if x.sum() > 0 else x - k
+
+    fast = pygraph.jit(fn, static_argnums=1)
+    for value in SIGNS:
+        x = torch.full((4,), float(value), device=device)
+        assert_same(fast(x, 2, 0.5 + value), fn(x, 2, 0.5 + value), device)
+    assert fast.cache_info().hits >= 8, str(fast.explain())

@@ -170,6 +170,6 @@ def _returned(program: Program) -> list[tuple[int, fx.Node, bool]]:
 
 
 def _described(program: Program) -> list[Any]:
-    """What each output is, also where it is stored through a pointer slot."""
+    """The descriptor of each output, or of the pointer slot through which it is stored."""
     slots = program.table.slots if program.table is not None else ()
     return [slots[output.slot].of if isinstance(output, Stored) else output for output in program.outputs]

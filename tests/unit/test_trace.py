@@ -394,7 +394,7 @@ REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]
     ("text of an item", lambda x: (x, f"{x.sum().item()}"), lambda: (torch.ones(2),), "text of a number that is comp"),
     ("text of a list of items", lambda x: (x, str(x.tolist())), lambda: (torch.ones(2),), "text of a number"),
     ("text of arithmetic", lambda x: (x, str(2 * x.sum().item())), lambda: (torch.ones(2),), "text of a number"),
-    ("comparison", lambda x: (x * 2, x.sum().item() == x.mean().item()), lambda: (torch.ones(2),), "DataDependent"),
+    ("comparison", lambda x: (x * 2, x.sum().item() == x.mean().item()), lambda: (torch.ones(2),), "data-dependent"),
     (
         "offset",
         lambda x: x[1:] * x[1:].storage_offset(),

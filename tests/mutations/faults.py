@@ -268,7 +268,8 @@ FAULTS = (
     Fault(
         "steps-of-other-rates",
         "A step is run though the optimizer has other groups of parameters than when it was traced.",
-        "        if self._state.learning_rates and not _are_same(now.rates, function.groups):\n            raise OutdatedError\n",
+        "        if self._state.learning_rates and not _are_same(now.rates, function.groups):\n"
+        "            raise OutdatedError\n",
         "",
     ),
     Fault(

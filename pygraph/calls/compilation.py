@@ -128,6 +128,11 @@ class Compiler:
         if self._cache.is_past_budget(key):
             note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
             return Refused(fallbacks=[note])
+        first = runners.of_first_step(call.args, call.kwargs)
+        if first is not None:
+            entry = self._keep(key, call, Stateful(fallbacks=[], runner=first))
+            first.traces = entry.traces
+            return entry
         began = retries.clock()
         try:
             traced, program = self._trace(key, call, past)

@@ -22,11 +22,13 @@ class Policy:
         is_users: Whether the function is a user's, so that calls of it may be inside transforms of ``torch.func``.
         composes: Whether calls that autograd differentiates have compiled functions of their own.
         carries_state: Whether calls may leave gradients, attributes and variables behind.
+        decides: Whether calls may begin anew where they decide otherwise than their trace.
     """
 
     is_users = False
     composes = False
     carries_state = False
+    decides = False
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions of a call's arguments that the options make static."""
@@ -58,6 +60,14 @@ class Policy:
     ) -> StateRunner:
         """A runner of calls of an engine that leave state behind."""
         raise NotImplementedError
+
+    def first_step(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
+        """A runner of calls of an engine whose first one makes the state of an optimizer; None if it does not.
+
+        It is asked before the first trace of the engine's function.
+        """
+        del engine, args, kwargs
+        return None
 
     def of_part(self, note_unsteady: Callable[[str], None]) -> Policy:
         """The rules of a part of the function, or of what stands for it, that is not cut by itself.
@@ -120,6 +130,10 @@ class Runners:
     def of_state(self, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> StateRunner:
         """The runner of calls that take and return state."""
         return self.policy.state_runner(self.engine, args, kwargs, state)
+
+    def of_first_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
+        """The runner of calls whose first one makes the state of an optimizer; None if it does not."""
+        return self.policy.first_step(self.engine, args, kwargs)
 
     def of_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> StateRunner | None:
         """The runner of calls that cannot be traced as a whole; None if they cannot be cut into parts either."""

@@ -20,7 +20,7 @@ from pygraph.calls.keys import Key
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.policy import Policy
 from pygraph.calls.stateful_function import OutdatedError, StatefulFunction
-from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError
+from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError, UndecidedError
 from pygraph.guards.environment import Environment
 from pygraph.ir.decisions import decisions_among
 from pygraph.ir.paths import flatten_with_path
@@ -142,6 +142,8 @@ class StatePolicy(Policy):
         Raises:
             OutdatedError: More state is left behind than is passed.
         """
+        if isinstance(error, UndecidedError) and self._users.policy.decides:
+            raise OutdatedError(StateInputs(decisions=True))
         found = state_left_behind(error, is_known=is_known)
         if found is not None and (more := self._state | found) != self._state:
             raise OutdatedError(more)

@@ -18,12 +18,14 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
 from pygraph.calls.deciding import DecidingCalls
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
+from pygraph.calls.first_step import FirstStep
 from pygraph.calls.parted import PartedCalls
 from pygraph.calls.policy import Policy
 from pygraph.calls.retries import Budget, Traces
@@ -57,18 +59,18 @@ class UsersPolicy(Policy):
     def __init__(
         self, *, carries_state: bool, decides: bool = False, note_unsteady: Callable[[str], None] | None = None
     ) -> None:
-        self.carries_state, self._decides = carries_state, decides
+        self.carries_state, self.decides = carries_state, decides
         self._note_unsteady = note_unsteady
         self._parts: PartedCalls | None = None
         self.why_whole = ""
         self._why_cut = ""
         self._is_known = note_unsteady is not None
-        self._is_tried = False
+        self._is_tried = self._is_begun = False
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
         if isinstance(error, UndecidedError):
-            return StateInputs(decisions=True) if self._decides else None
+            return StateInputs(decisions=True) if self.decides else None
         return state_left_behind(error, is_known=is_known) if self.carries_state else None
 
     def state_runner(
@@ -85,6 +87,16 @@ class UsersPolicy(Policy):
             return None
         self.cut(engine, args, kwargs, reason)
         return None if self.parts() is None else PartRunner(engine, self, reason)
+
+    def first_step(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
+        """A runner of calls of an engine whose first one makes the state of an optimizer; None if it does not."""
+        if self._is_begun or not self.carries_state or self._note_unsteady is not None:
+            return None
+        self._is_begun, options = True, engine.function.options
+        if options.strict or options.donates or not engine.function.records or not torch.is_grad_enabled():
+            return None
+        optimizers = reached_state(engine, args, kwargs).new_optimizers
+        return FirstStep(engine, self, optimizers) if optimizers else None
 
     # -- calls that are all unlike each other ---------------------------------------------------------------------
 
@@ -142,7 +154,7 @@ class UsersPolicy(Policy):
         Args:
             note_unsteady: Called with the reason when its calls are all unlike each other.
         """
-        return UsersPolicy(carries_state=True, decides=self._decides, note_unsteady=note_unsteady)
+        return UsersPolicy(carries_state=True, decides=self.decides, note_unsteady=note_unsteady)
 
 
 class PartRunner:
@@ -216,6 +228,7 @@ class StatefulCalls:
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
         self._why_unsteady: str | None = None
+        self._decided: StateRunner | None = None  # runs the calls, once they have been found to decide
         self.engine = self._make(args, kwargs)
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
@@ -232,6 +245,8 @@ class StatefulCalls:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, and store the state that it leaves behind."""
+        if self._decided is not None:
+            return self._decided(args, kwargs)
         parts = self._users.parts()
         return self._whole(args, kwargs) if parts is None else parts(args, kwargs)
 
@@ -247,6 +262,10 @@ class StatefulCalls:
                     self._note_unsteady(error.reason, args, kwargs)
                     break
                 except OutdatedError as error:
+                    if error.state.decisions:
+                        self.engine.release()
+                        self._decided = self._users.state_runner(function, args, kwargs, error.state)
+                        break
                     decides = self._deciding(error.state)
                     if decides is not None and self._users.cut_outside(function, args, kwargs, decides):
                         self.engine.release()
@@ -256,6 +275,8 @@ class StatefulCalls:
                 self._settled = 0
                 self.engine.release()
                 self.engine = self._make(args, kwargs)
+        if self._decided is not None:
+            return self._decided(args, kwargs)
         parts = self._users.parts()
         return self._inline(args, kwargs) if parts is None else parts(args, kwargs)
 
@@ -279,6 +300,8 @@ class StatefulCalls:
 
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
+        if self._decided is not None:
+            return self._decided.refusal()
         return None if self._renewals.allows() or self._users.parts() is not None else self._why_not()
 
     def _why_not(self) -> Fallback:
@@ -291,6 +314,9 @@ class StatefulCalls:
 
     def engines(self) -> Iterator[Engine]:
         """The engines of the functions that run instead."""
+        if self._decided is not None:
+            yield from self._decided.engines()
+            return
         parts = self._users.parts()
         yield from (self.engine,) if parts is None else parts.engines()
 

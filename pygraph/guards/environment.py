@@ -105,6 +105,15 @@ class Environment:
         more = {id(flag.tensor()) for flag in thawed}
         return [tensor for tensor in self.tensors if id(tensor) in more or _is_leaf_of_autograd(tensor)]
 
+    @property
+    def new_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that have made no state yet, though they have parameters to update."""
+        return [
+            one
+            for one in self._optimizers
+            if not one.state and any(tensor.requires_grad for group in one.param_groups for tensor in group["params"])
+        ]
+
     def step_is_current(self) -> bool:
         """Whether the gradients that the callable reads are the same tensors as then, and learning rates the same."""
         return (self._gradients is None or self._gradients[0]) and self.rates_are_current()

@@ -365,9 +365,9 @@ def test_averaged_models(device: torch.device, options: dict[str, Any]) -> None:
         return step, [optimizer, average]
 
     fast = check_training(device, make, hits=14)
-    (fallback,) = fast.explain().to_dict()["fallbacks"]
-    assert BEGAN_ANEW in fallback["reason"]
-    assert fallback["count"] <= 3  # the first calls that average
+    fallbacks = fast.explain().to_dict()["fallbacks"]
+    assert all(BEGAN_ANEW in fallback["reason"] for fallback in fallbacks)
+    assert sum(fallback["count"] for fallback in fallbacks) <= 3  # the first calls that average
 
 
 def test_an_average_that_is_updated_by_itself(device: torch.device) -> None:

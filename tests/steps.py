@@ -7,10 +7,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import pygraph
+from pygraph.calls import pipeline
 from pygraph.runtime.devices import driver_for
 
 Next = Callable[[tuple[Any, ...], Any, int], tuple[Any, ...]]
@@ -36,6 +40,32 @@ def history(fn: Callable[..., Any], start: tuple[Any, ...], following: Next, ste
         found.append(copied(result))
         args = following(args, result, step)
     return [*found, copied(args)]
+
+
+def step_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
+    """A training step of a classifier."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def traced_kinds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list that the kind of each function that is traced from here on is added to."""
+    found: list[str] = []
+    original = pipeline.trace_call
+
+    def trace_call(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(type(fn).__name__)
+        return original(fn, *args, **kwargs)
+
+    monkeypatch.setattr(pipeline, "trace_call", trace_call)
+    return found
 
 
 @contextlib.contextmanager

@@ -130,9 +130,7 @@ class Compiler:
             return Refused(fallbacks=[note])
         first = runners.of_first_step(call.args, call.kwargs)
         if first is not None:
-            entry = self._keep(key, call, Stateful(fallbacks=[], runner=first))
-            first.traces = entry.traces
-            return entry
+            return self._add_runner(key, call, first)
         began = retries.clock()
         try:
             traced, program = self._trace(key, call, past)
@@ -300,7 +298,10 @@ class Compiler:
 
     def _add_stateful(self, key: Key, call: Call, runners: Runners, state: StateInputs) -> Entry:
         """An entry for calls that leave other state behind than there was, or find another learning rate."""
-        runner = runners.of_state(call.args, call.kwargs, state)
+        return self._add_runner(key, call, runners.of_state(call.args, call.kwargs, state))
+
+    def _add_runner(self, key: Key, call: Call, runner: StateRunner) -> Entry:
+        """An entry whose calls the runner answers; its traces come out of the budget of calls of their form."""
         entry = self._keep(key, call, Stateful(fallbacks=[], runner=runner))
         runner.traces = entry.traces
         return entry

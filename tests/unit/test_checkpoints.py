@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import pygraph
 from pygraph.errors import TraceError
-from tests.steps import assert_same, no_synchronization
+from tests.steps import assert_same, no_synchronization, step_of
 
 
 class Layers(nn.Module):
@@ -41,17 +41,8 @@ class InSegments(Layers):
         return self.last(checkpoint_sequential(self.layers, 2, self.first(x), **self.options))
 
 
-def step_of(net: nn.Module) -> Callable[..., Any]:
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+def momentum_step(net: nn.Module) -> Callable[..., Any]:
+    return step_of(net, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
 
 
 def outside(net: nn.Module, transform: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -73,7 +64,7 @@ def train(device: torch.device, make: Callable[[], nn.Module], transform: Callab
     """Losses, gradients, parameters, and what is drawn next."""
     torch.manual_seed(1)
     net = make().to(device)
-    step = transform(step_of(net)) if where == "inside" else outside(net, transform)
+    step = transform(momentum_step(net)) if where == "inside" else outside(net, transform)
     torch.manual_seed(2)
     found: list[Any] = []
     for _ in range(8):
@@ -107,7 +98,7 @@ def test_checkpoints_draw_the_same_numbers_again(
 
 def test_replays_wait_for_nothing(device: torch.device) -> None:
     torch.manual_seed(1)
-    fast = pygraph.jit(step_of(Layers(use_reentrant=False).to(device)))
+    fast = pygraph.jit(momentum_step(Layers(use_reentrant=False).to(device)))
     x, y = torch.randn(6, 4, device=device), torch.randint(0, 3, (6,), device=device)
     for _ in range(4):
         fast(x, y)
@@ -120,7 +111,7 @@ def test_replays_wait_for_nothing(device: torch.device) -> None:
 def test_a_checkpoint_without_draws_is_one_graph(device: torch.device) -> None:
     """It sets the generator back all the same, which once was in the way of the draws after it."""
     torch.manual_seed(1)
-    fast = pygraph.jit(step_of(Layers(0.0, use_reentrant=False).to(device)))
+    fast = pygraph.jit(momentum_step(Layers(0.0, use_reentrant=False).to(device)))
     x, y = torch.randn(6, 4, device=device), torch.randint(0, 3, (6,), device=device)
     for _ in range(4):
         fast(x, y)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pygraph
-from pygraph.calls import pipeline
 from pygraph.errors import FallbackError
+from tests.steps import step_of, traced_kinds
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, 0.1),
@@ -31,29 +31,10 @@ def batches(device: torch.device, count: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(5, 4).to(device), torch.randint(0, 2, (5,)).to(device)) for _ in range(count)]
 
 
-def step_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of functions that were traced."""
-    found: list[str] = []
-    original = pipeline.trace_call
-
-    def trace_call(fn: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(type(fn).__name__)
-        return original(fn, *args, **kwargs)
-
-    monkeypatch.setattr(pipeline, "trace_call", trace_call)
-    return found
+    return traced_kinds(monkeypatch)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pygraph
-from pygraph.calls import pipeline
 from pygraph.errors import FallbackError, GradientChangeError, SpentGraphError, StateChangeError
 from pygraph.process import extension
-from tests.steps import assert_same, no_synchronization
+from tests.steps import assert_same, no_synchronization, traced_kinds
 
 Step = Callable[..., Any]
 
@@ -669,14 +668,7 @@ def test_an_optimizers_first_step_says_that_later_ones_set_gradients(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one makes the optimizer's state and runs as it is; the second is traced only as what it is."""
-    traced: list[str] = []
-    original = pipeline.trace_call
-
-    def trace_call(fn: Any, *args: Any, **kwargs: Any) -> Any:
-        traced.append(type(fn).__name__)
-        return original(fn, *args, **kwargs)
-
-    monkeypatch.setattr(pipeline, "trace_call", trace_call)
+    traced = traced_kinds(monkeypatch)
     check(device, ordinary, hits=6)
     assert traced == ["StatefulFunction"]
 

@@ -36,6 +36,7 @@ from pygraph.errors import TraceError, UndecidedError
 from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
+from pygraph.process import extension
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.function_parts import CutError
 
@@ -241,6 +242,7 @@ class StatefulCalls:
             self._function.fn, self._function.name, named, groups, numbers, state.locations, state.conditions
         )
         self.policy = StatePolicy(self.stateful, self._function, state)
+        self._gradients: Any = None
         return self._function.derive(self.stateful, self.policy)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -329,21 +331,16 @@ class StatefulCalls:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = self.stateful
-        before, numbers, found_there = function.found()
+        numbers, found_there = function.found()
         values = with_parts(found_there) if found_there else []
-        outcomes = function.outcomes(args, kwargs)
-        if self.policy.releases:
-            found = self._run_released(before, numbers, values, outcomes, args, kwargs)
-        else:
-            found = self.engine(before, numbers, values, outcomes, args, kwargs)
-        count = len(before)
-        for tensor, new in zip(function.differentiated, found[:count], strict=True):
-            if tensor.grad is not new:
-                tensor.grad = new
+        rest = (numbers, values, function.outcomes(args, kwargs), args, kwargs)
+        found = self._native_results(rest)
+        if found is None:
+            found = self._results(rest)
         self._settled += 1
         if self._settled >= limits.LIMITS.settled_calls:
             self._renewals.renew()
-        returned, leaves = function.returned[found[count]], found[count + 1 :]
+        returned, leaves = function.returned[found[0]], found[1:]
         if returned.spent:
             mark_spent(leaves, returned.spent)
         left, result = pytree.tree_unflatten(leaves, returned.tree)
@@ -352,10 +349,26 @@ class StatefulCalls:
                 location.put(new)
         return result
 
-    def _run_released(
-        self, before: list[Any], numbers: list[Any], values: list[Any], outcomes: list[Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:  # fmt: skip
+    def _native_results(self, rest: tuple[Any, ...]) -> list[Any] | None:
+        """The results of a call besides gradients, which C++ reads and stores; None if no native replay takes it."""
+        if self._gradients is None:
+            module = extension.loaded()
+            if module is None or not all(map(_has_plain_gradient, self.stateful.differentiated)):
+                return None
+            self._gradients = module.Gradients(tuple(self.stateful.differentiated))
+        return self.engine.replay(self._gradients, *rest)
+
+    def _results(self, rest: tuple[Any, ...]) -> list[Any]:
+        """The results of a call besides gradients, which are read and stored here."""
+        function = self.stateful
+        before = function.gradients()
+        found = self._run_released(before, rest) if self.policy.releases else self.engine(before, *rest)
+        for tensor, new in zip(function.differentiated, found, strict=False):
+            if tensor.grad is not new:
+                tensor.grad = new
+        return found[len(before) :]
+
+    def _run_released(self, before: list[Any], rest: tuple[Any, ...]) -> list[Any]:
         """Run a call with the memory of gradients that it replaces free for new ones, as after ``zero_grad`` in eager.
 
         The tensors do not refer to their gradients meanwhile; a gradient that somebody else refers to stays alive.
@@ -364,7 +377,7 @@ class StatefulCalls:
         try:
             for tensor in tensors:
                 tensor.grad = None
-            return self.engine(before, numbers, values, outcomes, args, kwargs)
+            return self.engine(before, *rest)
         except BaseException:
             for tensor, gradient in zip(tensors, before, strict=True):
                 tensor.grad = gradient
@@ -374,6 +387,11 @@ class StatefulCalls:
         """Give back its graphs."""
         for engine in self.engines():
             engine.release()
+
+
+def _has_plain_gradient(tensor: torch.Tensor) -> bool:
+    """Whether what autograd stores for a tensor is its ``grad``, and no class has another idea of that."""
+    return tensor.is_leaf and type(tensor).grad is torch.Tensor.grad
 
 
 def _is_left_alone(old: Any, new: Any) -> bool:

@@ -97,7 +97,7 @@ class StatefulFunction(WithStateInputs):
         del outcomes  # they are part of the key
         if get_proxy_mode() is None:
             raise AsItIsError
-        before = self.found()
+        before = (self.gradients(), *self.found())
         try:
             self._put(gradients, numbers, values)
             result = self.__wrapped__(*args, **kwargs)
@@ -111,10 +111,13 @@ class StatefulFunction(WithStateInputs):
         finally:
             self._put(*before)
 
-    def found(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The gradients, the numbers, and what lies in the locations now."""
-        gradients = [tensor.grad for tensor in self.differentiated]
-        return gradients, [number.get() for number in self.numbers], [location.get() for location in self.locations]
+    def gradients(self) -> list[torch.Tensor | None]:
+        """The gradients now."""
+        return [tensor.grad for tensor in self.differentiated]
+
+    def found(self) -> tuple[list[Any], list[Any]]:
+        """The numbers, and what lies in the locations now."""
+        return [number.get() for number in self.numbers], [location.get() for location in self.locations]
 
     def outcomes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The outcomes of the conditions in a call with these arguments."""

@@ -343,7 +343,7 @@ class StatefulCalls:
         returned, leaves = function.returned[found[0]], found[1:]
         if returned.spent:
             mark_spent(leaves, returned.spent)
-        left, result = pytree.tree_unflatten(leaves, returned.tree)
+        left, result = returned.parts(leaves)
         for location, old, new in zip(function.locations, found_there, left, strict=True):
             if not _is_left_alone(old, new):
                 location.put(new)

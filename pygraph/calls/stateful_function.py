@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -32,6 +33,17 @@ class Returned:
 
     tree: pytree.TreeSpec
     spent: tuple[int, ...]
+
+    def parts(self, leaves: list[Any]) -> tuple[list[Any], Any]:
+        """What is stored at the locations, and the result, of their leaves."""
+        if self._is_one_tensor:
+            return [], leaves[0]
+        left, result = pytree.tree_unflatten(leaves, self.tree)
+        return left, result
+
+    @functools.cached_property
+    def _is_one_tensor(self) -> bool:
+        return self.tree.num_leaves == 1 and self.tree.children()[1].is_leaf()
 
 
 class OutdatedError(Exception):

@@ -38,10 +38,10 @@ std::vector<at::Tensor> replace_gradients(const PlanState& plan, Call& call, uin
       if (static_cast<size_t>(one.leaf) < memory.size()) memory[one.leaf] = &one;
     }
   }
+  for (int index : plan.released) (*call.gradients->tensors)[index].gradient().reset();
   for (auto index = plan.released.rbegin(); index != plan.released.rend(); ++index) {
     const Differentiated& tensor = (*call.gradients->tensors)[*index];
-    tensor.gradient().reset();
-    at::Tensor old = std::move(call.found[*index]);
+    at::Tensor old = std::move(call.found[*index]);  // freed here, if it does not stay
     const ResultMemory* its = memory[*index];
     if (its != nullptr && tensor.has_made(old, stream) && is_unshared(old, *its) && fits_as_result(old, *its)) {
       replaced[*index] = std::move(old);

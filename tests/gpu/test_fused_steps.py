@@ -142,6 +142,7 @@ def test_a_step_copies_nothing(model: str) -> None:
     targets = [node.target for node in program_of(step).nodes]
     assert targets.count(aten._fused_adamw_.default) == 1
     assert not {aten.clone.default, aten.copy_.default, aten._foreach_copy_.default} & set(targets)
+    assert torch.ops.pygraph.state_to_keep.default not in targets  # as attention has drawn nothing
 
 
 def test_bits_are_those_of_torch_compile() -> None:

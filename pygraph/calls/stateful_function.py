@@ -35,7 +35,7 @@ class Returned:
     spent: tuple[int, ...]
 
     def parts(self, leaves: list[Any]) -> tuple[list[Any], Any]:
-        """What is stored at the locations, and the result, of their leaves."""
+        """Return what is stored at the locations, and the result, made of their leaves."""
         if self._is_one_tensor:
             return [], leaves[0]
         left, result = pytree.tree_unflatten(leaves, self.tree)

@@ -1,7 +1,7 @@
 """Gradients of what an index has picked out: added up in memory of zeros, as autograd does it in eager.
 
-Traced, autograd adds them to a copy of the zeros, and has their positions checked, for which CUDA needs a dozen kernels.
-The index has checked them already.
+Traced, autograd adds them to a copy of the zeros, and has their positions checked, for which CUDA needs half a dozen
+kernels. The index has checked them already.
 """
 
 # torch has no public names for operator overloads. Checked with torch 2.11 and 2.13.
@@ -46,7 +46,7 @@ def add_in_place(graph: fx.Graph) -> None:
             checked.add((source.meta["spec"].shape, tuple(node.args[1])))
         elif node.target is aten.index_put.default and _adds(node):
             zeros: Any = node.args[0]
-            if zeros.target in _ZEROS and len(zeros.users) == 1 and _place(node) in checked:
+            if zeros.target in _ZEROS and len(zeros.users) == 1 and _written_positions(node) in checked:
                 with graph.inserting_before(node):
                     call = graph.call_function(aten._index_put_impl_.default, (*node.args[:3], True, True))
                 call.meta = dict(node.meta)
@@ -58,7 +58,7 @@ def _adds(node: fx.Node) -> bool:
     return len(node.args) == 4 and node.args[3] is True and not node.kwargs
 
 
-def _place(node: fx.Node) -> tuple[Any, ...]:
+def _written_positions(node: fx.Node) -> tuple[Any, ...]:
     """The shape that a node writes to, and the positions."""
     zeros: Any = node.args[0]
     indices: Any = node.args[1]

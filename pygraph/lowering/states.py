@@ -79,7 +79,7 @@ def is_state(source: fx.Node, index: int) -> bool:
 
 
 def is_unset_state(node: fx.Node) -> bool:
-    """Whether a node is the state of attention that has drawn nothing: uninitialised memory, of which zeros are made."""
+    """Whether a node is the state of attention that has drawn nothing: zeros instead of uninitialised memory."""
     return node.target is torch.ops.pygraph.state_to_keep.default and node.args[2] is False
 
 

@@ -15,7 +15,7 @@ from pygraph.calls.engine import Engine
 from pygraph.calls.options import Options
 from pygraph.calls.policy import CompositionFactory
 from pygraph.calls.stages import lower
-from pygraph.calls.stateful import UsersPolicy
+from pygraph.calls.users_policy import UsersPolicy
 from pygraph.report.explain import Explanation
 from pygraph.transforms.passes import Pass, records
 

@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 # Passes that keep the order of operations around a decision.
-_PLAIN_PASSES = frozenset({"devicify", "indirect", "graphify", "select"})
+_PLAIN_PASSES = frozenset({"devicify", "fuse", "indirect", "graphify", "select"})
 
 
 class Transformed(Generic[P, R]):

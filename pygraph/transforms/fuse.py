@@ -134,6 +134,8 @@ class _Fusion:
         results = tuple(self._value(values[position]) for position in remaining)
         output = self._new.output(results)
         output.meta = dict(self._old.output_node().meta)
+        for order, node in enumerate(self._new.nodes):
+            node.meta["order"] = order  # kernels have one, too: none may come before what decides or raises before it
         moved = {old: new for new, old in enumerate(remaining)}
         aliases = tuple(
             dataclasses.replace(alias, index=moved[alias.index]) if alias.of == "output" else alias

@@ -73,7 +73,10 @@ _VALUES_AND_POSITIONS = frozenset(
      "max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d"}
 )  # fmt: skip
 
-_OURS = frozenset({"load", "store", "scalar", "reinterpret", "cotangent", "state_to_read", "state_to_keep"})
+_OURS = frozenset(
+    {"load", "store", "scalar", "reinterpret", "cotangent", "state_to_read", "state_to_keep", "recurrent",
+     "recurrent_backward"}
+)  # fmt: skip
 
 
 def index_reach(nodes: Iterable[fx.Node]) -> dict[fx.Node, Reach]:

@@ -55,6 +55,7 @@ from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
 from pygraph.tracing.outside import CallerState, IgnoredErrors
 from pygraph.tracing.proxy_trace import proxy_trace
+from pygraph.tracing.recurrent import RecurrentLayersMode
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.results import Results, graph_values
 from pygraph.tracing.settings import SettingsWatch, forget_cached_fakes
@@ -211,7 +212,7 @@ class _Watches:
         """Start the watches of the function's own calls, while nothing but the function runs."""
         with (
             self.caller.restored_for_callbacks(), self.ignored.watched(), self.operations, self.meta, LiveNumbersMode(),
-            self.questions, self._gradient_reads, self.refusals, self.settings.watch(),
+            RecurrentLayersMode(), self.questions, self._gradient_reads, self.refusals, self.settings.watch(),
         ):  # fmt: skip
             yield
 

@@ -1,0 +1,142 @@
+"""Recurrent layers of cuDNN as graphs: LSTM, GRU and RNN, in inference and in whole training steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pygraph
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of cuDNN's, that weights are put together
+
+LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "LSTM": lambda **options: nn.LSTM(16, 32, **options),
+    "GRU": lambda **options: nn.GRU(16, 32, **options),
+    "tanh": lambda **options: nn.RNN(16, 32, **options),
+    "relu": lambda **options: nn.RNN(16, 32, nonlinearity="relu", **options),
+    "projected": lambda **options: nn.LSTM(16, 32, proj_size=8, **options),
+}
+SHAPES: list[dict[str, Any]] = [
+    {}, {"num_layers": 2, "batch_first": True}, {"num_layers": 2, "bidirectional": True, "bias": False}
+]  # fmt: skip
+ROUGH = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def made(name: str, options: dict[str, Any], dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return LAYERS[name](**options).cuda().to(dtype)
+
+
+@pytest.mark.parametrize("dtype", ROUGH, ids=str)
+@pytest.mark.parametrize("options", SHAPES, ids=["plain", "batch first", "both ways"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_inference(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    layer = made(name, options, dtype).eval()
+    with torch.no_grad():
+        fast = pygraph.jit(layer)
+        state = None
+        for _ in range(5):
+            x = torch.randn(6, 4, 16, device="cuda", dtype=dtype)
+            got, expected = fast(x, state), layer(x, state)
+            torch.testing.assert_close(got, expected, rtol=ROUGH[dtype], atol=ROUGH[dtype])
+            assert got[0].stride() == expected[0].stride()
+            state = expected[1]
+            next(layer.parameters()).mul_(1.01)  # where graphs read them
+    assert fast.cache_info().captures > 0, str(fast.explain())
+    assert fast.cache_info().hits >= 3
+
+
+def steps(net: nn.Module, head: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> Any:
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            found = net(x)
+            state = found[1][0] if isinstance(found[1], tuple) else found[1]
+            loss = (head(found[0]).float() - y).square().mean() + state.float().square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("fuse", [False, True], ids=["", "fused"])
+@pytest.mark.parametrize("dtype", ROUGH, ids=str)
+@pytest.mark.parametrize("options", SHAPES, ids=["plain", "batch first", "both ways"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_training(name: str, options: dict[str, Any], dtype: torch.dtype, fuse: bool) -> None:
+    """With autocast for types of less precision."""
+    torch._dynamo.reset()
+    layer = made(name, options, torch.float32)
+    width = (8 if name == "projected" else 32) * (1 + layer.bidirectional)  # pyright: ignore
+    nets: list[Any] = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        net, head = copy.deepcopy(layer), nn.Linear(width, 3).cuda()
+        optimizer = torch.optim.AdamW([*net.parameters(), *head.parameters()], 1e-3, eps=1e-2, capturable=True)
+        nets.append((net, steps(net, head, optimizer, dtype)))
+    (eager, slow), (other, step) = nets
+    fast = pygraph.jit(step, fuse=fuse)
+    rough = ROUGH[dtype]
+    for _ in range(6):
+        x, y = torch.randn(6, 4, 16, device="cuda"), torch.randn(6, 4, 3, device="cuda")
+        torch.testing.assert_close(fast(x, y), slow(x, y), rtol=rough, atol=rough)
+    for got, expected in zip(other.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=rough, atol=rough)
+        torch.testing.assert_close(got.grad, expected.grad, rtol=10 * rough, atol=10 * rough)
+    assert fast.cache_info().captures > 0, str(fast.explain())
+    assert fast.cache_info().hits >= 3
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_what_stays_as_it_is(train: bool) -> None:
+    """Dropout between layers, packed sequences, cuDNN switched off, and a backward from outside: as in eager."""
+    torch.manual_seed(0)
+    net = nn.LSTM(16, 32, 2, dropout=0.5).cuda().train(train)
+    x = torch.randn(6, 4, 16, device="cuda")
+    fast = pygraph.jit(net)
+    for _ in range(3):
+        torch.manual_seed(2)
+        got = fast(x)
+        torch.manual_seed(2)
+        torch.testing.assert_close(got, net(x))
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 4, 3, 1]))
+    torch.testing.assert_close(fast(packed)[0].data.shape, net(packed)[0].data.shape)
+    with torch.backends.cudnn.flags(enabled=False), torch.no_grad():
+        plain = nn.GRU(16, 32).cuda()
+        faster = pygraph.jit(plain)
+        for _ in range(3):
+            torch.testing.assert_close(faster(x), plain(x))
+
+
+def test_a_backward_from_outside() -> None:
+    torch.manual_seed(0)
+    net = nn.GRU(16, 32).cuda()
+    fast = pygraph.jit(net)
+    for _ in range(3):
+        x = torch.randn(6, 4, 16, device="cuda")
+        found: list[list[Tensor]] = []
+        for call in (net, fast):
+            net.zero_grad()
+            call(x)[0].square().sum().backward()
+            found.append([parameter.grad.clone() for parameter in net.parameters()])
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_weights_that_move() -> None:
+    net = nn.LSTM(16, 32).cuda()
+    fast = pygraph.jit(net)
+    with torch.no_grad():
+        for index in range(6):
+            x = torch.randn(6, 4, 16, device="cuda")
+            if index == 3:
+                for parameter in net.parameters():
+                    parameter.data = parameter.data.clone() * 1.5
+            if index == 5:
+                net.flatten_parameters()
+            torch.testing.assert_close(fast(x), net(x))

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.program import output_values
@@ -77,7 +78,7 @@ def compile_run(
         found.append(run or _compile_whole(graph, specs, inputs, name, options))
         return _never_called
 
-    with settings(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+    with settings(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
         inputs = [_fake(spec) for spec in specs]
         for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
             node.meta["val"] = value

@@ -64,6 +64,11 @@ class FusedGraph:
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     saved: frozenset[int] = frozenset()
 
+    @property
+    def key(self) -> str | None:
+        """The key of its code in Inductor's cache; None if it is not there."""
+        return getattr(self.code, "_fx_graph_cache_key", None)
+
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run on these inputs with ordinary launches."""
         return self.crossing.after(self.code(self.crossing.before(inputs)), self.device)

@@ -168,6 +168,18 @@ def wrapper_of(code: Any) -> Callable[[list[Any]], Sequence[Any]]:
     return function
 
 
+def start_workers() -> None:
+    """Start the processes in which Inductor compiles kernels, unless they are there, and do not wait for them.
+
+    ``torch.compile`` starts them before it traces. Where the first kernel does, this process compiles kernel after
+    kernel until they are ready, which takes seconds.
+    """
+    if torch.cuda.is_available():
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()
+
+
 @contextlib.contextmanager
 def settings(**more: Any) -> Generator[None, None, None]:
     """A block with Inductor's settings as pygraph needs them."""

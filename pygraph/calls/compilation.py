@@ -33,7 +33,7 @@ from pygraph.guards.environment import Environment, modes_of
 from pygraph.guards.locations import are_same, filled_locations
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
-from pygraph.process import extension
+from pygraph.process import extension, progress
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.function_kinds import StateInputs, Traced
 
@@ -99,7 +99,8 @@ class Compiler:
         begin = retries.clock()
         try:
             self._policy.before_compilation(key, call, self._cache)
-            entry = self._compile(key, call, runners)
+            with progress.compiling(self._function.name):
+                entry = self._compile(key, call, runners)
             self._policy.after_compilation(key, call, self._cache)
         finally:
             seconds = retries.clock() - begin

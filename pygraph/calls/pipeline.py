@@ -13,6 +13,7 @@ from pygraph.ir.descriptors import Argument, Base, Captured, Fallback
 from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower
 from pygraph.lowering.inductor import ALIGNED, start_workers
+from pygraph.process import progress
 from pygraph.tracing.function_kinds import Traced
 from pygraph.tracing.trace import trace_call
 from pygraph.transforms.passes import FUSE, Pass, records
@@ -47,6 +48,7 @@ def transformed_program(
     if FUSE in passes:
         start_workers()
     while True:
+        progress.phase("tracing")
         traced = trace_call(fn, args, kwargs, static=static, name=name)
         program = check_program(traced.program)
         for one in passes:

@@ -23,6 +23,7 @@ from pygraph.ir.source_lines import line_in
 from pygraph.lowering.kernel_recorder import KernelGraph, UntraceableError
 from pygraph.lowering.states import Crossing
 from pygraph.lowering.wrapper import kernel_graph
+from pygraph.process import progress
 
 # Random numbers as in eager; one wrapper for the whole graph; and no graphs of Inductor's own.
 SETTINGS: dict[str, Any] = {
@@ -121,6 +122,7 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
     specs = [value.meta.get("val") if isinstance(value, fx.Node) else None for value in values]
     chosen: Any = {**options, "cudagraphs": BoxedBool(False)}
     crossing, lines = Crossing.of(module.graph), _lines(module.graph)
+    progress.next_part()
     code: Any = compile_fx_inner(module, inputs, **chosen)
     if not hasattr(code, "mutated_input_idxs"):
         return None

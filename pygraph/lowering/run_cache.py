@@ -72,7 +72,7 @@ class RunCache:
     def _key_of(
         self, module: fx.GraphModule, specs: Sequence[TensorSpec], begins: Collection[int], static: Collection[int]
     ) -> str | None:
-        """The key: torch's own of the graph, its inputs and all settings of Inductor, and what torch does not know of."""
+        """The key: torch's own of the graph, inputs and settings of Inductor, and what torch does not know of."""
         from torch._functorch import config as functorch_config
         from torch._inductor.codecache import FxGraphCache
 
@@ -88,7 +88,7 @@ class RunCache:
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         try:
             with self._context():
-                found, _ = FxGraphCache.prepare_key(module, inputs, {"pygraph": f"{source_hash()} {about}"}, (), False)  # pyright: ignore
+                found, _ = FxGraphCache.prepare_key(module, inputs, {"pygraph": f"{source_hash()} {about}"}, (), False)
         except Exception:  # whatever pickling a setting of the user's may raise: the run is compiled, and not kept
             return None
         return None if found is None else found[0]
@@ -131,7 +131,7 @@ class RunCache:
 
     @staticmethod
     def _path(key: str) -> Path:
-        from torch._inductor.runtime.runtime_utils import cache_dir
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
 
         return Path(cache_dir(), "pygraph", key[1:3], key)
 

@@ -97,6 +97,7 @@ def compile_run(
             node.meta["val"] = value
         cache = RunCache(module, mode, specs, begins, static)
         kept = _kept(cache, specs)
+        cache.note(found=kept is not None)
         if kept is not None:
             return kept
         compile_fx(module, inputs, inner_compile=inner)
@@ -123,6 +124,8 @@ def _kept(cache: RunCache, specs: Sequence[TensorSpec]) -> FusedRun | None:
             kernels = kernel_graph(wrapper_of(code), given)
             known[of] = _specs(kernels)
             parts.append(Part(kernels, inputs, key))
+        for value in recipe.results:
+            known[value.of][value.number]
     except Exception:  # whatever a file that is damaged after all may raise: the run is compiled anew
         return None
     return FusedRun(tuple(parts), recipe.results, ())

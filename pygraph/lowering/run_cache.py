@@ -85,10 +85,11 @@ class RunCache:
         partitioner = functorch_config.save_config_portable(ignore_private_configs=False)
         modes = torch.is_inference_mode_enabled(), torch.get_default_dtype()
         about = (list(specs), sorted(begins), sorted(static), notes, sorted(partitioner.items()), modes)
+        options: Any = {"pygraph": f"{source_hash()} {about}"}
         inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         try:
             with self._context():
-                found, _ = FxGraphCache.prepare_key(module, inputs, {"pygraph": f"{source_hash()} {about}"}, (), False)
+                found, _ = FxGraphCache.prepare_key(module, inputs, options, (), False)
         except Exception:  # whatever pickling a setting of the user's may raise: the run is compiled, and not kept
             return None
         return None if found is None else found[0]
@@ -99,11 +100,14 @@ class RunCache:
             return None
         try:
             digest, _, text = self._path(self._key).read_text().partition("\n")
-            recipe = _parsed(text) if digest == _digest(text) else None
+            return _parsed(text) if digest == _digest(text) else None
         except (OSError, ValueError, TypeError, KeyError):
-            recipe = None
-        _count("run_cache_miss" if recipe is None else "run_cache_hit")
-        return recipe
+            return None
+
+    def note(self, *, found: bool) -> None:
+        """Count whether the run was found, where torch counts what its caches find."""
+        if self._key is not None:
+            _count("run_cache_hit" if found else "run_cache_miss")
 
     def save(self, recipe: Recipe) -> None:
         """Keep a recipe; without effect where Inductor keeps no graphs."""

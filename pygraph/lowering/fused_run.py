@@ -96,10 +96,10 @@ def compile_run(
         for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
             node.meta["val"] = value
         cache = RunCache(module, mode, specs, begins, static)
-        kept = _kept(cache, specs)
-        cache.note(found=kept is not None)
-        if kept is not None:
-            return kept
+        cached = _from_cache(cache, specs)
+        cache.note(found=cached is not None)
+        if cached is not None:
+            return cached
         compile_fx(module, inputs, inner_compile=inner)
         run = found[0] if found else None
         recipe = None if run is None else run.recipe()
@@ -108,7 +108,7 @@ def compile_run(
     return run
 
 
-def _kept(cache: RunCache, specs: Sequence[TensorSpec]) -> FusedRun | None:
+def _from_cache(cache: RunCache, specs: Sequence[TensorSpec]) -> FusedRun | None:
     """The run, put together from what caches have of it; None if they do not have all of it."""
     recipe = cache.recipe()
     if recipe is None:

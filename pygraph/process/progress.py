@@ -121,11 +121,13 @@ class ProgressLine:
                 if shown is not None:
                     shown.stop()
                 return
-            if self._shown is None:
-                self._shown = self._new()
-            (task,) = self._shown.tasks
+            shown = self._shown or self._new()
+            (task,) = shown.tasks
             task.start_time = first.began
-            self._shown.update(task.id, description=str(first), refresh=True)
+            shown.update(task.id, description=str(first), refresh=True)
+            if self._shown is None:
+                self._shown = shown
+                shown.start()
 
     def _new(self) -> Progress:
         from rich.console import Console
@@ -137,7 +139,6 @@ class ProgressLine:
             refresh_per_second=4, transient=True, redirect_stdout=False, redirect_stderr=False,
         )  # fmt: skip
         made.add_task("", total=None)
-        made.start()
         return made
 
 
@@ -145,7 +146,7 @@ class ProgressLine:
 
 
 class _Here(threading.local):
-    """What this thread compiles."""
+    """The compilation that this thread is in."""
 
     line: ProgressLine | None = None
     compilation: Compilation | None = None

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir import ops
 from pygraph.ir.descriptors import Fallback, TensorSpec
@@ -123,7 +124,8 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
     chosen: Any = {**options, "cudagraphs": BoxedBool(False)}
     crossing, lines = Crossing.of(module.graph), _lines(module.graph)
     progress.next_part()
-    code: Any = compile_fx_inner(module, inputs, **chosen)
+    with _disable_current_modes():  # as for torch.compile: constants that its cache has are no fake tensors
+        code: Any = compile_fx_inner(module, inputs, **chosen)
     if not hasattr(code, "mutated_input_idxs"):
         return None
     strides = code.output_strides or [None] * len(specs)

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.lowering.joint import Value
@@ -125,7 +126,7 @@ class RunCache:
         from torch._inductor.codecache import FxGraphCache
         from torch._inductor.output_code import CompiledFxGraphConstants
 
-        with self._context():
+        with _disable_current_modes(), self._context():  # constants are no fake tensors
             code, _ = FxGraphCache.load_with_key(key, [], (), True, None, False, CompiledFxGraphConstants())
         return code
 

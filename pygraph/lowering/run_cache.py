@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +126,15 @@ class RunCache:
         from torch._inductor.codecache import FxGraphCache
         from torch._inductor.output_code import CompiledFxGraphConstants
 
-        with _disable_current_modes(), self._context():  # constants are no fake tensors
+        with self._context():
             code, _ = FxGraphCache.load_with_key(key, [], (), True, None, False, CompiledFxGraphConstants())
         return code
 
-    def _context(self) -> Any:
-        """A block in which Inductor's cache finds an environment of shapes, without which it does nothing."""
-        return tracing(TracingContext(self._mode))
+    @contextlib.contextmanager
+    def _context(self) -> Generator[None, None, None]:
+        """A block in which Inductor's cache finds an environment of shapes, and constants are no fake tensors."""
+        with _disable_current_modes(), tracing(TracingContext(self._mode)):
+            yield
 
     @staticmethod
     def _path(key: str) -> Path:

@@ -23,6 +23,7 @@ from torch._inductor.codecache import FxGraphCache
 from torch._inductor.output_code import CompiledFxGraph, CompiledFxGraphConstants
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pygraph.ir.descriptors import TensorSpec
@@ -58,15 +59,21 @@ def run(fused: FusedRun, given: Sequence[Tensor]) -> list[Any]:
     """Run the parts one after the other."""
     known: dict[str, Any] = {"input": given}
     for of, part in zip(("forward", "backward"), fused.parts, strict=False):
-        known[of] = part.kernels.module(*(known[value.of][value.number] for value in part.inputs))
+        assert not any(isinstance(constant, FakeTensor) for constant in part.kernels.constants)
+        taken = [known[value.of][value.number] for value in part.inputs]
+        known[of] = part.kernels.module(*taken, *part.kernels.constants)
     return [known[value.of][value.number] for value in fused.results]
 
 
 def traced(fn: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
     """The graph of a function, as a run of a Program is one."""
+    module = make_fx(fn)(*given)
     graph = fx.Graph()
-    graph.output(graph.graph_copy(make_fx(fn)(*given).graph, {}))
-    return fx.GraphModule(torch.nn.Module(), graph)
+    graph.output(graph.graph_copy(module.graph, {}))
+    run = fx.GraphModule(dict(module.named_buffers()), graph)
+    for name in list(run._buffers):  # buffers would become inputs
+        vars(run)[name] = run._buffers.pop(name)
+    return run
 
 
 def compiled(
@@ -125,6 +132,18 @@ def _fused() -> FusedRun:
 def test_a_run_without_a_backward() -> None:
     assert compiled(begins=()) == NEW
     assert compiled(begins=()) == FOUND
+
+
+def test_constants_come_from_the_cache() -> None:
+    constant = torch.ones(4, 4)
+
+    def fn(x: Tensor, w: Tensor, ones: Tensor) -> tuple[Tensor, ...]:
+        return ((x @ w) @ constant, ones @ constant)
+
+    for value in (1.0, 2.0):
+        constant[0, 0] = value
+        assert compiled(fn) == NEW
+        assert compiled(fn) == FOUND
 
 
 def other(x: Tensor, w: Tensor, ones: Tensor) -> tuple[Tensor, ...]:

@@ -205,7 +205,8 @@ import pygraph
 from tests.gpu import test_fused_steps as tests
 
 def perceptron():
-    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.LayerNorm(64), torch.nn.GELU(), torch.nn.Linear(64, 10))
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 10))
     return model, lambda: (torch.randn(16, 32), torch.randint(0, 10, (16,)))
 
 torch.manual_seed(0)
@@ -225,7 +226,8 @@ for make in (tests.transformer, tests.convolutions, perceptron):
     fast = pygraph.jit(step, fuse=True)
     for _ in range(6):
         loss = fast(*(value.cuda() for value in batch()))
-    for value in (loss, *model.parameters()) if make is perceptron else ():  # in others, atomics add in any order
+    # In the others, atomic operations add in any order.
+    for value in (loss, *model.parameters()) if make is perceptron else ():
         digest.update(value.detach().cpu().numpy().tobytes())
 ours, inductor = counters["pygraph"], counters["inductor"]
 print(ours["run_cache_hit"], ours["run_cache_miss"], inductor["fxgraph_cache_miss"], digest.hexdigest())

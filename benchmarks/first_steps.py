@@ -2,8 +2,8 @@
 
     python benchmarks/first_steps.py --out first_steps.json
 
-The eight models of ``training.py``, by ``torch.compile(mode="reduce-overhead")`` and by ``pygraph.jit(fuse=True)``. Each
-model and way has caches of its own on disk, and two processes one after the other: the first fills them. With
+The eight models of ``training.py``, by ``torch.compile(mode="reduce-overhead")`` and by ``pygraph.jit(fuse=True)``.
+Each model and way has caches of its own on disk, and two processes one after the other: the first fills them. With
 ``--together``, the models are compiled side by side, as there.
 """
 

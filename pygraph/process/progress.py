@@ -186,7 +186,10 @@ def next_part() -> None:
 
 
 def _is_wanted(stream: TextIO | None) -> bool:
-    if os.environ.get("PYGRAPH_PROGRESS") == "0" or os.environ.get("TERM") in ("dumb", "unknown"):
+    read = os.environ.get
+    if read("PYGRAPH_PROGRESS") == "0" or read("TERM") in ("dumb", "unknown"):
+        return False
+    if read("LOCAL_RANK", "0") != "0":  # processes of torchrun have one terminal
         return False
     try:
         return stream is not None and stream.isatty()

@@ -65,7 +65,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Terminal:
     """Standard error, with a line by the clock."""
     found = Terminal()
     monkeypatch.setenv("TERM", "xterm")
-    for name in ("PYGRAPH_PROGRESS", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    for name in ("PYGRAPH_PROGRESS", "LOCAL_RANK", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=found))  # pytest puts its own in sys before the test
     line = ProgressLine(found, clock, clock.after, refreshes=False)
@@ -167,7 +167,7 @@ def test_threads(terminal: Terminal, clock: Clock) -> None:
     assert line._shown is None
 
 
-@pytest.mark.parametrize(("name", "value"), [("PYGRAPH_PROGRESS", "0"), ("TERM", "dumb")])
+@pytest.mark.parametrize(("name", "value"), [("PYGRAPH_PROGRESS", "0"), ("TERM", "dumb"), ("LOCAL_RANK", "1")])
 def test_it_is_turned_off(
     name: str, value: str, terminal: Terminal, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,8 +88,9 @@ def compile_run(
         found.append(run or _compile_whole(graph, specs, inputs, name, options))
         return _never_called
 
-    # Without an environment of shapes, Inductor keeps nothing.
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    # Without an environment of shapes, Inductor keeps nothing. This one has no shapes that depend on data.
+    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
     # The run has a cache of its own instead of AOTAutograd's, which would keep functions that are never called.
     with settings(), functorch_config.patch(enable_autograd_cache=False), torch.no_grad(), mode:
         inputs = [_fake(spec) for spec in specs]

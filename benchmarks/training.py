@@ -6,7 +6,8 @@ A step is ``zero_grad``, forward with autocast in bfloat16, backward and ``AdamW
 captures, of the eager step and of one whose model is compiled, replay on inputs that are copied to them. Each model has
 a process of its own; all processes compile side by side, and are measured one after the other, with all ways of a model
 in turns. For each way: wall time of a step in a row of steps, and CPU time of a few steps into an empty queue, as
-quartiles in µs; kernels and copies of one step, and how long these keep the device busy; and the first losses.
+quartiles in µs; kernels and copies of one step, and how long these keep the device busy; the most memory that its steps
+need, with the model and its optimizer; and the first losses.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import gc
 import json
 import subprocess
 import sys
@@ -150,6 +152,23 @@ def kernels(run: Callable[[int], Any]) -> dict[str, Any]:
     }
 
 
+def reserved_bytes() -> int:
+    """What torch has taken of the device, without what it could give back."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def most_bytes(run: Callable[[int], Any]) -> int:
+    """What torch takes of the device at most in three steps."""
+    reserved_bytes()
+    torch.cuda.reset_peak_memory_stats()
+    for i in range(3):
+        run(i)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_reserved()
+
+
 def described(step: Any) -> dict[str, Any]:
     """What pygraph reports of a step; nothing of one that is not its."""
     if not hasattr(step, "explain"):
@@ -199,7 +218,7 @@ def serve(name: str, ways: list[str], seconds: float) -> None:
     steps: dict[str, Step] = {}
     for way in ways:
         torch._dynamo.reset()
-        start = time.perf_counter()
+        before, start = reserved_bytes(), time.perf_counter()
         try:
             step = WAYS[way](Training(model, loss), batches[0])
             run = lambda i, step=step: step(*batches[i % 3])  # noqa: E731
@@ -208,9 +227,9 @@ def serve(name: str, ways: list[str], seconds: float) -> None:
             found[way] = {"error": f"{type(error).__name__}: {error}"[:300]}
             continue
         torch.cuda.synchronize()
-        runs[way] = run
         found[way] = {"until_steady_s": round(time.perf_counter() - start, 1), "losses": losses}
-        steps[way] = step
+        found[way]["reserved_mib"] = round((most_bytes(run) - before) / 2**20)
+        runs[way], steps[way] = run, step
     print("ready", flush=True)
     sys.stdin.readline()
     for way, run in runs.items():
@@ -280,7 +299,12 @@ def print_model(name: str, found: dict[str, Any]) -> None:
         pairs = zip(row["losses"], eager, strict=True) if eager else ()
         off = max((abs(a - b) for a, b in pairs), default=float("nan"))
         texts = [f"{row['wall_us'][1]:8.0f} wall", f"{row['cpu_us'][1]:6.0f} cpu", f"{row['busy_us']:8.0f} busy"]
-        texts += [f"{row['kernels']:5.0f} kernels", f"{row['copies']:4.0f} copies", f"{off:.1e} off in losses"]
+        texts += [
+            f"{row['reserved_mib']:6} MiB",
+            f"{row['kernels']:5.0f} kernels",
+            f"{row['copies']:4.0f} copies",
+            f"{off:.1e} off in losses",
+        ]
         texts += [f"{row['until_steady_s']:.0f} s", *(str(row[key]) for key in ("misses", "fallbacks") if row.get(key))]
         print(f"{name:24} {way:16}", *texts, flush=True)
 

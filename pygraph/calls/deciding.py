@@ -31,7 +31,7 @@ from pygraph.guards.environment import Environment
 from pygraph.ir.decisions import DecisionError
 from pygraph.ir.descriptors import Fallback
 from pygraph.runtime.devices import driver_for
-from pygraph.runtime.graph_generators import SavedStates
+from pygraph.runtime.driver import RandomStates
 from pygraph.tracing.decisions import MAX_DECISIONS, deciding
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.iterator_locations import generators_of
@@ -205,7 +205,7 @@ class DecidingCalls:
 
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call by replays, one for each outcome that it has otherwise than expected."""
-        states = _RandomStates(self._users, (args, kwargs), self._generators_for(args, kwargs))
+        states = _random_states(self._users, (args, kwargs), self._generators_for(args, kwargs))
         outcomes = self._outcomes or ()
         for _ in range(2 * MAX_DECISIONS):
             begin = retries.clock()
@@ -298,7 +298,7 @@ def _canonical(outcomes: tuple[bool, ...]) -> tuple[bool, ...]:
     return outcomes
 
 
-class _RandomStates:
+def _random_states(users: Any, arguments: Any, generators: Sequence[torch.Generator]) -> RandomStates:
     """The states of the random generators that a call may draw from.
 
     Args:
@@ -306,19 +306,8 @@ class _RandomStates:
         arguments: The arguments of the call.
         generators: Those that are no default ones.
     """
-
-    def __init__(self, users: Any, arguments: Any, generators: Sequence[torch.Generator]) -> None:
-        devices = {leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
-        devices.update(users.shared.pools)
-        if torch.cuda.is_initialized():  # before the first replay, it is not known where captured tensors are
-            devices.add(torch.device("cuda", torch.cuda.current_device()))
-        drivers = [driver for driver in map(driver_for, devices) if driver is not None]
-        self._states = [(driver, driver.random_state()) for driver in drivers]
-        self._host, self._others = torch.get_rng_state(), SavedStates(generators)
-
-    def restore(self) -> None:
-        """Put the generators back."""
-        torch.set_rng_state(self._host)
-        self._others.restore()
-        for driver, state in self._states:
-            driver.set_random_state(state)
+    devices = {leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
+    devices.update(users.shared.pools)
+    if torch.cuda.is_initialized():  # before the first replay, it is not known where captured tensors are
+        devices.add(torch.device("cuda", torch.cuda.current_device()))
+    return RandomStates([driver for driver in map(driver_for, devices) if driver is not None], generators)

@@ -130,6 +130,12 @@ class Engine:
                 return result
         return self.call(args, kwargs)
 
+    def replay(self, *args: Any) -> Any:
+        """The result of a call that a native plan takes; None if there is no such plan."""
+        native = self._native
+        result = native.miss if native.dispatch is None else native.dispatch(args, {})
+        return None if result is native.miss else result
+
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for which there is no native plan."""
         looks, look = self.cache.looks, None

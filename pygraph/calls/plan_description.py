@@ -8,6 +8,7 @@ caller's own tensors and numbers; other executables are called in Python by thei
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
+import collections
 import ctypes
 import dataclasses
 import functools
@@ -100,10 +101,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         "launch": launch,
         "updated": tuple(tensors[body.inputs[position]] for position in body.written),
         "updated_captured": tuple(captured[id(tensor)] for tensor in body.versioned_statics),
-        "outputs": tuple(
-            (number, None if graph.outputs_are_memory else (spec.shape, spec.stride, spec.offset))
-            for number, spec in graph.views
-        ),
+        "outputs": _outputs(graph),
         "results": _results(convention, outputs),
         **_returned(convention.out_tree),
         "owners": (graph, executable),  # alive while addresses of theirs are used
@@ -121,6 +119,17 @@ def _memory(
     return tuple(
         (_empty(one.spec.dtype, one.spec.device), one.spec.shape, one.spec.stride, number in saved)
         for number, one in enumerate(graph.memory)
+    )
+
+
+def _outputs(graph: RegionGraph) -> tuple[tuple[int, tuple[Any, ...] | None], ...]:
+    """The memory of each output, and the view of it; None if the output is all of it, and nothing else lies there."""
+    count = collections.Counter(number for number, _ in graph.views)
+    layouts = [(one.spec.shape, one.spec.stride, 0) for one in graph.memory]
+    views = [(number, (spec.shape, spec.stride, spec.offset)) for number, spec in graph.views]
+    return tuple(
+        (number, None if graph.outputs_are_memory or (count[number] == 1 and view == layouts[number]) else view)
+        for number, view in views
     )
 
 

@@ -13,192 +13,30 @@ function finds in its optimizer, are taken in the same way.
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
+from pygraph.calls.cutting import Cutting
 from pygraph.calls.deciding import DecidingCalls
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
-from pygraph.calls.first_step import FirstStep
-from pygraph.calls.parted import PartedCalls
-from pygraph.calls.policy import Policy
 from pygraph.calls.retries import Budget, Traces
 from pygraph.calls.spent_results import mark_spent
-from pygraph.calls.state_policy import StatePolicy, UnsteadyError, reached_state, state_left_behind
+from pygraph.calls.state_policy import StatePolicy, UnsteadyError, reached_state
 from pygraph.calls.stateful_function import AsItIsError, OutdatedError, StatefulFunction
-from pygraph.errors import TraceError, UndecidedError
 from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
+from pygraph.process import extension
 from pygraph.tracing.function_kinds import StateInputs
-from pygraph.tracing.function_parts import CutError
-
-_REMEDY = "compute in statements of the function itself, that compute no tensors, what decides and is another each time"
 
 # Why calls run as they are, once their traces have come to nothing.
 _CHANGING = Fallback("the call", "something that the function closes over changes at every call")
-
-
-class UsersPolicy(Policy):
-    """The rules of a user's function.
-
-    Args:
-        carries_state: Whether calls may leave gradients, attributes and variables behind.
-        decides: Whether calls may begin anew where they decide otherwise than their trace.
-    """
-
-    is_users = True
-    composes = True
-
-    def __init__(
-        self, *, carries_state: bool, decides: bool = False, note_unsteady: Callable[[str], None] | None = None
-    ) -> None:
-        self.carries_state, self.decides = carries_state, decides
-        self._note_unsteady = note_unsteady
-        self._parts: PartedCalls | None = None
-        self.why_whole = ""
-        self._why_cut = ""
-        self._is_known = note_unsteady is not None
-        self._is_tried = self._is_begun = False
-
-    def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
-        """The state that calls are to take and return, if that is all that is in the way of a trace."""
-        if isinstance(error, UndecidedError):
-            return StateInputs(decisions=True) if self.decides else None
-        return state_left_behind(error, is_known=is_known) if self.carries_state else None
-
-    def state_runner(
-        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
-    ) -> StateRunner:
-        """A runner of calls of an engine that leave state behind, or decide by values on the device."""
-        return DecidingCalls(engine) if state.decisions else StatefulCalls(engine, args, kwargs, state, self)
-
-    def part_runner(
-        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
-    ) -> StateRunner | None:
-        """A runner of calls of an engine that cannot be traced as a whole; None if they cannot be cut into parts."""
-        if not self.carries_state or self._note_unsteady is not None:
-            return None
-        self.cut(engine, args, kwargs, reason)
-        return None if self.parts() is None else PartRunner(engine, self, reason)
-
-    def first_step(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
-        """A runner of calls of an engine whose first one makes the state of an optimizer; None if it does not."""
-        if self._is_begun or not self.carries_state or self._note_unsteady is not None:
-            return None
-        self._is_begun, options = True, engine.function.options
-        if options.strict or options.donates or not engine.function.records or not torch.is_grad_enabled():
-            return None
-        optimizers = reached_state(engine, args, kwargs).new_optimizers
-        return FirstStep(engine, self, optimizers) if optimizers else None
-
-    # -- calls that are all unlike each other ---------------------------------------------------------------------
-
-    def parts(self) -> PartedCalls | None:
-        """The runner of calls part by part; None if the function is not cut."""
-        parts = self._parts
-        if parts is not None and not parts.is_current():
-            if parts.why_useless is None:
-                self._is_known = False  # the function is another one by now
-            else:
-                self.why_whole = f"; where it is cut, {parts.why_useless}"
-            parts.release()
-            parts = self._parts = None
-        return parts
-
-    def cut_outside(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> bool:
-        """Cut the function of an engine before and behind what computes tensors; returns whether that can be done.
-
-        Args: as of `cut`.
-        """
-        if self._is_tried or self._is_known:
-            return False
-        self._is_tried, self._why_cut = True, reason
-        with contextlib.suppress(CutError), engine.turn():
-            self._parts = PartedCalls(engine, args, kwargs, self.of_part, outside_alone=True)
-        return self._parts is not None
-
-    def cut(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
-        """Cut the function of an engine, if that is of use.
-
-        Args:
-            engine: The engine.
-            args: The arguments of a call.
-            kwargs: Its keyword arguments.
-            reason: Why calls are all unlike each other.
-        """
-        if self._note_unsteady is not None:  # it is a part itself
-            self._note_unsteady(reason)
-        if not self._is_known:
-            self._is_known, self._why_cut = True, reason
-            try:
-                with engine.turn():
-                    self._parts = PartedCalls(engine, args, kwargs, self.of_part)
-            except CutError as error:
-                self.why_whole = f"; it is not cut, as {error}: {_REMEDY}"
-
-    def in_python(self) -> str | None:
-        """The lines that run as Python at each call, and why; None if the function is not cut."""
-        parts = self.parts()
-        return None if parts is None else f"{parts.described()}: {self._why_cut}"
-
-    def of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
-        """The rules of a part of the function, or of what stands for it, that is not cut by itself.
-
-        Args:
-            note_unsteady: Called with the reason when its calls are all unlike each other.
-        """
-        return UsersPolicy(carries_state=True, decides=self.decides, note_unsteady=note_unsteady)
-
-
-class PartRunner:
-    """Runs calls that cannot be traced as a whole.
-
-    Args:
-        function: The function.
-        policy: Its rules, which cut it.
-        reason: Why there is no trace.
-
-    Attributes:
-        traces: The budget of traces of such calls.
-    """
-
-    def __init__(self, function: Engine, policy: UsersPolicy, reason: str) -> None:
-        self._function, self._users, self._note = function, policy, Fallback("the call", reason)
-        self.traces: Traces | None = None
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call."""
-        parts = self._users.parts()
-        return self._function.run_inline(self._note, args, kwargs) if parts is None else parts(args, kwargs)
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a call, given arguments as the function takes them."""
-        return self(args, kwargs)
-
-    def refusal(self) -> Fallback | None:
-        """Why calls run as they are for now; None if they do not."""
-        return self._note if self._users.parts() is None else None
-
-    def in_python(self) -> str | None:
-        """The lines that run as Python at each call, and why; None if there are none."""
-        return self._users.in_python()
-
-    def engines(self) -> Iterator[Engine]:
-        """The engines of the parts."""
-        parts = self._users.parts()
-        return iter(()) if parts is None else parts.engines()
-
-    def release(self) -> None:
-        """Give back its graphs."""
-        for engine in self.engines():
-            engine.release()
 
 
 class StatefulCalls:
@@ -209,7 +47,7 @@ class StatefulCalls:
         args: Its arguments.
         kwargs: Its keyword arguments.
         state: The state that changes from call to call, and that the calls take as arguments.
-        policy: The rules of the function, which may be cut.
+        cutting: The cuts of the function.
 
     Attributes:
         engine: The engine of the function that takes and returns the state.
@@ -222,9 +60,9 @@ class StatefulCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         state: StateInputs,
-        policy: UsersPolicy,
+        cutting: Cutting,
     ) -> None:
-        self._function, self._state, self._users = function, state, policy
+        self._function, self._state, self._cutting = function, state, cutting
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
         self._why_unsteady: str | None = None
@@ -241,13 +79,14 @@ class StatefulCalls:
             self._function.fn, self._function.name, named, groups, numbers, state.locations, state.conditions
         )
         self.policy = StatePolicy(self.stateful, self._function, state)
+        self._gradients: Any = None
         return self._function.derive(self.stateful, self.policy)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, and store the state that it leaves behind."""
         if self._decided is not None:
             return self._decided(args, kwargs)
-        parts = self._users.parts()
+        parts = self._cutting.parts()
         return self._whole(args, kwargs) if parts is None else parts(args, kwargs)
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -264,10 +103,10 @@ class StatefulCalls:
                 except OutdatedError as error:
                     if error.state.decisions:
                         self.engine.release()
-                        self._decided = self._users.state_runner(function, args, kwargs, error.state)
+                        self._decided = DecidingCalls(function)
                         break
                     decides = self._deciding(error.state)
-                    if decides is not None and self._users.cut_outside(function, args, kwargs, decides):
+                    if decides is not None and self._cutting.cut_outside(function, args, kwargs, decides):
                         self.engine.release()
                         break
                     self._state |= error.state
@@ -277,7 +116,7 @@ class StatefulCalls:
                 self.engine = self._make(args, kwargs)
         if self._decided is not None:
             return self._decided(args, kwargs)
-        parts = self._users.parts()
+        parts = self._cutting.parts()
         return self._inline(args, kwargs) if parts is None else parts(args, kwargs)
 
     def _deciding(self, state: StateInputs) -> str | None:
@@ -295,29 +134,29 @@ class StatefulCalls:
         self.engine.release()
         self.engine.cache.seconds = 0.0
         self.policy.restart()
-        self._users.cut(self._function, args, kwargs, reason)
+        self._cutting.cut(self._function, args, kwargs, reason)
         self._why_unsteady = reason
 
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
         if self._decided is not None:
             return self._decided.refusal()
-        return None if self._renewals.allows() or self._users.parts() is not None else self._why_not()
+        return None if self._renewals.allows() or self._cutting.parts() is not None else self._why_not()
 
     def _why_not(self) -> Fallback:
         reason = self._why_unsteady
-        return _CHANGING if reason is None else Fallback("the call", reason + self._users.why_whole)
+        return _CHANGING if reason is None else Fallback("the call", reason + self._cutting.why_whole)
 
     def in_python(self) -> str | None:
         """The lines that run as Python at each call, and why; None if there are none."""
-        return self._users.in_python()
+        return self._cutting.in_python()
 
     def engines(self) -> Iterator[Engine]:
         """The engines of the functions that run instead."""
         if self._decided is not None:
             yield from self._decided.engines()
             return
-        parts = self._users.parts()
+        parts = self._cutting.parts()
         yield from (self.engine,) if parts is None else parts.engines()
 
     def _inline(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -329,33 +168,44 @@ class StatefulCalls:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = self.stateful
-        before, numbers, found_there = function.found()
+        numbers, found_there = function.found()
         values = with_parts(found_there) if found_there else []
-        outcomes = function.outcomes(args, kwargs)
-        if self.policy.releases:
-            found = self._run_released(before, numbers, values, outcomes, args, kwargs)
-        else:
-            found = self.engine(before, numbers, values, outcomes, args, kwargs)
-        count = len(before)
-        for tensor, new in zip(function.differentiated, found[:count], strict=True):
-            if tensor.grad is not new:
-                tensor.grad = new
+        rest = (numbers, values, function.outcomes(args, kwargs), args, kwargs)
+        found = self._native_results(rest)
+        if found is None:
+            found = self._results(rest)
         self._settled += 1
         if self._settled >= limits.LIMITS.settled_calls:
             self._renewals.renew()
-        returned, leaves = function.returned[found[count]], found[count + 1 :]
+        returned, leaves = function.returned[found[0]], found[1:]
         if returned.spent:
             mark_spent(leaves, returned.spent)
-        left, result = pytree.tree_unflatten(leaves, returned.tree)
+        left, result = returned.parts(leaves)
         for location, old, new in zip(function.locations, found_there, left, strict=True):
             if not _is_left_alone(old, new):
                 location.put(new)
         return result
 
-    def _run_released(
-        self, before: list[Any], numbers: list[Any], values: list[Any], outcomes: list[Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:  # fmt: skip
+    def _native_results(self, rest: tuple[Any, ...]) -> list[Any] | None:
+        """The results of a call besides gradients, which C++ reads and stores; None if no native replay takes it."""
+        if self._gradients is None:
+            module = extension.loaded()
+            if module is None or not all(map(_has_plain_gradient, self.stateful.differentiated)):
+                return None
+            self._gradients = module.Gradients(tuple(self.stateful.differentiated))
+        return self.engine.replay(self._gradients, *rest)
+
+    def _results(self, rest: tuple[Any, ...]) -> list[Any]:
+        """The results of a call besides gradients, which are read and stored here."""
+        function = self.stateful
+        before = function.gradients()
+        found = self._run_released(before, rest) if self.policy.releases else self.engine(before, *rest)
+        for tensor, new in zip(function.differentiated, found, strict=False):
+            if tensor.grad is not new:
+                tensor.grad = new
+        return found[len(before) :]
+
+    def _run_released(self, before: list[Any], rest: tuple[Any, ...]) -> list[Any]:
         """Run a call with the memory of gradients that it replaces free for new ones, as after ``zero_grad`` in eager.
 
         The tensors do not refer to their gradients meanwhile; a gradient that somebody else refers to stays alive.
@@ -364,7 +214,7 @@ class StatefulCalls:
         try:
             for tensor in tensors:
                 tensor.grad = None
-            return self.engine(before, numbers, values, outcomes, args, kwargs)
+            return self.engine(before, *rest)
         except BaseException:
             for tensor, gradient in zip(tensors, before, strict=True):
                 tensor.grad = gradient
@@ -374,6 +224,11 @@ class StatefulCalls:
         """Give back its graphs."""
         for engine in self.engines():
             engine.release()
+
+
+def _has_plain_gradient(tensor: torch.Tensor) -> bool:
+    """Whether what autograd stores for a tensor is its ``grad``, and no class has another idea of that."""
+    return tensor.is_leaf and type(tensor).grad is torch.Tensor.grad
 
 
 def _is_left_alone(old: Any, new: Any) -> bool:

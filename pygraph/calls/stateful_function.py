@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -32,6 +33,17 @@ class Returned:
 
     tree: pytree.TreeSpec
     spent: tuple[int, ...]
+
+    def parts(self, leaves: list[Any]) -> tuple[list[Any], Any]:
+        """Return what is stored at the locations, and the result, made of their leaves."""
+        if self._is_one_tensor:
+            return [], leaves[0]
+        left, result = pytree.tree_unflatten(leaves, self.tree)
+        return left, result
+
+    @functools.cached_property
+    def _is_one_tensor(self) -> bool:
+        return self.tree.num_leaves == 1 and self.tree.children()[1].is_leaf()
 
 
 class OutdatedError(Exception):
@@ -97,7 +109,7 @@ class StatefulFunction(WithStateInputs):
         del outcomes  # they are part of the key
         if get_proxy_mode() is None:
             raise AsItIsError
-        before = self.found()
+        before = (self.gradients(), *self.found())
         try:
             self._put(gradients, numbers, values)
             result = self.__wrapped__(*args, **kwargs)
@@ -111,10 +123,13 @@ class StatefulFunction(WithStateInputs):
         finally:
             self._put(*before)
 
-    def found(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """The gradients, the numbers, and what lies in the locations now."""
-        gradients = [tensor.grad for tensor in self.differentiated]
-        return gradients, [number.get() for number in self.numbers], [location.get() for location in self.locations]
+    def gradients(self) -> list[torch.Tensor | None]:
+        """The gradients now."""
+        return [tensor.grad for tensor in self.differentiated]
+
+    def found(self) -> tuple[list[Any], list[Any]]:
+        """The numbers, and what lies in the locations now."""
+        return [number.get() for number in self.numbers], [location.get() for location in self.locations]
 
     def outcomes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The outcomes of the conditions in a call with these arguments."""

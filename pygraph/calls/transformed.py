@@ -15,7 +15,7 @@ from pygraph.calls.engine import Engine
 from pygraph.calls.options import Options
 from pygraph.calls.policy import CompositionFactory
 from pygraph.calls.stages import lower
-from pygraph.calls.stateful import UsersPolicy
+from pygraph.calls.users_policy import UsersPolicy
 from pygraph.report.explain import Explanation
 from pygraph.transforms.passes import Pass, records
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 # Passes that keep the order of operations around a decision.
-_PLAIN_PASSES = frozenset({"devicify", "indirect", "graphify", "select"})
+_PLAIN_PASSES = frozenset({"devicify", "fuse", "indirect", "graphify", "select"})
 
 
 class Transformed(Generic[P, R]):

@@ -15,6 +15,7 @@ from pygraph.ir.descriptors import Mutation, TensorSpec
 from pygraph.ir.effects import has_effect, root, written_arguments
 from pygraph.ir.program import Program, output_values
 from pygraph.lowering.in_place import restore_writes
+from pygraph.lowering.index_gradients import add_in_place
 from pygraph.lowering.statistics import update_statistics
 from pygraph.lowering.updates import node_like, write_updates
 
@@ -53,6 +54,7 @@ def lower(program: Program) -> Program:
     module = program.copy_graph()
     graph = module.graph
     output = graph.output_node()
+    add_in_place(graph)
     restore_writes(graph, program)
     _drop_copies(graph, program)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]

@@ -31,8 +31,8 @@ from pygraph.process.cache import source_hash
 
 _KEY = re.compile(r"[a-z0-9]+")
 _SOURCES = ("input", "forward", "backward")
-_IRRELEVANT = frozenset({"spec", "source", "val"})
-"""Notes of nodes that a compiler does not read, or makes anew."""
+_OURS = frozenset({"spec", "source", "order", "from", "val"})
+"""Notes of nodes that are pygraph's own, or made for this compilation: torch's compilers read none of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RunCache:
             (node.name, key, repr(value))
             for node in module.graph.nodes
             for key, value in sorted(node.meta.items())
-            if key not in _IRRELEVANT
+            if key not in _OURS
         ]
         partitioner = functorch_config.save_config_portable(ignore_private_configs=False)
         modes = torch.is_inference_mode_enabled(), torch.get_default_dtype()

@@ -78,6 +78,11 @@ def is_state(source: fx.Node, index: int) -> bool:
     return name in STATES or (name in UNUSED_STATES and not is_random(source))
 
 
+def is_unset_state(node: fx.Node) -> bool:
+    """Whether a node is the state of attention that has drawn nothing: zeros instead of uninitialised memory."""
+    return node.target is torch.ops.pygraph.state_to_keep.default and node.args[2] is False
+
+
 @dataclasses.dataclass(frozen=True)
 class Crossing:
     """The states among the inputs and results of a graph.

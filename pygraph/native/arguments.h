@@ -3,6 +3,7 @@
 #pragma once
 
 #include "conversions.h"
+#include "gradients.h"
 #include "pytree.h"
 #include "tensors.h"
 
@@ -53,6 +54,8 @@ struct Call {
   c10::SmallVector<const void*, 40> storages;
   bool foreign = false;  // whether storages may overlap that begin at different addresses
   c10::SmallVector<Number, 8> numbers;
+  GradientsObject* gradients = nullptr;  // the first argument, if it is such; its leaves are None above
+  std::vector<at::Tensor> found;         // the gradients, as the arguments have been matched with them
 
   Call() = default;
   Call(const Call&) = delete;
@@ -70,10 +73,23 @@ struct Call {
     storages.clear();
     foreign = false;
     numbers.clear();
+    gradients = nullptr;
+    found.clear();
     for (PyObject* leaf : leaves) Py_DECREF(leaf);
     leaves.clear();
   }
 };
+
+// The object of an argument's leaf, in a new reference.
+PyObject* argument_object(const Call& call, size_t leaf) {
+  if (leaf < call.found.size() && call.found[leaf].defined()) return checked(THPVariable_Wrap(call.found[leaf]));
+  return Py_NewRef(call.leaves[leaf]);
+}
+
+// The tensor of an argument's leaf.
+at::Tensor argument_tensor(const Call& call, size_t leaf) {
+  return leaf < call.found.size() ? call.found[leaf] : THPVariable_Unpack(call.leaves[leaf]);
+}
 
 // mutable_data also gives a lazily cloned tensor memory of its own, as Tensor.data_ptr() does.
 uint64_t argument_address(const TensorSpec& spec, c10::TensorImpl* tensor) {
@@ -82,8 +98,7 @@ uint64_t argument_address(const TensorSpec& spec, c10::TensorImpl* tensor) {
 
 // ---- matching ------------------------------------------------------------------------------------------------------
 
-bool match_tensor(const TensorSpec& spec, PyObject* object, Call& call) {
-  c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
+bool match_tensor(const TensorSpec& spec, c10::TensorImpl* tensor, Call& call) {
   if (!spec.layout.fits(*tensor) || requires_grad(*tensor) != spec.requires_grad) return false;
   const uint64_t address = argument_address(spec, tensor);
   if (!spec.host && alignment_of(address) != spec.alignment) return false;
@@ -145,7 +160,8 @@ bool match_leaf(const ArgumentSpec& spec, const LeafSpec& leaf, PyObject* object
   bool fits = false;
   switch (leaf.kind) {
     case LeafSpec::Tensor:
-      fits = Py_TYPE(object) == leaf.type && match_tensor(spec.tensors[leaf.index], object, call);
+      fits = Py_TYPE(object) == leaf.type &&
+          match_tensor(spec.tensors[leaf.index], THPVariable_Unpack(object).unsafeGetTensorImpl(), call);
       break;
     case LeafSpec::Integer:
       fits = Py_TYPE(object) == leaf.type && read_integer(object, call);
@@ -167,6 +183,37 @@ bool match_leaf(const ArgumentSpec& spec, const LeafSpec& leaf, PyObject* object
   return fits;
 }
 
+// Whether a gradient is of a class of Python; one that only its tensor refers to has never been an object there.
+bool has_class(const at::Tensor& gradient, PyTypeObject* type) {
+  if (gradient.use_count() == 1) return type == reinterpret_cast<PyTypeObject*>(THPVariableClass);
+  PyObject* object = checked(THPVariable_Wrap(gradient));
+  const bool has = Py_TYPE(object) == type;
+  Py_DECREF(object);
+  return has;
+}
+
+// Match gradients with a list of leaves.
+bool match_gradients(const ArgumentSpec& spec, size_t& position, Py_ssize_t size, GradientsObject* object, Call& call) {
+  const auto& tensors = *object->tensors;
+  if (static_cast<Py_ssize_t>(tensors.size()) != size || !call.leaves.empty()) return false;
+  call.gradients = object;
+  call.found.reserve(size);
+  for (const Differentiated& one : tensors) {
+    if (spec.tree[position++].kind != TreeNode::Leaf) return false;
+    const LeafSpec& leaf = spec.leaves[call.leaves.size()];
+    const at::Tensor& gradient = one.gradient();
+    if (!gradient.defined()) {
+      if (leaf.kind != LeafSpec::Same || leaf.value != Py_None) return false;
+    } else if (leaf.kind != LeafSpec::Tensor || !has_class(gradient, leaf.type) ||
+               !match_tensor(spec.tensors[leaf.index], gradient.unsafeGetTensorImpl(), call)) {
+      return false;
+    }
+    call.found.push_back(gradient);
+    call.add(Py_None);
+  }
+  return true;
+}
+
 // Match an object with the node at `position` and the nodes below it.
 bool match_tree(const ArgumentSpec& spec, size_t& position, PyObject* object, Call& call) {
   const TreeNode& node = spec.tree[position++];
@@ -175,6 +222,9 @@ bool match_tree(const ArgumentSpec& spec, size_t& position, PyObject* object, Ca
       return match_leaf(spec, spec.leaves[call.leaves.size()], object, call);
     case TreeNode::Tuple:
     case TreeNode::List:
+      if (GradientsObject* gradients = as_gradients(object)) {
+        return node.kind == TreeNode::List && match_gradients(spec, position, node.size, gradients, call);
+      }
       if (Py_TYPE(object) != (node.kind == TreeNode::Tuple ? &PyTuple_Type : &PyList_Type)) return false;
       if (PySequence_Fast_GET_SIZE(object) != node.size) return false;
       for (Py_ssize_t i = 0; i < node.size; ++i) {

@@ -3,7 +3,7 @@
 //   dispatcher.h       a call: no mode is active, no call is around it; which plan matches; the function's lock
 //   plan.h             what must match, in this order:
 //     torch_settings.h   torch's settings, autocast
-//     arguments.h        structure, leaves, layout and alignment of tensors (pytree.h, tensors.h)
+//     arguments.h        structure, leaves, layout and alignment of tensors (pytree.h, tensors.h, gradients.h)
 //     sharing.h          memory that tensors share
 //     captured.h         captured tensors
 //     guards.h           Python's state (dict_guards.h, code_guards.h, container_guards.h, guarded_values.h)
@@ -41,10 +41,15 @@ PyObject* make_module() {
   inside_name = PyUnicode_InternFromString("inside");
   PyObject* plan = PyType_FromSpec(&plan_spec);
   PyObject* dispatcher = PyType_FromSpec(&dispatcher_spec);
+  PyObject* gradients = PyType_FromSpec(&gradients_spec);
   miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
-  if (inside_name == nullptr || plan == nullptr || dispatcher == nullptr || miss == nullptr) return nullptr;
+  if (inside_name == nullptr || plan == nullptr || dispatcher == nullptr || gradients == nullptr || miss == nullptr) {
+    return nullptr;
+  }
   plan_type = reinterpret_cast<PyTypeObject*>(plan);
-  if (PyModule_AddObjectRef(module, "Plan", plan) < 0 || PyModule_AddObjectRef(module, "Dispatcher", dispatcher) < 0 ||
+  gradients_type = reinterpret_cast<PyTypeObject*>(gradients);
+  if (PyModule_AddObjectRef(module, "Gradients", gradients) < 0 ||
+      PyModule_AddObjectRef(module, "Plan", plan) < 0 || PyModule_AddObjectRef(module, "Dispatcher", dispatcher) < 0 ||
       PyModule_AddObjectRef(module, "MISS", miss) < 0) {
     return nullptr;
   }

@@ -98,6 +98,7 @@ void count(DispatcherObject* self, PlanState& plan) {
 PyObject* run_plan(DispatcherObject* self, PlanObject* found, Call& call, PyObject* args, PyObject* kwargs,
                    Stopwatch& watch) {
   PlanState& plan = *found->state;
+  if (call.gradients != nullptr && plan.way != Way::Replay) return Py_NewRef(miss);  // their objects are to be passed
   if (plan.way == Way::Function) {
     count(self, plan);
     return checked(PyObject_Call(plan.callable, args, kwargs));

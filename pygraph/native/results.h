@@ -23,6 +23,8 @@ struct ResultMemory {
   std::vector<int64_t> sizes, strides;
   at::TensorOptions options;
   c10::Allocator* allocator;  // nullptr where a device makes tensors in a way of its own
+  size_t bytes;               // of its storage
+  int leaf = -1;              // the only result that lies in it, and does as it is; -1 if there is none
 
   // As torch does (2.11 and 2.13), without the dispatcher, which takes half as long again.
   at::Tensor make(bool filled) const {
@@ -32,6 +34,27 @@ struct ResultMemory {
     return at::Tensor(at::detail::empty_strided_generic(sizes, strides, allocator, keys, dtype));
   }
 };
+
+// Whether nothing but these variables refers to a tensor and its memory. Devices that make tensors in a way of their own
+// may do so in Python, so that there is an object of each.
+bool is_unshared(const at::Tensor& tensor, const ResultMemory& memory) {
+  if (tensor.storage().use_count() != 1) return false;
+  if (tensor.use_count() == 1) return true;
+  if (memory.allocator != nullptr || tensor.use_count() != 2) return false;
+  PyObject* object = checked(THPVariable_Wrap(tensor));
+  const bool alone = Py_REFCNT(object) == 2;  // this one, and that by which the tensor keeps its object
+  Py_DECREF(object);
+  return alone;
+}
+
+// Whether a tensor may stay as a result in this memory: as made by a replay, with nothing that was added since.
+bool fits_as_result(const at::Tensor& tensor, const ResultMemory& memory) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return impl.autograd_meta() == nullptr && impl.storage_offset() == 0 && impl.dtype() == memory.options.dtype() &&
+      impl.device() == memory.options.device() && is_equal(impl.sizes(), memory.sizes) &&
+      is_equal(impl.strides(), memory.strides) && tensor.storage().nbytes() == memory.bytes && !tensor.is_conj() &&
+      !tensor.is_neg() && !tensor.is_inference();
+}
 
 // Memory of results that only autograd refers to, saved tensors: it stays with the plan, and the next call has it again
 // if nothing else refers to it then, as after a backward. Nothing is allocated, and no pointer to it changes.
@@ -86,15 +109,26 @@ struct Results {
 
 // ---- a replay ------------------------------------------------------------------------------------------------------
 
-std::vector<at::Tensor> allocate(Results& results, uint64_t stream) {
+// Whether fresh memory is filled with a value, as a debugging aid of torch's.
+bool fills_memory() {
+  const at::Context& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
+// Memory for results; `replaced` are gradients that give theirs, by leaf of the result.
+std::vector<at::Tensor> allocate(Results& results, uint64_t stream, std::vector<at::Tensor>& replaced) {
   std::vector<at::Tensor> memory;
   memory.reserve(results.memory.size());
-  const at::Context& context = at::globalContext();
-  const bool filled = context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+  const bool filled = fills_memory();
   // Hooks get saved tensors, and may have other streams read them for longer than they refer to them.
   const bool keeps = !filled && !at::SavedTensorDefaultHooks::get_hooks().has_value();
   for (size_t i = 0; i < results.memory.size(); ++i) {
     auto& kept = results.kept[i];
+    const auto leaf = static_cast<size_t>(results.memory[i].leaf);  // none is larger than all
+    if (leaf < replaced.size() && replaced[leaf].defined()) {
+      memory.push_back(std::move(replaced[leaf]));
+      continue;
+    }
     memory.push_back(kept && keeps ? kept->take(results.memory[i], stream) : results.memory[i].make(filled));
   }
   return memory;
@@ -129,21 +163,19 @@ struct OwnedObjects {
   }
 };
 
-void fill(OwnedObjects& leaves, const Results& results, const Call& call, const std::vector<at::Tensor>& outputs) {
-  auto& objects = leaves.objects;
-  for (const bool repeated : {false, true}) {  // after the leaves that they repeat
-    for (size_t i = 0; i < objects.size(); ++i) {
-      const ResultLeaf& leaf = results.leaves[i];
-      if ((leaf.kind == ResultLeaf::Repeat) != repeated) continue;
-      switch (leaf.kind) {
-        case ResultLeaf::FromOutput: objects[i] = THPVariable_Wrap(outputs[leaf.index]); break;
-        case ResultLeaf::Static: objects[i] = Py_NewRef(leaf.value); break;
-        case ResultLeaf::Argument: objects[i] = Py_NewRef(call.leaves[leaf.index]); break;
-        case ResultLeaf::Repeat: objects[i] = Py_XNewRef(objects[leaf.index]); break;
-      }
-      checked(objects[i]);
-    }
+// The object of a result, in a new reference.
+PyObject* wrap(const Results& results, size_t index, const Call& call, const std::vector<at::Tensor>& outputs) {
+  const ResultLeaf& leaf = results.leaves[index];
+  switch (leaf.kind) {
+    case ResultLeaf::FromOutput: return checked(THPVariable_Wrap(outputs[leaf.index]));
+    case ResultLeaf::Static: return Py_NewRef(leaf.value);
+    case ResultLeaf::Argument: return argument_object(call, leaf.index);
+    default: return wrap(results, leaf.index, call, outputs);  // a repetition, of an earlier leaf
   }
+}
+
+void fill(OwnedObjects& leaves, const Results& results, const Call& call, const std::vector<at::Tensor>& outputs) {
+  for (size_t i = 0; i < leaves.objects.size(); ++i) leaves.objects[i] = wrap(results, i, call, outputs);
 }
 
 // The object that the function returns.
@@ -163,6 +195,49 @@ PyObject* assemble(const Results& results, const Call& call, const std::vector<a
   return checked(result);
 }
 
+// The results after the gradients, which come first in a list of leaves.
+PyObject* assemble_rest(const Results& results, const Call& call, const std::vector<at::Tensor>& outputs) {
+  const size_t first = call.found.size();
+  PyObject* rest = checked(PyList_New(results.leaves.size() - first));
+  try {
+    for (size_t i = first; i < results.leaves.size(); ++i) {
+      PyList_SET_ITEM(rest, i - first, wrap(results, i, call, outputs));
+    }
+  } catch (...) {
+    Py_DECREF(rest);
+    throw;
+  }
+  return rest;
+}
+
+// Store the gradients among the results where autograd does.
+void store_gradients(const Results& results, Call& call, const std::vector<at::Tensor>& outputs, uint64_t stream) {
+  auto& tensors = *call.gradients->tensors;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const ResultLeaf& leaf = results.leaves[i];
+    switch (leaf.kind) {
+      case ResultLeaf::FromOutput:
+        tensors[i].store(outputs[leaf.index], stream);
+        break;
+      case ResultLeaf::Argument:
+        if (leaf.index != static_cast<int>(i)) tensors[i].gradient() = argument_tensor(call, leaf.index);
+        break;
+      case ResultLeaf::Repeat:
+        tensors[i].gradient() = at::Tensor(tensors[leaf.index].gradient());
+        break;
+      case ResultLeaf::Static:
+        tensors[i].gradient() = THPVariable_Check(leaf.value) ? THPVariable_Unpack(leaf.value) : at::Tensor();
+        break;
+    }
+  }
+}
+
+// Whether results are a list of leaves, of which the first are gradients.
+bool begin_with_gradients(const Results& results, size_t count) {
+  return results.unflatten == nullptr && results.tree[0].kind == TreeNode::List && results.leaves.size() >= count &&
+      results.tree.size() == results.leaves.size() + 1;
+}
+
 // ---- their description ---------------------------------------------------------------------------------------------
 
 // (an empty tensor of the right dtype and device, sizes, strides, whether it is kept)
@@ -170,7 +245,9 @@ ResultMemory describe_memory(PyObject* description) {
   const at::Tensor& tensor = THPVariable_Unpack(item(description, 0));
   const bool known = tensor.is_cuda() || tensor.is_cpu();
   c10::Allocator* allocator = known ? tensor.storage().allocator() : nullptr;
-  return {to_ints(item(description, 1)), to_ints(item(description, 2)), tensor.options(), allocator};
+  std::vector<int64_t> sizes = to_ints(item(description, 1)), strides = to_ints(item(description, 2));
+  const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, tensor.itemsize());
+  return {std::move(sizes), std::move(strides), tensor.options(), allocator, bytes};
 }
 
 // (memory, None) or (memory, (sizes, strides, offset))
@@ -199,6 +276,18 @@ ResultLeaf describe_result(PyObject* description) {
   };
 }
 
+// Find the memory in which nothing but one result lies.
+void find_single_results(Results& results) {
+  std::vector<int> outputs(results.memory.size(), 0);
+  for (const Output& output : results.outputs) outputs[output.memory] += output.whole ? 1 : 2;
+  for (size_t i = 0; i < results.leaves.size(); ++i) {
+    const ResultLeaf& leaf = results.leaves[i];
+    if (leaf.kind != ResultLeaf::FromOutput) continue;
+    const int memory = results.outputs[leaf.index].memory;
+    if (outputs[memory] == 1) results.memory[memory].leaf = static_cast<int>(i);
+  }
+}
+
 Results describe_results(PyObject* description) {
   Results results;
   for_each(field(description, "memory"), [&](PyObject* one) {
@@ -208,6 +297,7 @@ Results describe_results(PyObject* description) {
   });
   for_each(field(description, "outputs"), [&](PyObject* one) { results.outputs.push_back(describe_output(one)); });
   for_each(field(description, "results"), [&](PyObject* one) { results.leaves.push_back(describe_result(one)); });
+  find_single_results(results);
   PyObject* unflatten = field(description, "unflatten");
   if (unflatten == Py_None) describe_tree(results.tree, field(description, "example"), [](PyObject*) {});
   else results.unflatten = unflatten;

@@ -11,6 +11,7 @@ namespace {
 // Release arguments that nothing reads any more, so that results can have their memory. The caller cannot make the same
 // call again: from here on it ends in a result or in an error.
 void release_arguments(const PlanState& plan, Call& call, PyObject* args) {
+  if (call.gradients != nullptr) return;  // which `replace_gradients` takes
   // In reverse: an allocator that hands out first what came back last gives a result the same address again.
   for (auto index = plan.released.rbegin(); index != plan.released.rend(); ++index) {
     Py_SETREF(call.leaves[*index], Py_NewRef(Py_None));
@@ -18,10 +19,42 @@ void release_arguments(const PlanState& plan, Call& call, PyObject* args) {
   }
 }
 
+// Whether the gradients are those that the call has been matched with: Python code may have run meanwhile.
+bool are_gradients_current(const Call& call) {
+  for (size_t i = 0; i < call.found.size(); ++i) {
+    if (!call.found[i].is_same((*call.gradients->tensors)[i].gradient())) return false;
+  }
+  return true;
+}
+
+// Take gradients that nothing reads any more from their tensors; returns those whose memory the next ones can have, by
+// leaf of the result, and frees the others.
+std::vector<at::Tensor> replace_gradients(const PlanState& plan, Call& call, uint64_t stream) {
+  std::vector<at::Tensor> replaced(call.found.size());
+  if (plan.released.empty()) return replaced;
+  std::vector<const ResultMemory*> memory(call.found.size(), nullptr);
+  if (plan.replay && !fills_memory()) {
+    for (const ResultMemory& one : plan.replay->results.memory) {
+      if (static_cast<size_t>(one.leaf) < memory.size()) memory[one.leaf] = &one;
+    }
+  }
+  for (int index : plan.released) (*call.gradients->tensors)[index].gradient().reset();
+  for (auto index = plan.released.rbegin(); index != plan.released.rend(); ++index) {
+    const Differentiated& tensor = (*call.gradients->tensors)[*index];
+    at::Tensor old = std::move(call.found[*index]);  // freed here, if it does not stay
+    const ResultMemory* its = memory[*index];
+    if (its != nullptr && tensor.has_made(old, stream) && is_unshared(old, *its) && fits_as_result(old, *its)) {
+      replaced[*index] = std::move(old);
+    }
+  }
+  return replaced;
+}
+
 // The memory of the results; nothing if there is none left, and Python is to meet the same error and raise it.
-std::optional<std::vector<at::Tensor>> try_allocate(PlanState& plan, uint64_t stream) {
+std::optional<std::vector<at::Tensor>> try_allocate(
+    PlanState& plan, uint64_t stream, std::vector<at::Tensor>& replaced) {
   try {
-    return allocate(plan.replay->results, stream);
+    return allocate(plan.replay->results, stream, replaced);
   } catch (const std::exception&) {
     if (!plan.released.empty()) {
       torch::translate_exception_to_python(std::current_exception());
@@ -40,14 +73,20 @@ PyObject* run_replay(PlanState& plan, Call& call, PyObject* args, Stopwatch& wat
   if (!stream) return nullptr;
   if (replay.ready != nullptr && (!is_true(replay.ready) || plan.dead)) return nullptr;
   watch.lap(Profile::Lock);
+  const bool takes_gradients = call.gradients != nullptr;
+  if (takes_gradients && !(are_gradients_current(call) && begin_with_gradients(replay.results, call.found.size()))) {
+    return nullptr;
+  }
   c10::AutoGradMode no_grad(false);
   release_arguments(plan, call, args);
+  std::vector<at::Tensor> replaced;
+  if (takes_gradients) replaced = replace_gradients(plan, call, *stream);
   auto refused = [&](const char* problem) -> PyObject* {
     if (plan.released.empty()) return nullptr;
     PyErr_Format(PyExc_RuntimeError, "pygraph: %s, after the call had released tensors that it replaces", problem);
     throw PythonError();
   };
-  const auto memory = try_allocate(plan, *stream);
+  const auto memory = try_allocate(plan, *stream, replaced);
   if (!memory) return nullptr;
   // A device whose allocator is written in Python may do anything.
   if (plan.dead) return refused("the graph was released while memory for its results was allocated");
@@ -60,7 +99,10 @@ PyObject* run_replay(PlanState& plan, Call& call, PyObject* args, Stopwatch& wat
   watch.lap(Profile::Launch);
   for (int tensor : replay.updated) increment_version(call.tensors[tensor]);
   for (int index : replay.updated_captured) increment_version(plan.captured[index].now());
-  return assemble(replay.results, call, outputs_in(replay.results, *memory));
+  const auto outputs = outputs_in(replay.results, *memory);
+  if (!takes_gradients) return assemble(replay.results, call, outputs);
+  store_gradients(replay.results, call, outputs, *stream);
+  return assemble_rest(replay.results, call, outputs);
 }
 
 PyObject* call_executable(PlanState& plan, const Call& call) {

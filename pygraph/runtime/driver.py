@@ -221,17 +221,28 @@ class Driver(abc.ABC):
         """
 
 
+class RandomStates:
+    """The present states of the host's generator, of those of devices, and of others, to which they can be put back."""
+
+    def __init__(self, drivers: Iterable[Driver], generators: Iterable[torch.Generator] = ()) -> None:
+        self._states = [(driver, driver.random_state()) for driver in drivers]
+        self._host, self._others = torch.get_rng_state(), SavedStates(generators)
+
+    def restore(self) -> None:
+        """Put the generators back."""
+        for driver, state in self._states:
+            driver.set_random_state(state)
+        torch.set_rng_state(self._host)
+        self._others.restore()
+
+
 @contextlib.contextmanager
 def random_states_restored(
     driver: Driver | None, generators: Iterable[torch.Generator] = ()
 ) -> Generator[None, None, None]:
     """Have the random generators of the host, of a device if there is one, and others as they are now afterwards."""
-    state, host_state = None if driver is None else driver.random_state(), torch.get_rng_state()
-    others = SavedStates(generators)
+    states = RandomStates(() if driver is None else (driver,), generators)
     try:
         yield
     finally:
-        if driver is not None:
-            driver.set_random_state(state)
-        torch.set_rng_state(host_state)
-        others.restore()
+        states.restore()

@@ -22,6 +22,7 @@ from pygraph.lowering.fused_run import compile_run
 from pygraph.lowering.in_place import is_write_back
 from pygraph.lowering.joint import Value
 from pygraph.lowering.kernel_recorder import KernelGraph
+from pygraph.lowering.states import is_unset_state
 from pygraph.process import progress
 from pygraph.transforms.fusable_run import FusableRun
 from pygraph.transforms.schedule import alternating_runs
@@ -140,6 +141,8 @@ class _Fusion:
         results = tuple(self._value(values[position]) for position in remaining)
         output = self._new.output(results)
         output.meta = dict(self._old.output_node().meta)
+        for order, node in enumerate(self._new.nodes):
+            node.meta["order"] = order  # kernels have one, too: none may come before what decides or raises before it
         moved = {old: new for new, old in enumerate(remaining)}
         aliases = tuple(
             dataclasses.replace(alias, index=moved[alias.index]) if alias.of == "output" else alias
@@ -222,16 +225,17 @@ class _Fusion:
         """
         inputs = [*inputs, *(self._captured(tensor) for tensor in kernels.constants)]
         env: dict[fx.Node, fx.Node] = {}
-        arguments = iter(inputs)
+        arguments, values = iter(inputs), output_values(kernels.module.graph)
         for node in kernels.module.graph.nodes:
             if node.op == "placeholder":
                 env[node] = next(arguments)
             elif node.op != "output":
-                env[node] = self._new.node_copy(node, env.__getitem__)
+                is_unset = is_unset_state(node) and not any(node is values[index] for index in owned)
+                env[node] = self._memory(node) if is_unset else self._new.node_copy(node, env.__getitem__)
                 env[node].meta = {**node.meta, "source": source}
         taken = set(inputs)
         found: list[fx.Node | None] = []
-        for index, value in enumerate(output_values(kernels.module.graph)):
+        for index, value in enumerate(values):
             if not isinstance(value, fx.Node):
                 found.append(None)
                 continue
@@ -249,11 +253,16 @@ class _Fusion:
         wanted = node.meta["spec"]
         if value.meta["spec"].reaches_as(wanted):
             return value
-        options = {"dtype": wanted.dtype, "device": wanted.device}
-        memory = self._new.call_function(aten.empty_strided.default, (list(wanted.shape), list(wanted.stride)), options)
+        memory = self._memory(node)
         memory.meta = {**node.meta, "spec": dataclasses.replace(wanted, offset=0)}
         self._new.call_function(aten.copy_.default, (memory, value)).meta = dict(memory.meta)
         return memory
+
+    def _memory(self, node: fx.Node) -> fx.Node:
+        """Uninitialised memory in the layout of a node."""
+        spec: TensorSpec = node.meta["spec"]
+        options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
+        return self._new.call_function(aten.empty_strided.default, (list(spec.shape), list(spec.stride)), options)
 
     def _captured(self, tensor: torch.Tensor) -> fx.Node:
         anchor = self._new._root if self._last_placeholder is None else self._last_placeholder

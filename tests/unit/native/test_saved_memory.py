@@ -140,23 +140,6 @@ def test_a_saved_tensor_that_somebody_holds(training: Training) -> None:
     torch.testing.assert_close(views, firsts)
 
 
-@pytest.mark.gpu  # the emulated device resizes no storages
-def test_a_storage_that_was_resized() -> None:
-    """As fully sharded training does it with memory that it wants back."""
-    training = Training(torch.device("cuda"))
-    for _ in range(4):
-        training.check(training.inputs())
-    for _ in range(3):
-        result = training.fast(training.inputs())
-        storages = [t.untyped_storage() for t in result.grad_fn.saved_tensors if not t.requires_grad]  # pyright: ignore
-        result.sum().backward()
-        del result
-        for storage in storages:
-            storage.resize_(0)
-        del storages, storage
-        training.check(training.inputs())
-
-
 def test_hooks_get_tensors_of_their_own(training: Training) -> None:
     packed: list[torch.Tensor] = []
 

@@ -1,0 +1,82 @@
+"""The rules of a user's function: its calls may leave state behind, decide by values on the device, and be cut."""
+
+# Functions here are of any type, and so is what they are called with.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pygraph.calls.cutting import Cutting
+from pygraph.calls.deciding import DecidingCalls
+from pygraph.calls.engine import Engine
+from pygraph.calls.entries import StateRunner
+from pygraph.calls.first_step import FirstStep
+from pygraph.calls.part_runner import PartRunner
+from pygraph.calls.policy import Policy
+from pygraph.calls.state_policy import reached_state, state_left_behind
+from pygraph.calls.stateful import StatefulCalls
+from pygraph.errors import TraceError, UndecidedError
+from pygraph.tracing.function_kinds import StateInputs
+
+
+class UsersPolicy(Policy):
+    """The rules of a user's function.
+
+    Args:
+        carries_state: Whether calls may leave gradients, attributes and variables behind.
+        decides: Whether calls may begin anew where they decide otherwise than their trace.
+        note_unsteady: Called with the reason when calls are all unlike each other, of a part of a function.
+    """
+
+    is_users = True
+    composes = True
+
+    def __init__(
+        self, *, carries_state: bool, decides: bool = False, note_unsteady: Callable[[str], None] | None = None
+    ) -> None:
+        self.carries_state, self.decides = carries_state, decides
+        self._cutting = Cutting(self.of_part, note_unsteady)
+        self._is_begun = False
+
+    def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
+        """The state that calls are to take and return, if that is all that is in the way of a trace."""
+        if isinstance(error, UndecidedError):
+            return StateInputs(decisions=True) if self.decides else None
+        return state_left_behind(error, is_known=is_known) if self.carries_state else None
+
+    def state_runner(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
+    ) -> StateRunner:
+        """A runner of calls of an engine that leave state behind, or decide by values on the device."""
+        return DecidingCalls(engine) if state.decisions else StatefulCalls(engine, args, kwargs, state, self._cutting)
+
+    def part_runner(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> StateRunner | None:
+        """A runner of calls of an engine that cannot be traced as a whole; None if they cannot be cut into parts."""
+        if not self.carries_state or self._cutting.is_of_part:
+            return None
+        self._cutting.cut(engine, args, kwargs, reason)
+        return None if self._cutting.parts() is None else PartRunner(engine, self._cutting, reason)
+
+    def first_step(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
+        """A runner of calls of an engine whose first one makes the state of an optimizer; None if it does not."""
+        if self._is_begun or not self.carries_state or self._cutting.is_of_part:
+            return None
+        self._is_begun, options = True, engine.function.options
+        if options.strict or options.donates or not engine.function.records or not torch.is_grad_enabled():
+            return None
+        optimizers = reached_state(engine, args, kwargs).new_optimizers
+        return FirstStep(engine, self, optimizers) if optimizers else None
+
+    def of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
+        """The rules of a part of the function, or of what stands for it, that is not cut by itself.
+
+        Args:
+            note_unsteady: Called with the reason when its calls are all unlike each other.
+        """
+        return UsersPolicy(carries_state=True, decides=self.decides, note_unsteady=note_unsteady)

@@ -9,10 +9,13 @@ kernels. The index has checked them already.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import fx
+
+from pygraph.ir.descriptors import TensorSpec
 
 aten = torch.ops.aten
 
@@ -42,11 +45,11 @@ def add_in_place(graph: fx.Graph) -> None:
     checked: set[tuple[Any, ...]] = set()
     for node in list(graph.nodes):
         if node.target is aten.index.Tensor:
-            source: Any = node.args[0]
-            checked.add((source.meta["spec"].shape, tuple(node.args[1])))
+            checked.add(_positions(node))
         elif node.target is aten.index_put.default and _adds(node):
             zeros: Any = node.args[0]
-            if zeros.target in _ZEROS and len(zeros.users) == 1 and _written_positions(node) in checked:
+            is_own = zeros.target in _ZEROS and len(zeros.users) == 1 and isinstance(zeros.meta["spec"], TensorSpec)
+            if is_own and _positions(node) in checked:
                 with graph.inserting_before(node):
                     call = graph.call_function(aten._index_put_impl_.default, (*node.args[:3], True, True))
                 call.meta = dict(node.meta)
@@ -58,8 +61,8 @@ def _adds(node: fx.Node) -> bool:
     return len(node.args) == 4 and node.args[3] is True and not node.kwargs
 
 
-def _written_positions(node: fx.Node) -> tuple[Any, ...]:
-    """The shape that a node writes to, and the positions."""
-    zeros: Any = node.args[0]
-    indices: Any = node.args[1]
-    return (zeros.meta["spec"].shape, tuple(indices))
+def _positions(node: fx.Node) -> tuple[Any, ...]:
+    """The positions that an operation reads or writes, and the shape of what they are positions in."""
+    tensor, positions = cast("tuple[fx.Node, Sequence[fx.Node | None]]", node.args[:2])
+    spec = tensor.meta["spec"]
+    return (spec.shape if isinstance(spec, TensorSpec) else None, *positions)

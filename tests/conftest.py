@@ -32,6 +32,8 @@ extension.start(wait=True)
 if importlib.util.find_spec("triton") is None:
     collect_ignore = ["triton_kernels.py"]  # its kernels are defined when it is imported
 
+os.environ.setdefault("PYGRAPH_PROGRESS", "0")  # where standard error is a terminal
+
 torch.set_num_threads(1)  # the workers of pytest-xdist share the cores
 
 

@@ -33,9 +33,11 @@ from pygraph.guards.environment import Environment, modes_of
 from pygraph.guards.locations import are_same, filled_locations
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
-from pygraph.process import extension
+from pygraph.lowering.inductor import start_workers
+from pygraph.process import extension, progress
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.function_kinds import StateInputs, Traced
+from pygraph.transforms.passes import FUSE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,8 @@ class Compiler:
         begin = retries.clock()
         try:
             self._policy.before_compilation(key, call, self._cache)
-            entry = self._compile(key, call, runners)
+            with progress.compiling(self._function.name):
+                entry = self._compile(key, call, runners)
             self._policy.after_compilation(key, call, self._cache)
         finally:
             seconds = retries.clock() - begin
@@ -130,6 +133,8 @@ class Compiler:
             return Refused(fallbacks=[note])
         first = runners.of_first_step(call.args, call.kwargs)
         if first is not None:
+            if FUSE in self._function.passes:
+                start_workers()  # they get ready while it runs
             return self._add_runner(key, call, first)
         began = retries.clock()
         try:

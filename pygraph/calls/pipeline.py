@@ -12,7 +12,8 @@ from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import Argument, Base, Captured, Fallback
 from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower
-from pygraph.lowering.inductor import ALIGNED
+from pygraph.lowering.inductor import ALIGNED, start_workers
+from pygraph.process import progress
 from pygraph.tracing.function_kinds import Traced
 from pygraph.tracing.trace import trace_call
 from pygraph.transforms.passes import FUSE, Pass, records
@@ -44,7 +45,10 @@ def transformed_program(
     Raises:
         TraceError: The function cannot be traced with these arguments.
     """
+    if FUSE in passes:
+        start_workers()
     while True:
+        progress.phase("tracing")
         traced = trace_call(fn, args, kwargs, static=static, name=name)
         program = check_program(traced.program)
         for one in passes:

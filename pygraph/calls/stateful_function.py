@@ -43,7 +43,8 @@ class Returned:
 
     @functools.cached_property
     def _is_one_tensor(self) -> bool:
-        return self.tree.num_leaves == 1 and self.tree.children()[1].is_leaf()
+        left, result = self.tree.children()
+        return not left.children() and result.is_leaf()
 
 
 class OutdatedError(Exception):

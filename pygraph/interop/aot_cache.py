@@ -14,11 +14,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import hashlib
 import pickle
 from collections.abc import Callable, Generator, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch._functorch import config as functorch_config
@@ -27,6 +25,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from torch.compiler import config
 
 from pygraph.lowering.inductor import FusedGraph
+from pygraph.process.cache import source_hash
 
 Replay = Callable[[FusedGraph, "Sequence[int] | None", str], Callable[[list[Any]], Sequence[Any]]]
 """Makes the callable that replays a graph: of the graph, positions of its static inputs, and its kind."""
@@ -45,7 +44,7 @@ def lookup(replay: Replay, *key: str) -> Generator[None, None, None]:
         *key: Parts of the key that torch does not know of.
     """
     user = _TAG.get(config.cache_key_tag)
-    digest = hashlib.sha256("\0".join((_code(), *key)).encode()).hexdigest()
+    digest = hashlib.sha256("\0".join((source_hash(), *key)).encode()).hexdigest()
     replaying, tagged = _REPLAY.set(replay), _TAG.set(user)
     try:
         with _patch(cache_key_tag=f"{user} pygraph {digest}"):
@@ -60,17 +59,6 @@ def users_tag() -> Generator[None, None, None]:
     """Look in Inductor's cache under the user's own tag within `lookup`: code does not depend on what replays it."""
     with _patch(cache_key_tag=_TAG.get(config.cache_key_tag)):
         yield
-
-
-@functools.cache
-def _code() -> str:
-    """A hash of the library's source."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 class ReplayedGraph(CompiledFxGraph):

@@ -21,7 +21,7 @@ from pygraph.errors import ArgumentError, describe
 from pygraph.interop import live
 from pygraph.interop.compilers import Compilers, Settings
 from pygraph.interop.graph_queries import inductor_supports
-from pygraph.lowering.inductor import SETTINGS, settings
+from pygraph.lowering.inductor import SETTINGS, settings, start_workers
 
 # Options that are not Inductor's.
 _OWN = ("max_graphs", "strict", "reuse_outputs", "mechanism", "fuse")
@@ -68,6 +68,7 @@ def backend(
     compilers = Compilers(chosen, module)
     if not chosen.fuse or not inductor_supports(module, inputs):
         return _without_inductor(compilers, module, inputs)
+    start_workers()
     from torch._inductor.compile_fx import compile_fx
 
     patches = {**SETTINGS, **chosen.inductor}

@@ -19,6 +19,7 @@ the operation                                           its variant
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -121,10 +122,13 @@ def check_disjoint_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwa
     """
     written = list(pytree.tree_leaves(written_values(op, args, kwargs)))
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    neighbours: dict[int, list[torch.Tensor]] = collections.defaultdict(list)
+    for value in tensors:  # a fused optimizer gets thousands of them
+        neighbours[value.untyped_storage()._cdata].append(value)
     for value in written:
         if TensorSpec.of(value).overlaps_itself:
             raise TraceError(f"{op.name()} writes to a tensor whose elements share memory")
-        if sum(may_overlap(value, other) for other in tensors) > 1:
+        if sum(may_overlap(value, other) for other in neighbours[value.untyped_storage()._cdata]) > 1:
             raise TraceError(f"{op.name()} writes to an argument that shares memory with another")
 
 

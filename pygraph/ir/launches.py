@@ -96,7 +96,7 @@ def kernel_name(kernel: Any) -> str:
         >>> kernel_name(scale)
         'scale'
     """
-    while hasattr(kernel, "fn"):
+    while getattr(kernel, "fn", None) is not None:  # one that was compiled in another process has no Python function
         kernel = kernel.fn
     return getattr(kernel, "__name__", type(kernel).__name__)
 

@@ -11,14 +11,18 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.program import output_values
-from pygraph.lowering.inductor import compile_graph, settings
+from pygraph.lowering.inductor import compile_graph, settings, wrapper_of
 from pygraph.lowering.joint import Halves, Value, split
 from pygraph.lowering.kernel_recorder import KernelGraph
+from pygraph.lowering.run_cache import Recipe, RunCache
+from pygraph.lowering.wrapper import kernel_graph
 
 aten = torch.ops.aten
 
@@ -30,10 +34,12 @@ class Part:
     Attributes:
         kernels: The kernels.
         inputs: What they take: inputs of the run, or results of the part before.
+        key: The key of their code in Inductor's cache; None if it is not there.
     """
 
     kernels: KernelGraph
     inputs: tuple[Value, ...]
+    key: str | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,6 +55,11 @@ class FusedRun:
     parts: tuple[Part, ...]
     results: tuple[Value, ...]
     notes: tuple[Fallback, ...]
+
+    def recipe(self) -> Recipe | None:
+        """How to put it together again; None if that takes more than what Inductor's cache has."""
+        parts = tuple((part.key, part.inputs) for part in self.parts if part.key is not None)
+        return Recipe(parts, self.results) if len(parts) == len(self.parts) and not self.notes else None
 
 
 def compile_run(
@@ -77,12 +88,53 @@ def compile_run(
         found.append(run or _compile_whole(graph, specs, inputs, name, options))
         return _never_called
 
-    with settings(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+    # Without an environment of shapes, Inductor keeps nothing. This one has no shapes that depend on data.
+    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
+    # The run has a cache of its own instead of AOTAutograd's, which would keep functions that are never called.
+    with settings(), functorch_config.patch(enable_autograd_cache=False), torch.no_grad(), mode:
         inputs = [_fake(spec) for spec in specs]
         for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
             node.meta["val"] = value
+        cache = RunCache(module, mode, specs, begins, static)
+        cached = _from_cache(cache, specs)
+        cache.note(found=cached is not None)
+        if cached is not None:
+            return cached
         compile_fx(module, inputs, inner_compile=inner)
-    return found[0] if found else None
+        run = found[0] if found else None
+        recipe = None if run is None else run.recipe()
+        if recipe is not None:
+            cache.save(recipe)
+    return run
+
+
+def _from_cache(cache: RunCache, specs: Sequence[TensorSpec]) -> FusedRun | None:
+    """The run, put together from what caches have of it; None if they do not have all of it."""
+    recipe = cache.recipe()
+    if recipe is None:
+        return None
+    known: dict[str, list[TensorSpec | None]] = {"input": list(specs)}
+    parts: list[Part] = []
+    try:
+        for of, (key, inputs) in zip(("forward", "backward"), recipe.parts, strict=False):
+            code = cache.code(key)
+            if code is None:
+                return None
+            given: list[Any] = [known[value.of][value.number] for value in inputs]
+            kernels = kernel_graph(wrapper_of(code), given)
+            known[of] = _specs(kernels)
+            parts.append(Part(kernels, inputs, key))
+        for value in recipe.results:
+            known[value.of][value.number]
+    except Exception:  # whatever a file that is damaged after all may raise: the run is compiled anew
+        return None
+    return FusedRun(tuple(parts), recipe.results, ())
+
+
+def _specs(kernels: KernelGraph) -> list[TensorSpec | None]:
+    values = output_values(kernels.module.graph)
+    return [value.meta["spec"] if isinstance(value, fx.Node) else None for value in values]
 
 
 def _compile_whole(
@@ -96,7 +148,7 @@ def _compile_whole(
         return None
     kernels, note = compiled.kernels(specs)
     sources = tuple(Value("input", index) for index in range(len(specs)))
-    return FusedRun((Part(kernels, sources),), results, () if note is None else (note,))
+    return FusedRun((Part(kernels, sources, compiled.key),), results, () if note is None else (note,))
 
 
 def _compile_halves(
@@ -112,8 +164,8 @@ def _compile_halves(
     first, note = forward.kernels([specs[index] for index in taken])
     if note is not None:
         return None
-    saved: list[TensorSpec] = [value.meta["spec"] for value in output_values(first.module.graph)]
-    given = [specs[index] if of == "input" else saved[index] for of, index in halves.backward_inputs]
+    saved: list[Any] = _specs(first)
+    given: list[TensorSpec] = [specs[index] if of == "input" else saved[index] for of, index in halves.backward_inputs]
     fakes = [_fake(spec) for spec in given]
     restore_strides(halves.backward, fakes)
     _keep_strides(halves.backward, range(len(output_values(halves.backward.graph))))
@@ -124,7 +176,7 @@ def _compile_halves(
         return None
     second, note = backward.kernels(given)
     sources = tuple(Value("input", index) for index in taken)
-    parts = Part(first, sources), Part(second, halves.backward_inputs)
+    parts = Part(first, sources, forward.key), Part(second, halves.backward_inputs, backward.key)
     return FusedRun(parts, halves.results, () if note is None else (note,))
 
 

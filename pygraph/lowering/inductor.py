@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir import ops
 from pygraph.ir.descriptors import Fallback, TensorSpec
@@ -23,6 +24,7 @@ from pygraph.ir.source_lines import line_in
 from pygraph.lowering.kernel_recorder import KernelGraph, UntraceableError
 from pygraph.lowering.states import Crossing
 from pygraph.lowering.wrapper import kernel_graph
+from pygraph.process import progress
 
 # Random numbers as in eager; one wrapper for the whole graph; and no graphs of Inductor's own.
 SETTINGS: dict[str, Any] = {
@@ -63,6 +65,11 @@ class FusedGraph:
     name: str
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     saved: frozenset[int] = frozenset()
+
+    @property
+    def key(self) -> str | None:
+        """The key of its code in Inductor's cache; None if it is not there."""
+        return getattr(self.code, "_fx_graph_cache_key", None)
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Run on these inputs with ordinary launches."""
@@ -116,7 +123,9 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
     specs = [value.meta.get("val") if isinstance(value, fx.Node) else None for value in values]
     chosen: Any = {**options, "cudagraphs": BoxedBool(False)}
     crossing, lines = Crossing.of(module.graph), _lines(module.graph)
-    code: Any = compile_fx_inner(module, inputs, **chosen)
+    progress.next_part()
+    with _disable_current_modes():  # as for torch.compile: constants that its cache has are no fake tensors
+        code: Any = compile_fx_inner(module, inputs, **chosen)
     if not hasattr(code, "mutated_input_idxs"):
         return None
     strides = code.output_strides or [None] * len(specs)
@@ -161,6 +170,18 @@ def wrapper_of(code: Any) -> Callable[[list[Any]], Sequence[Any]]:
             raise UntraceableError(f"its wrapper is not found in {function.__qualname__}")
         function = names["model"].cell_contents
     return function
+
+
+def start_workers() -> None:
+    """Start the processes in which Inductor compiles kernels, unless they are there, and do not wait for them.
+
+    ``torch.compile`` starts them before it traces. Where the first kernel does, this process compiles kernel after
+    kernel until they are ready, which takes seconds.
+    """
+    if torch.cuda.is_available():
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()
 
 
 @contextlib.contextmanager

@@ -1,7 +1,9 @@
-"""The directory of data that outlives a process: measurements and compiled code."""
+"""The directory of data that outlives a process: measurements and compiled code; and what such data depends on."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 from pathlib import Path
 
@@ -15,3 +17,14 @@ def cache_directory() -> Path:
     except ImportError:  # a checkout used in place, without its dependencies
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pygraph"
     return platformdirs.user_cache_path("pygraph")
+
+
+@functools.cache
+def source_hash() -> str:
+    """A hash of the library's source, for keys of what it has made."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -15,6 +15,7 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.guards.donated import DonatedTensor
 from pygraph.ir.descriptors import Fallback, Mechanism, TensorSpec, Way
+from pygraph.process import progress
 from pygraph.runtime.alignment import alignment_of, is_aligned
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.discovery import Discovery, RefusedError
@@ -83,10 +84,12 @@ class RegionGraph:
         attempts: list[Mechanism | None] = list(dict.fromkeys((mechanism, "host", "copy", None)))
         while attempts:
             request = attempts[0]
+            progress.phase("capturing")
             found = Discovery(self.body, self.driver, self.pool, example.inputs, example.numbers, room)
             region = RecordedRegion(self.body, self.driver, self.pool, found)
             region.fallbacks[:0] = notes
             proof = ReplayProof(region, example, self.spread, self._reused is not None)
+            progress.phase("proving")
             try:
                 self._prove(proof, found, request, may_ask_for_room=not room)
                 return region

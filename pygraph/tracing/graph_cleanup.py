@@ -29,10 +29,7 @@ def clean_up_graph(graph: fx.Graph, specs: list[Spec]) -> None:
     for node in reversed(list(graph.nodes)):
         if getattr(node.target, "namespace", None) == "profiler":
             graph.erase_node(node)  # a label for the profiler, as of torch.optim around its step; it computes nothing
-    for node in list(graph.nodes):
-        if node.target in (aten.lift_fresh.default, aten.detach.default, aten.alias.default):
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
+    _drop_aliases(graph)
     graph.eliminate_dead_code(is_impure_node=has_effect)
     position = 0
     zeros: set[fx.Node] = set()
@@ -50,6 +47,18 @@ def clean_up_graph(graph: fx.Graph, specs: list[Spec]) -> None:
             node.meta["spec"] = specs[position]
             position += 1
     assert position == len(specs)
+
+
+def _drop_aliases(graph: fx.Graph) -> None:
+    """Have nodes take tensors instead of their aliases; each is changed once, as one may take thousands."""
+    originals: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        if not originals.keys().isdisjoint(node.all_input_nodes):
+            node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), lambda node: originals.get(node, node))
+        if node.target in (aten.lift_fresh.default, aten.detach.default, aten.alias.default):
+            originals[node] = node.args[0]
+    for node in reversed(originals):
+        graph.erase_node(node)
 
 
 def drop_fake_values(module: fx.GraphModule) -> None:

@@ -23,6 +23,7 @@ from pygraph.lowering.in_place import is_write_back
 from pygraph.lowering.joint import Value
 from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.lowering.states import is_unset_state
+from pygraph.process import progress
 from pygraph.transforms.fusable_run import FusableRun
 from pygraph.transforms.schedule import alternating_runs
 
@@ -124,8 +125,14 @@ class _Fusion:
         reasons = {
             node: "" for node in self._old.nodes if is_work(node) and not is_selection(node) and not _is_fusable(node)
         }
-        for fusable, nodes in alternating_runs(self._old, reasons):
-            if not fusable or sum(not is_selection(node) for node in nodes) < _MIN_OPERATIONS or not self._fuse(nodes):
+        runs = [
+            (nodes, fusable and sum(not is_selection(node) for node in nodes) >= _MIN_OPERATIONS)
+            for fusable, nodes in alternating_runs(self._old, reasons)
+        ]
+        # A run in which a backward begins has two graphs.
+        progress.phase("kernels", sum(1 + any(map(is_first_gradient, nodes)) for nodes, fusable in runs if fusable))
+        for nodes, fusable in runs:
+            if not fusable or not self._fuse(nodes):
                 for node in nodes:
                     self._env[node] = self._copy(node)
             self._before.update(nodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 import pygraph
 from pygraph.calls.entries import Stateful
+from tests.unit.runtime.test_threads import run_script
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of Inductor's, which differ between versions
 
@@ -202,3 +204,53 @@ def test_a_penalty_on_gradients() -> None:
     for _ in range(4):
         x = torch.randn(8, 16, device="cuda")
         torch.testing.assert_close(fast(x), fn(x), rtol=1e-4, atol=1e-4)
+
+
+_PROCESS = """
+import hashlib
+import torch
+from torch._dynamo.utils import counters
+import pygraph
+from tests.gpu import test_fused_steps as tests
+
+def perceptron():
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 10))
+    return model, lambda: (torch.randn(16, 32), torch.randint(0, 10, (16,)))
+
+torch.manual_seed(0)
+digest = hashlib.sha256()
+for make in (tests.transformer, tests.convolutions, perceptron):
+    model, batch = make()
+    model = model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=True)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    fast = pygraph.jit(step, fuse=True)
+    for _ in range(6):
+        loss = fast(*(value.cuda() for value in batch()))
+    # In the others, atomic operations add in any order.
+    for value in (loss, *model.parameters()) if make is perceptron else ():
+        digest.update(value.detach().cpu().numpy().tobytes())
+ours, inductor = counters["pygraph"], counters["inductor"]
+print(ours["run_cache_hit"], ours["run_cache_miss"], inductor["fxgraph_cache_miss"], digest.hexdigest())
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds forward and backward on disk, with the same tuned kernels: its results are equal bit for bit."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    first, second = (run_script(tmp_path, _PROCESS, torch.device("cuda"), timeout=600) for _ in range(2))
+    assert int(first[1]) >= 3
+    assert int(first[2]) >= 6
+    assert int(second[0]) >= int(first[1])
+    assert second[1:3] == ["0", "0"]
+    assert second[3] == first[3]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import fx
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.program import output_values
-from pygraph.lowering.fused_run import restore_strides
+from pygraph.lowering.fused_run import compile_run, restore_strides
 
 
 def test_results_have_the_strides_of_eager_whatever_a_saved_tensor_has() -> None:
@@ -35,3 +40,13 @@ def test_nothing_is_copied_where_strides_are_eagers() -> None:
         module = make_fx(lambda x: (x * 2, x.sum(0)))(x)
         restore_strides(module, [x])
     assert all(node.target is not torch.ops.aten.copy.default for node in module.graph.nodes)
+
+
+@pytest.mark.parametrize("operation", [torch.ops.aten.nonzero.default, torch.ops.aten._local_scalar_dense.default])
+def test_shapes_and_numbers_that_depend_on_data_are_refused(operation: Any) -> None:
+    x = torch.ones(())
+    graph = fx.Graph()
+    arg = graph.placeholder("arg0")
+    graph.output((graph.call_function(operation, (graph.call_function(torch.ops.aten.neg.default, (arg,)),)),))
+    with pytest.raises((DynamicOutputShapeException, DataDependentOutputException)):
+        compile_run(fx.GraphModule(torch.nn.Module(), graph), [TensorSpec.of(x)], "f", (), ())

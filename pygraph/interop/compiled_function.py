@@ -11,6 +11,7 @@ and compiled autograd finds the attributes that it reads.
 # pyright: reportUnknownArgumentType=false
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,9 +60,22 @@ def _plain_graph(args: Sequence[Any], results: Any, replay: BoxedReplay) -> Plai
         return None
     for result in results:
         node = getattr(result, "grad_fn", None)
-        forward = getattr(getattr(node, "_forward_cls", None), "compiled_fw", None)
-        if getattr(forward, "replayed", forward) is replay:  # of a `ReplayedGraph`
+        if _forward_of(getattr(node, "_forward_cls", None)) is replay:
             return PlainGraph.of(node, args)
+    return None
+
+
+def _forward_of(function: Any) -> Any:
+    """The compiled forward that AOTAutograd's function calls.
+
+    What wraps it is for functionalised random numbers, of which plain graphs have none, or for a first call with fake
+    tensors.
+    """
+    forward = inspect.unwrap(getattr(function, "compiled_fw", _no_forward))
+    return getattr(forward, "replayed", forward)  # of a `ReplayedGraph`
+
+
+def _no_forward() -> None:
     return None
 
 

@@ -1,9 +1,9 @@
 """AOTAutograd's autograd function of a plain training graph, applied without the wrappers around it.
 
 The first call goes AOTAutograd's way, and shows its function: the ``grad_fn`` of a result leads to it. If the graph is
-plain, later calls apply a subclass, whose forward and backward do what is left to do. A backward that is not an ordinary
-one runs the inherited code, on the same context. So saved tensors, hooks, checks of versions and errors are torch's own,
-and compiled autograd finds the attributes that it reads.
+plain, later calls apply a subclass, whose forward and backward do what is left to do. A backward that is not an
+ordinary one runs the inherited code, on the same context. So saved tensors, hooks, checks of versions and errors are
+torch's own, and compiled autograd finds the attributes that it reads.
 """
 
 # AOTAutograd's function and torch's flags have no public names. Checked with torch 2.11 and 2.13.
@@ -22,6 +22,9 @@ from pygraph.interop.boxed import BoxedReplay
 from pygraph.interop.plain_graphs import PlainGraph, is_plain_input
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
+_saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore[reportAttributeAccessIssue]
+_keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
+_active_transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def without_wrappers(compiled: Callable[..., Any], replay: BoxedReplay) -> Callable[..., Any]:
@@ -34,7 +37,7 @@ def without_wrappers(compiled: Callable[..., Any], replay: BoxedReplay) -> Calla
     Returns:
         A function like ``compiled``.
     """
-    if config.debug_assert or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if config.debug_assert or _saved_tensor_hooks(True) is not None:
         return compiled  # which checks more, or has the hooks in the graph
     disables_autocast: bool = torch._C._is_any_autocast_enabled()
     apply: Callable[..., Any] | None = None
@@ -82,8 +85,9 @@ def _no_forward() -> None:
 def _application(graph: PlainGraph, replay: BoxedReplay, disables_autocast: bool) -> Callable[..., Any]:
     """A function of all inputs that does what AOTAutograd does around its function, and applies a subclass of that."""
     function: Any = _subclass(graph, replay, disables_autocast)
-    # The public `apply` looks for transforms of ``torch.func``, and for tensors of those that have ended, at every call.
-    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply
+    # The public `apply` looks for transforms of ``torch.func``, and in all inputs for tensors of those that are over.
+    base: Any = super(torch.autograd.Function, function)
+    apply: Callable[..., Any] = base.apply
     if not graph.updated and not graph.detached:
         return apply
 
@@ -116,7 +120,7 @@ def _subclass(graph: PlainGraph, replay: BoxedReplay, disables_autocast: bool) -
         return tuple(returned)
 
     def backward(ctx: Any, *args: Any) -> Any:
-        grads = args[0] if grads_are_listed else args
+        grads: Any = args[0] if grads_are_listed else args
         run = _backward_of(inherited)
         tangents = None if run is None or _is_special(graph) else _tangents(graph, grads)
         if run is None or tangents is None:
@@ -169,8 +173,8 @@ def _is_special(graph: PlainGraph) -> bool:
     """Whether AOTAutograd makes more of a backward: errors, for the most part."""
     return (
         torch.is_grad_enabled()
-        or torch._C._autograd._get_current_graph_task_keep_graph()
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or _keeps_graph()
+        or _active_transforms() is not None
         or (graph.is_nondeterministic and torch.are_deterministic_algorithms_enabled())
     )
 

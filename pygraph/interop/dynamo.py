@@ -115,9 +115,7 @@ def _with_inductor(compilers: Compilers, module: fx.GraphModule, inputs: Sequenc
 
     options = compilers.chosen.inductor
     with settings(**options), compilers.aot_cache(module.graph):
-        made: Any = compile_fx(
-            module, inputs, inner_compile=compilers.inductor, config_patches={**SETTINGS, **options}
-        )
+        made: Any = compile_fx(module, inputs, inner_compile=compilers.inductor, config_patches={**SETTINGS, **options})
         return made
 
 

@@ -37,7 +37,7 @@ _INPUTS = (torch.Tensor, torch.nn.Parameter)
 
 @dataclasses.dataclass(frozen=True)
 class PlainGraph:
-    """What is left to do in calls of a plain graph.
+    """A plain graph, and what is left to do in its calls.
 
     Attributes:
         function: AOTAutograd's autograd function.
@@ -47,7 +47,7 @@ class PlainGraph:
         detached: Positions of the inputs that never get gradients, though they require grad.
         unsafe_views: Positions of the results that are views of tensors that nobody else has.
         constant: Positions of the results that are not differentiable.
-        tangents: Positions of the results of which backward takes a tangent, with its memory format (`MemoryFormatMeta`).
+        tangents: Positions of the results of which backward takes a tangent, with its layout (`MemoryFormatMeta`).
         is_nondeterministic: Whether backward must not run where deterministic algorithms are asked for.
     """
 
@@ -97,7 +97,7 @@ def is_plain_input(value: Any) -> bool:
 
 
 def _is_plain(function: Any) -> bool:
-    """Whether nothing but saved tensors and tangents goes from the caller to backward, and only new tensors come back."""
+    """Whether backward gets nothing but saved tensors and tangents, and the caller nothing but new tensors."""
     metadata = function.metadata
     if function.maybe_subclass_metadata is not None:
         return False

@@ -1,7 +1,7 @@
 """Training graphs that are called without AOTAutograd's wrappers behave as with them, and as in eager.
 
-Each scenario is run in eager, by ``backend="aot_eager"``, whose calls have the wrappers, and by pygraph, after two steps
-with which the wrappers are left out.
+Each scenario is run in eager, or by ``backend="aot_eager"``, whose calls have the wrappers, and by pygraph, most after
+two steps, so that the wrappers are left out.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch._functorch import config
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pygraph.interop.boxed import BoxedReplay
 from pygraph.interop.plain_graphs import PlainGraph, is_plain_input
@@ -41,15 +42,17 @@ def without_wrappers(compiled: Callable[..., Any], replay: BoxedReplay) -> Calla
         return compiled  # which checks more, or has the hooks in the graph
     disables_autocast: bool = torch._C._is_any_autocast_enabled()
     apply: Callable[..., Any] | None = None
-    is_first = True
+    is_known = False
 
     def call(*args: Any) -> Any:
-        nonlocal apply, is_first
+        nonlocal apply, is_known
         if apply is not None and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
             return apply(*args)
         results = compiled(*args)
-        if is_first:
-            is_first = False
+        if not is_known:
+            is_known = not any(
+                isinstance(value, FakeTensor) for value in args
+            )  # as Dynamo calls it to split it for DDP
             graph = _plain_graph(args, results, replay)
             apply = None if graph is None else _application(graph, replay, disables_autocast)
         return results

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils import _pytree as pytree
 
 import pygraph
@@ -520,6 +522,38 @@ def test_fake_tensors(device: torch.device) -> None:
     logits = fast(example(device))[0]
     assert is_direct(logits)
     assert type(logits) is torch.Tensor
+
+
+def test_a_first_call_with_fake_tensors() -> None:
+    """Dynamo calls the parts of a graph that it splits for DDP with fake tensors, to compile them."""
+    forwards: list[Any] = []
+
+    def forward(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        def call(args: list[Any]) -> Any:
+            return graph(*args)
+
+        call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+        forwards.append(call)
+        return call
+
+    def backward(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiled = aot_autograd(fw_compiler=forward, bw_compiler=backward)(graph, inputs)
+        call = compiled_function.without_wrappers(compiled, forwards[0])
+        mode = torch._subclasses.FakeTensorMode()
+        assert isinstance(call(*map(mode.from_tensor, inputs))[0], torch._subclasses.FakeTensor)
+        return call
+
+    net = nn.Linear(4, 3)
+    fast = torch.compile(net, backend=compiler)
+    for number in range(3):
+        result = fast(torch.ones(2, 4))
+        assert is_direct(result) == (number > 0)
+        net.zero_grad()
+        result.sum().backward()
+        torch.testing.assert_close(net.bias.grad, torch.full((3,), 2.0))
 
 
 def test_compiled_autograd(device: torch.device) -> None:

@@ -132,7 +132,8 @@ class _Specialization:
             numbers, (), options.max_graphs, options.strict, options.timer, options.mechanism, options.reuse_outputs
         )
         self.function = Engine(graph, graph.passes, own, pool_owner)
-        self._graph, self._constant_results = graph, graph.constant_results
+        self._constant_results, self._epilogue = graph.constant_results, graph.epilogue
+        self._assemble = None if graph.assembly is None else _picker(graph.assembly)
 
     def matches(self, inputs: Sequence[Any]) -> bool:
         """Whether the static inputs of a call are those that are bound."""
@@ -141,15 +142,11 @@ class _Specialization:
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         constant = self._constant_results
         results = self.function(*self._pick_varying(inputs)) if constant is None else list(constant)
-        assembly = self._graph.assembly
-        if assembly is None:
-            inputs.clear()
-            return results
-        if self._graph.epilogue is not None:
-            results = [*results, *self._graph.epilogue(*inputs)]
-        assembled = [results[entry] if isinstance(entry, int) else entry(inputs) for entry in assembly]
+        if self._assemble is not None:
+            epilogue = () if self._epilogue is None else self._epilogue(*inputs)
+            results = self._assemble([*inputs, *results, *epilogue])
         inputs.clear()
-        return assembled
+        return results
 
 
 def _modes_see_no_operations() -> bool:

@@ -58,10 +58,14 @@ class Compilers:
     Args:
         chosen: The settings of the ``torch.compile``.
         module: Dynamo's graph, of which the graphs to compile are made.
+
+    Attributes:
+        forward: What replays the forward of a training graph; None if nothing does.
     """
 
     def __init__(self, chosen: Settings, module: fx.GraphModule) -> None:
-        self._chosen = chosen
+        self.chosen = chosen
+        self.forward: BoxedReplay | None = None
         #: The annotation of ``torch._dynamo.override_cudagraphs`` (torch 2.13).
         self._override: Any = module.meta.get("cudagraph_annotation")
         compilation = CompileContext.current_compile_id()  # as in torch's logs
@@ -77,8 +81,7 @@ class Compilers:
 
         from pygraph.interop import aot_cache
 
-        bundled = functorch_config.bundled_autograd_cache or torch._dynamo.config.caching_precompile
-        if bundled or CompilerBisector.bisection_enabled:
+        if bundles_code() or CompilerBisector.bisection_enabled:
             # A bundle would hold the code of graphs that are not Inductor's too; the bisector must count all graphs.
             with functorch_config.patch(enable_autograd_cache=False):
                 yield
@@ -107,12 +110,12 @@ class Compilers:
         static = None if options.get("is_backward") else options.get("static_input_idxs", ())
         if not self._replays(kind) or not touches_cuda(graph) or _is_bisected_away():
             return _compile_fx_inner(graph, inputs, options)
-        draws = aten_random_draws(graph.graph) if self._chosen.inductor.get("fallback_random", True) else []
+        draws = aten_random_draws(graph.graph) if self.chosen.inductor.get("fallback_random", True) else []
         # Inductor mutates the graph that it compiles, and orders draws by their data alone.
         original = copy_graph(graph) if len(draws) > 1 else graph
         if needs_host(graph.graph):
             return self._replay(self._source_with_host_work(original, inputs, options), static, kind)
-        with settings(**self._chosen.inductor):
+        with settings(**self.chosen.inductor):
             compiled = compile_graph(graph, inputs, self._name(kind), **options)
         if compiled is None:
             return _boxed(graph)
@@ -133,7 +136,7 @@ class Compilers:
         # Its results have the strides that they have in eager, however it runs.
         output, values = graph.graph.output_node(), output_values(graph.graph)
         output.meta["user_visible_output_idxs"] = [i for i, v in enumerate(values) if isinstance(v, fx.Node)]
-        ordinary = _LazilyCompiled(copy_graph(graph), inputs, options, self._chosen)
+        ordinary = _LazilyCompiled(copy_graph(graph), inputs, options, self.chosen)
         settle(graph.graph, device_of(graph))
         graph.recompile()
         return AtenSource(graph, PASSES, ordinary)
@@ -157,19 +160,29 @@ class Compilers:
     def _replays(self, kind: str) -> bool:
         forward = getattr(self._override, "fwd", None)
         backward = getattr(self._override, "bwd", None)
-        replays = self._chosen.replay if forward is None else bool(forward)
+        replays = self.chosen.replay if forward is None else bool(forward)
         return replays and (kind != "backward" or backward is not False)
 
     def _name(self, kind: str) -> str:
         return f"{kind} {self._origin}"
 
     def _replay(self, source: GraphSource, static: Sequence[int] | None, kind: str) -> BoxedReplay:
-        options = self._chosen.options
+        options = self.chosen.options
         if kind != "inference":  # tensors that a forward saves must last until its backward
             options = dataclasses.replace(options, reuse_outputs=False)
         made = BoxedReplay(source, static, options, live.pool_owner(), self._name(kind))
         live.CALLABLES.add(made)
+        if kind == "forward":
+            self.forward = made
         return made
+
+
+def bundles_code() -> bool:
+    """Whether torch keeps what a backend returns, with the code of its graphs."""
+    import torch._functorch.config as functorch_config
+
+    bundled: bool = functorch_config.bundled_autograd_cache or torch._dynamo.config.caching_precompile
+    return bundled
 
 
 def _is_bisected_away() -> bool:

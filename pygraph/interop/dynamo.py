@@ -19,7 +19,8 @@ from torch import fx
 from pygraph.api.options import make_options
 from pygraph.errors import ArgumentError, describe
 from pygraph.interop import live
-from pygraph.interop.compilers import Compilers, Settings
+from pygraph.interop.compiled_function import without_wrappers
+from pygraph.interop.compilers import Compilers, Settings, bundles_code
 from pygraph.interop.graph_queries import inductor_supports
 from pygraph.lowering.inductor import SETTINGS, settings, start_workers
 
@@ -66,15 +67,11 @@ def backend(
     chosen = _settings(mode, options or {})
     _register_reset()
     compilers = Compilers(chosen, module)
-    if not chosen.fuse or not inductor_supports(module, inputs):
-        return _without_inductor(compilers, module, inputs)
-    start_workers()
-    from torch._inductor.compile_fx import compile_fx
-
-    patches = {**SETTINGS, **chosen.inductor}
-    with settings(**chosen.inductor), compilers.aot_cache(module.graph):
-        made: Any = compile_fx(module, inputs, inner_compile=compilers.inductor, config_patches=patches)
+    with_inductor = chosen.fuse and inductor_supports(module, inputs)
+    made = (_with_inductor if with_inductor else _without_inductor)(compilers, module, inputs)
+    if compilers.forward is None or bundles_code():
         return made
+    return without_wrappers(made, compilers.forward)
 
 
 def _settings(mode: str | None, options: Mapping[str, Any]) -> Settings:
@@ -110,6 +107,17 @@ def _register_reset() -> None:
     known: dict[int, Any] | None = getattr(torch._dynamo.eval_frame, "cached_backends", None)
     if known is not None:
         known.setdefault(id(backend), backend)
+
+
+def _with_inductor(compilers: Compilers, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's by Inductor: its kernels are replayed."""
+    start_workers()
+    from torch._inductor.compile_fx import compile_fx
+
+    options = compilers.chosen.inductor
+    with settings(**options), compilers.aot_cache(module.graph):
+        made: Any = compile_fx(module, inputs, inner_compile=compilers.inductor, config_patches={**SETTINGS, **options})
+        return made
 
 
 def _without_inductor(compilers: Compilers, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

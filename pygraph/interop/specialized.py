@@ -7,7 +7,6 @@ that is an input, or a view of one, needs no graph: it is made of the inputs of 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -39,9 +38,8 @@ class SpecializedGraph(SelfTracing):
     Attributes:
         varying: Positions of the other inputs, which are the arguments of this function.
         passes: The transforms that are applied to its Program.
-        assembly: One entry per result of the graph: the position of a result of this function, counted from the end for
-            a result of ``epilogue``, or a function that picks the result from all inputs. None if this function's
-            results are the graph's.
+        assembly: For each result of the graph, its position among all inputs, the results of this function and those of
+            ``epilogue``, one after the other. None if this function's results are the graph's.
         epilogue: A function of all inputs that computes results for which no graph is replayed.
         constant_results: The results of this function if they are known and it does nothing else.
     """
@@ -49,7 +47,7 @@ class SpecializedGraph(SelfTracing):
     passes: tuple[Pass, ...]
     epilogue: Callable[..., Sequence[Any]] | None = None
     constant_results: tuple[Any, ...] | None = None
-    assembly: tuple[int | Callable[[Sequence[Any]], Any], ...] | None = None
+    assembly: tuple[int, ...] | None = None
 
     def __init__(self, inputs: Sequence[Any], static: Sequence[int]) -> None:
         self._count = len(inputs)
@@ -70,19 +68,14 @@ class SpecializedGraph(SelfTracing):
             epilogue_results: Positions of the results that the epilogue computes.
         """
         position = dict(zip(graph.find_nodes(op="placeholder"), inputs, strict=False))
-        assembly: list[int | Callable[[Sequence[Any]], Any]] = []
+        values = output_values(graph)
+        inputs_of = {i: position[v] for i, v in enumerate(values) if isinstance(v, fx.Node) and v in position}
         #: Positions of the results that the graph computes.
-        self._computed: list[int] = []
-        for index, value in enumerate(output_values(graph)):
-            if isinstance(value, fx.Node) and value in position:
-                assembly.append(operator.itemgetter(position[value]))
-            elif index in epilogue_results:
-                assembly.append(epilogue_results.index(index) - len(epilogue_results))
-            else:
-                assembly.append(len(self._computed))
-                self._computed.append(index)
-        if assembly != list(range(len(self._computed))) or self.epilogue is not None:
-            self.assembly = tuple(assembly)
+        self._computed = [i for i in range(len(values)) if i not in inputs_of and i not in epilogue_results]
+        if len(self._computed) == len(values) and self.epilogue is None:
+            return
+        made = {result: self._count + i for i, result in enumerate([*self._computed, *epilogue_results])}
+        self.assembly = tuple({**made, **inputs_of}[i] for i in range(len(values)))
 
     def __call__(self, *args: Any) -> Any:
         """Run with ordinary launches."""

@@ -20,7 +20,7 @@ from torch._inductor.triton_bundler import StaticallyLaunchedAutotuner, TritonBu
 from torch._inductor.utils import fresh_cache
 
 import pygraph
-from pygraph.interop import boxed, compilers
+from pygraph.interop import boxed, compiled_function, compilers
 from pygraph.interop.inductor_graphs import InductorSource
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
@@ -233,6 +233,22 @@ def test_graphs_with_work_of_the_host_are_not_kept(monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         run(affine, x, w)[0].sum().backward()
         assert found() == (0, 0)
+
+
+def test_training_that_is_found_again_leaves_the_wrappers_out() -> None:
+    """As one that was compiled: from the second call on."""
+    x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    for expected in ((0, 1), (1, 0)):
+        fast = torch.compile(affine, backend=pygraph.backend)
+        torch._dynamo.reset()
+        counters.clear()
+        for number in range(3):
+            result: Any = fast(x, w)[0]
+            is_direct = result.grad_fn._forward_cls.forward.__module__ == compiled_function.__name__
+            assert is_direct == (number > 0)
+            (gradient,) = torch.autograd.grad(result.sum(), [w])
+            torch.testing.assert_close(gradient, torch.autograd.grad(affine(x, w)[0].sum(), [w])[0])
+        assert found() == expected
 
 
 def test_where_torch_bundles_code_nothing_is_kept() -> None:

@@ -68,8 +68,8 @@ def test_the_plan_of_results(static: list[int]) -> None:
     assert specialized._computed == [1, 4]
     assembly = specialized.assembly
     assert assembly is not None
-    found = ["first", "second", "of the epilogue"]
-    results = [found[entry] if isinstance(entry, int) else entry(inputs) for entry in assembly]
+    found = [*inputs, "first", "second", "of the epilogue"]
+    results = [found[position] for position in assembly]
     assert results[1:3] + results[4:] == ["first", "of the epilogue", "second"]
     assert results[0] is inputs[1]
     assert results[3] is inputs[0]

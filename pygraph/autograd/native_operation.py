@@ -108,20 +108,12 @@ def _served_by(result: Any) -> Any:
 
 
 def _structure(spec: ResultSpec) -> dict[str, Any]:
-    """Describe the function's result: an example of it, or else functions that flatten and unflatten it."""
+    """Describe the function's result: the leaves that are tensors, or else a function that flattens it."""
     if spec.tree is None or not is_plain(spec.tree):
-        return {"flatten": _tensors_of, "unflatten": spec.unflatten}
+        return {"flatten": flatten_result}
     tensors = set(spec.tensor_leaves)
-    return {
-        "flatten": None,
-        "unflatten": None,
-        "example": pytree.tree_unflatten(range(len(spec.leaves)), spec.tree),
-        "leaves": tuple((i in tensors, None if i in tensors else leaf) for i, leaf in enumerate(spec.leaves)),
-    }
-
-
-def _tensors_of(result: Any) -> list[torch.Tensor]:
-    return flatten_result(result)[0]
+    are_tensors = (index in tensors for index in range(len(spec.leaves)))
+    return {"flatten": None, "example": pytree.tree_unflatten(are_tensors, spec.tree)}
 
 
 def _apply(saved: Any, outputs: tuple[torch.Tensor, ...], *tensors: torch.Tensor) -> Any:

@@ -55,9 +55,8 @@ struct OperationState {
   std::vector<PyObject*> watched;     // other tensors that it reads
   std::vector<bool> mask;             // the tensors that have gradients
   Tree result;                        // of the function
-  std::vector<PyObject*> leaves;      // of that; nullptr for tensors
-  PyObject* flatten = nullptr;        // makes a list of the tensors of a result that is no such tree
-  PyObject* unflatten = nullptr;
+  std::vector<bool> is_tensor;        // by leaf of that
+  PyObject* flatten = nullptr;        // returns the tensors of a result that is no such tree, and its spec
   PyObject* apply = nullptr;          // applies the autograd.Function
   PyObject* preserve = nullptr;       // copies the state that a second run needs; nullptr if there is none
   PyObject* context = nullptr;        // what Python needs besides
@@ -176,39 +175,48 @@ bool collect_leaves(const Tree& tree, size_t& position, PyObject* object, Owned&
   return false;
 }
 
-// The tensors of a result of the function, as a new tuple.
-PyObject* tensors_of_result(const OperationState& state, PyObject* result) {
-  if (state.flatten != nullptr) {
-    Reference list(PyObject_CallOneArg(state.flatten, result));
-    return checked(PyList_AsTuple(list.get()));
+// A result of the function: its tensors, and the other leaves, as numbers, which may be others in each call.
+class FlatResult {
+ public:
+  FlatResult(const OperationState& state, PyObject* result) : state_(state) {
+    if (state.flatten != nullptr) {
+      Reference pair(PyObject_CallOneArg(state.flatten, result));  // (list of tensors, spec)
+      spec_.emplace(Py_NewRef(item(pair.get(), 1)));
+      tensors_.emplace(PyList_AsTuple(item(pair.get(), 0)));
+      return;
+    }
+    result_.emplace(Py_NewRef(result));
+    size_t position = 0;
+    if (!collect_leaves(state.result, position, result, leaves_)) {
+      PyErr_SetString(PyExc_RuntimeError, "pygraph: a graph's result has another structure than before");
+      throw PythonError();
+    }
+    tensors_.emplace(PyTuple_New(std::count(state.is_tensor.begin(), state.is_tensor.end(), true)));
+    Py_ssize_t next = 0;
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      if (state.is_tensor[i]) PyTuple_SET_ITEM(tensors_->get(), next++, Py_NewRef(leaves_[i]));
+    }
   }
-  Owned leaves;
-  size_t position = 0;
-  if (!collect_leaves(state.result, position, result, leaves)) {
-    PyErr_SetString(PyExc_RuntimeError, "pygraph: a graph's result has another structure than before");
-    throw PythonError();
-  }
-  Py_ssize_t count = 0;
-  for (PyObject* leaf : state.leaves) count += leaf == nullptr;
-  PyObject* tensors = checked(PyTuple_New(count));
-  Py_ssize_t next = 0;
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    if (state.leaves[i] == nullptr) PyTuple_SET_ITEM(tensors, next++, Py_NewRef(leaves[i]));
-  }
-  return tensors;
-}
 
-// The result of the function with these tensors, a tuple.
-PyObject* result_with(const OperationState& state, PyObject* tensors) {
-  if (state.unflatten != nullptr) return checked(PyObject_CallOneArg(state.unflatten, tensors));
-  OwnedObjects leaves(state.leaves.size());
-  Py_ssize_t next = 0;
-  for (size_t i = 0; i < state.leaves.size(); ++i) {
-    leaves.objects[i] = Py_NewRef(state.leaves[i] != nullptr ? state.leaves[i] : item(tensors, next++));
+  PyObject* tensors() const { return tensors_->get(); }  // borrowed, a tuple
+
+  // The result with other tensors, a tuple.
+  PyObject* with(PyObject* tensors) const {
+    if (spec_) return checked(PyObject_CallMethod(spec_->get(), "unflatten", "(O)", tensors));
+    OwnedObjects leaves(leaves_.size());
+    Py_ssize_t next = 0;
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      leaves.objects[i] = Py_NewRef(state_.is_tensor[i] ? item(tensors, next++) : leaves_[i]);
+    }
+    size_t node = 0, leaf = 0;
+    return checked(unflatten(state_.result, node, leaves.objects, leaf));
   }
-  size_t node = 0, leaf = 0;
-  return checked(unflatten(state.result, node, leaves.objects, leaf));
-}
+
+ private:
+  const OperationState& state_;
+  std::optional<Reference> result_, spec_, tensors_;
+  Owned leaves_;  // borrowed from the result
+};
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
@@ -319,19 +327,20 @@ PyObject* call_operation(OperationObject* self, PyObject* args) {
   Reference tensors(tensors_of_call(state, leaves));
   Reference numbers(numbers_of_call(state, leaves));
   Reference before(state.preserve == nullptr ? Py_NewRef(Py_None) : PyObject_CallOneArg(state.preserve, tensors.get()));
-  std::optional<Reference> saved, outputs;
+  std::optional<Reference> saved;
+  std::optional<FlatResult> result;
   {
     c10::AutoGradMode no_grad(false);
     Reference given(forward_arguments(state, tensors.get(), numbers.get()));
     Reference found(dispatch_to(state.forward, given.get()));
     if (found.get() == miss) return Py_NewRef(miss);
-    outputs.emplace(tensors_of_result(state, item(found.get(), 0)));  // (result, saved, pullback)
-    remove_bases(outputs->get(), {tensors.get()});
-    Reference row(saved_row(state, tensors.get(), item(found.get(), 1), outputs->get()));
+    result.emplace(state, item(found.get(), 0));  // of (result, saved, pullback)
+    remove_bases(result->tensors(), {tensors.get()});
+    Reference row(saved_row(state, tensors.get(), item(found.get(), 1), result->tensors()));
     saved.emplace(make_saved(self, row.get(), numbers.get(), before.get()));
   }
-  Reference results(apply_function(state, saved->get(), outputs->get(), tensors.get()));
-  return result_with(state, results.get());
+  Reference results(apply_function(state, saved->get(), result->tensors(), tensors.get()));
+  return result->with(results.get());
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------

@@ -33,19 +33,17 @@ PlannedFunction describe_function(References& references, PyObject* description)
   return {reinterpret_cast<DispatcherObject*>(item(description, 0)), reinterpret_cast<PlanObject*>(item(description, 1))};
 }
 
-// The structure of the function's result: an example, or else functions that flatten and unflatten it.
+// The structure of the function's result: an example, whose leaves are whether they are tensors, or else a function that
+// flattens it.
 void describe_function_result(OperationState& state, PyObject* description) {
   state.flatten = optional_field(state.references, description, "flatten");
-  state.unflatten = optional_field(state.references, description, "unflatten");
   if (state.flatten != nullptr) return;
-  describe_tree(state.result, optional_field(state.references, description, "example"), [](PyObject*) {});
+  describe_tree(state.result, field(description, "example"), [&](PyObject* leaf) {
+    state.is_tensor.push_back(leaf == Py_True);
+  });
   for (const TreeNode& node : state.result) {
     for (PyObject* key : node.keys) state.references.add(key);
   }
-  for_each(field(description, "leaves"), [&](PyObject* leaf) {  // (whether it is a tensor, or else its value)
-    state.leaves.push_back(item(leaf, 0) == Py_True ? nullptr : item(leaf, 1));
-  });
-  state.references.add(field(description, "leaves"));
 }
 
 void describe_operation(OperationState& state, PyObject* description) {

@@ -11,6 +11,7 @@ same native plans take. A call that they do not take, and a backward that is not
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from pygraph.autograd.forward import Forward
 from pygraph.autograd.operation import Application, Operation
 from pygraph.autograd.outcome import Outcome
 from pygraph.autograd.pullback import Pullback, ReadTensors
-from pygraph.autograd.result_spec import ResultSpec, flatten_result
+from pygraph.autograd.result_spec import ResultSpec, leaves_of_result
 from pygraph.autograd.saved_tensors import SavedTensors
 from pygraph.autograd.site import Site
 from pygraph.calls import limits
@@ -72,7 +73,8 @@ def native_operation(
     tensors = site.tensors(pytree.tree_leaves((args, kwargs)), lifted)
     read = pullback.read_tensors(tensors)
     plan = forward.plan_of(tensors, numbers)
-    if plan is None or not pullback.always_reads(read):
+    spec = served.call.outcome.spec
+    if plan is None or not pullback.always_reads(read) or not pullback.returns_leaves(spec):
         return None
     no_gradient = tuple(index for index in range(pullback.count) if not pullback.has_gradient(index))
     return module.Operation({
@@ -88,8 +90,8 @@ def native_operation(
         "mask": pullback.mask,
         "apply": _apply,
         "preserve": None if primal.effects is None else primal.effects.preserve,
-        "context": Kind(forward, pullback, read, no_gradient),
-        **_structure(served.call.outcome.spec),
+        "kind": Kind(forward, pullback, read, no_gradient),
+        **_structure(spec),
     })  # fmt: skip
 
 
@@ -108,12 +110,14 @@ def _served_by(result: Any) -> Any:
 
 
 def _structure(spec: ResultSpec) -> dict[str, Any]:
-    """Describe the function's result: the leaves that are tensors, or else a function that flattens it."""
-    if spec.tree is None or not is_plain(spec.tree):
-        return {"flatten": flatten_result}
+    """Describe the function's result: which leaves are tensors, and functions that C++ needs where it has objects."""
+    assert spec.tree is not None
     tensors = set(spec.tensor_leaves)
-    are_tensors = (index in tensors for index in range(len(spec.leaves)))
-    return {"flatten": None, "example": pytree.tree_unflatten(are_tensors, spec.tree)}
+    are_tensors = [index in tensors for index in range(len(spec.leaves))]
+    if is_plain(spec.tree):
+        return {"example": pytree.tree_unflatten(are_tensors, spec.tree), "flatten": None}
+    unflatten = functools.partial(pytree.tree_unflatten, treespec=spec.tree)
+    return {"example": are_tensors, "flatten": leaves_of_result, "unflatten": unflatten}
 
 
 def _apply(saved: Any, outputs: tuple[torch.Tensor, ...], *tensors: torch.Tensor) -> Any:
@@ -132,8 +136,8 @@ class NativeOperation(torch.autograd.function._SingleLevelFunction):
         """Return the results, after which come the tensors that the call has saved."""
         ctx.set_materialize_grads(False)
         ctx.native = saved
-        if saved.context.without_gradient:
-            ctx.mark_non_differentiable(*(outputs[index] for index in saved.context.without_gradient))
+        if saved.kind.without_gradient:
+            ctx.mark_non_differentiable(*(outputs[index] for index in saved.kind.without_gradient))
         return outputs
 
     @staticmethod
@@ -149,7 +153,7 @@ class NativeOperation(torch.autograd.function._SingleLevelFunction):
 
 def _take(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> None:
     """Make a context one of an `Operation`, and have further backwards like this one run natively."""
-    kind: Kind = ctx.native.context
+    kind: Kind = ctx.native.kind
     row, versions, numbers, before = ctx.native.take()
     outcome = Outcome()
     outcome.pullback = kind.pullback

@@ -21,6 +21,7 @@ from pygraph.autograd.joint_function import JointFunction
 from pygraph.autograd.levels import plain_of
 from pygraph.autograd.partition import another_backward, partition_program
 from pygraph.autograd.placeholders import Metadata
+from pygraph.autograd.result_spec import ResultSpec
 from pygraph.calls.engine import Engine
 from pygraph.errors import TraceError
 from pygraph.ir.descriptors import Captured
@@ -128,6 +129,10 @@ class Pullback(EngineOwner):
     def always_reads(self, read: ReadTensors) -> bool:
         """Whether these are what all calls read that close over the same tensors."""
         return self._read is read
+
+    def returns_leaves(self, spec: ResultSpec) -> bool:
+        """Whether the first leaves of what the forward's Program returns are those of the function's result."""
+        return self.partition.forward.out_tree.children()[0] == spec.tree
 
     def metadata(self, saved: Sequence[torch.Tensor]) -> Sequence[Metadata]:
         """Return shapes, dtypes and devices of saved tensors, which are equal for all calls."""

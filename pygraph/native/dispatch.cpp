@@ -11,7 +11,7 @@
 //     replay.h           stream and launch
 //     node_parameters.h  addresses and numbers in the graph's nodes
 //     results.h          results
-//   operation.h        a call under autograd: the plans of its forward and backward (operation_type.h)
+//   operation.h        a call under autograd (flat_result.h, operation_backward.h, operation_type.h)
 //   plan_type.h        a plan, made of the description that pygraph/calls/plan_description.py writes
 //
 // A call that no plan matches is a miss, and Python serves it.

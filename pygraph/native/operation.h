@@ -1,18 +1,17 @@
-// The Python types `Operation` and `SavedTensors`: a call that autograd differentiates once, from outside, natively.
+// A call that autograd differentiates once, from outside: its forward, and the tensors that it saves.
 //
-// `pygraph.autograd.native_operation` makes an `Operation` of a call that the path in Python has served, and the plans
-// of its forward and its backward. Both plans are matched as for any call; what is special is a miss, before anything
-// has run, and Python serves it: hooks on saved tensors, derivatives of gradients, missing gradients, updated tensors.
+// `pygraph.autograd.native_operation` describes such calls, when Python has served one, and the plans of its forward and
+// its backward. Both plans are matched as for any call. What is special is a miss, before anything has run, and Python
+// serves it: hooks on saved tensors, derivatives of gradients, missing cotangents, updated tensors.
 #pragma once
 
-#include "dispatcher.h"
+#include "flat_result.h"
 
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <unordered_map>
+#include <optional>
 #include <vector>
 
 namespace pygraph {
@@ -25,8 +24,10 @@ PyTypeObject* saved_type = nullptr;
 struct PlannedFunction {
   DispatcherObject* dispatcher = nullptr;  // borrowed from the operation
   PlanObject* plan = nullptr;              // borrowed from the operation
+  bool makes_outputs = false;              // whether it is a replay whose results are its outputs
 
   bool is_dead() const { return plan == nullptr || plan->state->dead; }
+  PlanState& state() const { return *plan->state; }
 };
 
 // A tensor that a backward takes with the strides that it was traced for.
@@ -40,7 +41,7 @@ struct BackwardCall {
   std::vector<int> cotangents;           // the results whose cotangents it takes
   std::vector<int> positions;            // of its arguments among saved tensors, cotangents and numbers
   std::vector<StridedArgument> strided;  // arguments that were not saved as they must be
-  std::vector<int> gradients;            // by result of the function: the tensor whose gradient it is
+  std::vector<int> gradients;            // by result of the plan: the tensor whose gradient it is
 };
 
 struct OperationState {
@@ -50,16 +51,14 @@ struct OperationState {
   std::vector<PyObject*> lifted;      // the tensors that are passed after these
   PlannedFunction forward;
   std::vector<int> passed;            // the tensors that the forward takes
+  ResultStructure result;             // of the function
   std::vector<int> unread;            // the tensors that the backward does not read
   std::vector<int> returned;          // the results that it reads
   std::vector<PyObject*> watched;     // other tensors that it reads
   std::vector<bool> mask;             // the tensors that have gradients
-  Tree result;                        // of the function
-  std::vector<bool> is_tensor;        // by leaf of that
-  PyObject* flatten = nullptr;        // returns the tensors of a result that is no such tree, and its spec
   PyObject* apply = nullptr;          // applies the autograd.Function
   PyObject* preserve = nullptr;       // copies the state that a second run needs; nullptr if there is none
-  PyObject* context = nullptr;        // what Python needs besides
+  PyObject* kind = nullptr;           // what Python needs besides
   std::optional<BackwardCall> backward;
 };
 
@@ -68,31 +67,26 @@ struct OperationObject {
   OperationState* state;  // owned
 };
 
-// The tensors that one call has saved, with their versions.
+// The tensors that one call has saved, with their versions. Those that users may refer to are objects, which Python's
+// garbage collector sees.
 struct SavedObject {
   PyObject_HEAD
   OperationObject* operation;       // owned
-  PyObject* row;                    // owned tuple: tensors of the function, saved ones, results; nullptr when freed
+  PyObject* tensors;                // owned tuple, of the function; nullptr when freed
+  std::vector<at::Tensor>* extras;  // owned: what the forward saves, then results
   PyObject* numbers;                // owned tuple
   PyObject* before;                 // owned: the state before the call, or None
-  std::vector<uint32_t>* versions;  // owned: of the row, then of watched tensors
+  std::vector<uint32_t>* versions;  // owned: of tensors, extras, and watched tensors
   bool in_python;                   // whether Python has taken over
 };
 
 // ---- tensors -------------------------------------------------------------------------------------------------------
 
-using Owned = c10::SmallVector<PyObject*, 64>;
-
-const at::Tensor& tensor_of(PyObject* object) { return THPVariable_Unpack(object); }
-
-uint32_t version_of(PyObject* object) {
-  return tensor_of(object).unsafeGetTensorImpl()->version_counter().current_version();
+uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
-PyObject* detached(PyObject* object) {
-  const at::Tensor& tensor = tensor_of(object);
-  return tensor.requires_grad() ? checked(THPVariable_Wrap(tensor.detach())) : Py_NewRef(object);
-}
+at::Tensor without_history(const at::Tensor& tensor) { return tensor.requires_grad() ? tensor.detach() : tensor; }
 
 // As `pygraph.autograd.placeholders.alias_with_history`.
 PyObject* alias_with_history(PyObject* object) {
@@ -105,120 +99,15 @@ PyObject* alias_with_history(PyObject* object) {
   return checked(THPVariable_Wrap(alias));
 }
 
-// A reference that is dropped at the end of a scope.
-class Reference {
- public:
-  explicit Reference(PyObject* object) : object_(checked(object)) {}
-  Reference(const Reference&) = delete;
-  Reference& operator=(const Reference&) = delete;
-  ~Reference() { Py_DECREF(object_); }
-  PyObject* get() const { return object_; }
-
- private:
-  PyObject* object_;
-};
-
-// As `pygraph.autograd.input_aliases.without_bases`: of a tuple of new tensors and None, replace the views that share
-// memory with no other tensor. `operands` are tuples.
-void remove_bases(PyObject* results, std::initializer_list<PyObject*> operands) {
-  auto each = [](PyObject* row, auto visit) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(row); ++i) {
-      PyObject* object = PyTuple_GET_ITEM(row, i);
-      if (THPVariable_Check(object)) visit(i, tensor_of(object));
-    }
-  };
-  bool any = false;
-  each(results, [&](Py_ssize_t, const at::Tensor& tensor) { any = any || tensor.is_view(); });
-  if (!any) return;
-  std::unordered_map<const c10::StorageImpl*, int> count;
-  auto add = [&](Py_ssize_t, const at::Tensor& tensor) {
-    if (tensor.has_storage()) ++count[tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()];
-  };
-  each(results, add);
-  for (PyObject* row : operands) each(row, add);
-  each(results, [&](Py_ssize_t index, const at::Tensor& tensor) {
-    if (!tensor.is_view()) return;
-    if (count[tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()] != 1) return;
-    PyObject* plain = checked(THPVariable_Wrap(tensor.variable_data()));
-    Py_DECREF(PyTuple_GET_ITEM(results, index));
-    PyTuple_SET_ITEM(results, index, plain);
-  });
+// Call `visit` with the versions of all tensors that a call has saved, or that its backward reads elsewhere.
+template <typename Visit>
+void visit_versions(const OperationState& state, PyObject* tensors, const std::vector<at::Tensor>& extras, Visit visit) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) visit(version_of(tensor_of(PyTuple_GET_ITEM(tensors, i))));
+  for (const at::Tensor& tensor : extras) visit(version_of(tensor));
+  for (PyObject* tensor : state.watched) visit(version_of(tensor_of(tensor)));
 }
 
-// ---- structures ----------------------------------------------------------------------------------------------------
-
-// Append the leaves of an object, borrowed; false if its structure is another.
-bool collect_leaves(const Tree& tree, size_t& position, PyObject* object, Owned& leaves) {
-  const TreeNode& node = tree[position++];
-  switch (node.kind) {
-    case TreeNode::Leaf:
-      leaves.push_back(object);
-      return true;
-    case TreeNode::Tuple:
-    case TreeNode::List:
-      if (Py_TYPE(object) != (node.kind == TreeNode::Tuple ? &PyTuple_Type : &PyList_Type)) return false;
-      if (PySequence_Fast_GET_SIZE(object) != node.size) return false;
-      for (Py_ssize_t i = 0; i < node.size; ++i) {
-        if (!collect_leaves(tree, position, PySequence_Fast_GET_ITEM(object, i), leaves)) return false;
-      }
-      return true;
-    case TreeNode::Dict: {
-      if (Py_TYPE(object) != &PyDict_Type || PyDict_GET_SIZE(object) != node.size) return false;
-      Py_ssize_t cursor = 0;
-      PyObject *key, *value;
-      while (PyDict_Next(object, &cursor, &key, &value)) {
-        if (!collect_leaves(tree, position, value, leaves)) return false;
-      }
-      return true;
-    }
-  }
-  return false;
-}
-
-// A result of the function: its tensors, and the other leaves, as numbers, which may be others in each call.
-class FlatResult {
- public:
-  FlatResult(const OperationState& state, PyObject* result) : state_(state) {
-    if (state.flatten != nullptr) {
-      Reference pair(PyObject_CallOneArg(state.flatten, result));  // (list of tensors, spec)
-      spec_.emplace(Py_NewRef(item(pair.get(), 1)));
-      tensors_.emplace(PyList_AsTuple(item(pair.get(), 0)));
-      return;
-    }
-    result_.emplace(Py_NewRef(result));
-    size_t position = 0;
-    if (!collect_leaves(state.result, position, result, leaves_)) {
-      PyErr_SetString(PyExc_RuntimeError, "pygraph: a graph's result has another structure than before");
-      throw PythonError();
-    }
-    tensors_.emplace(PyTuple_New(std::count(state.is_tensor.begin(), state.is_tensor.end(), true)));
-    Py_ssize_t next = 0;
-    for (size_t i = 0; i < leaves_.size(); ++i) {
-      if (state.is_tensor[i]) PyTuple_SET_ITEM(tensors_->get(), next++, Py_NewRef(leaves_[i]));
-    }
-  }
-
-  PyObject* tensors() const { return tensors_->get(); }  // borrowed, a tuple
-
-  // The result with other tensors, a tuple.
-  PyObject* with(PyObject* tensors) const {
-    if (spec_) return checked(PyObject_CallMethod(spec_->get(), "unflatten", "(O)", tensors));
-    OwnedObjects leaves(leaves_.size());
-    Py_ssize_t next = 0;
-    for (size_t i = 0; i < leaves_.size(); ++i) {
-      leaves.objects[i] = Py_NewRef(state_.is_tensor[i] ? item(tensors, next++) : leaves_[i]);
-    }
-    size_t node = 0, leaf = 0;
-    return checked(unflatten(state_.result, node, leaves.objects, leaf));
-  }
-
- private:
-  const OperationState& state_;
-  std::optional<Reference> result_, spec_, tensors_;
-  Owned leaves_;  // borrowed from the result
-};
-
-// ---- forward -------------------------------------------------------------------------------------------------------
+// ---- a call --------------------------------------------------------------------------------------------------------
 
 // The result of a call that this very plan serves, or `miss`.
 PyObject* dispatch_to(const PlannedFunction& function, PyObject* args) {
@@ -234,16 +123,71 @@ PyObject* dispatch_to(const PlannedFunction& function, PyObject* args) {
   return run_plan(dispatcher, plan, call, args, no_kwargs, watch);
 }
 
-// The tensors of the function in a call with these leaves, as a new tuple.
-PyObject* tensors_of_call(const OperationState& state, const Owned& leaves) {
-  PyObject* row = checked(PyTuple_New(state.tensors.size() + state.lifted.size()));
-  Py_ssize_t next = 0;
-  for (int leaf : state.tensors) PyTuple_SET_ITEM(row, next++, Py_NewRef(leaves[leaf]));
-  for (PyObject* tensor : state.lifted) PyTuple_SET_ITEM(row, next++, Py_NewRef(tensor));
-  return row;
+// An argument of a plan: a tensor, or a number.
+struct Value {
+  at::Tensor tensor;
+  PyObject* number = nullptr;  // borrowed
+};
+
+using Values = std::vector<Value>;
+
+PyObject* as_tuple(const Values& values) {
+  Reference args(PyTuple_New(values.size()));
+  for (size_t i = 0; i < values.size(); ++i) {
+    PyObject* number = values[i].number;
+    PyTuple_SET_ITEM(args.get(), i, number != nullptr ? Py_NewRef(number) : checked(THPVariable_Wrap(values[i].tensor)));
+  }
+  return Py_NewRef(args.get());
 }
 
-PyObject* numbers_of_call(const OperationState& state, const Owned& leaves) {
+bool matches_values(PlanState& plan, const Values& values, const Settings& settings, Call& call) {
+  const ArgumentSpec& spec = plan.arguments;
+  if (plan.dead || !plan.settings.holds(settings) || spec.leaves.size() != values.size()) return false;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const LeafSpec& leaf = spec.leaves[i];
+    if (values[i].number != nullptr) {
+      if (!match_leaf(spec, leaf, values[i].number, call)) return false;
+    } else if (leaf.kind != LeafSpec::Tensor ||
+               !match_tensor(spec.tensors[leaf.index], values[i].tensor.unsafeGetTensorImpl(), call)) {
+      return false;
+    }
+  }
+  return is_current(plan, call);
+}
+
+// The outputs of a replay with plain tensors as arguments, none of which becomes an object; nothing if it is a miss.
+std::optional<std::vector<at::Tensor>> replay_values(const PlannedFunction& function, const Values& values, Call& call) {
+  DispatcherObject* dispatcher = function.dispatcher;
+  if (function.is_dead() || is_inside(dispatcher) || is_under_mode()) return std::nullopt;
+  Reference owner(Py_NewRef(reinterpret_cast<PyObject*>(function.plan)));
+  Stopwatch watch(*dispatcher->profile);
+  try {
+    if (!matches_values(function.state(), values, current_settings(), call)) return std::nullopt;
+  } catch (const std::exception&) {  // a tensor that has no address, for one
+    return std::nullopt;
+  }
+  watch.lap(Profile::Guards);
+  FunctionLock lock(dispatcher);
+  if (!lock.taken || function.is_dead()) return std::nullopt;
+  enter_replay(lock, function.plan);
+  auto replayed = replay_outputs(function.state(), call, nullptr, watch);
+  if (!replayed) return std::nullopt;
+  count(dispatcher, function.state());
+  return std::move(replayed->outputs);
+}
+
+// ---- a forward -----------------------------------------------------------------------------------------------------
+
+// The tensors of the function in a call with these leaves, as a new tuple.
+PyObject* tensors_of_call(const OperationState& state, const Borrowed& leaves) {
+  PyObject* tensors = checked(PyTuple_New(state.tensors.size() + state.lifted.size()));
+  Py_ssize_t next = 0;
+  for (int leaf : state.tensors) PyTuple_SET_ITEM(tensors, next++, Py_NewRef(leaves[leaf]));
+  for (PyObject* tensor : state.lifted) PyTuple_SET_ITEM(tensors, next++, Py_NewRef(tensor));
+  return tensors;
+}
+
+PyObject* numbers_of_call(const OperationState& state, const Borrowed& leaves) {
   PyObject* numbers = checked(PyTuple_New(state.numbers.size()));
   for (size_t i = 0; i < state.numbers.size(); ++i) {
     PyTuple_SET_ITEM(numbers, i, Py_NewRef(leaves[state.numbers[i]]));
@@ -252,60 +196,71 @@ PyObject* numbers_of_call(const OperationState& state, const Owned& leaves) {
 }
 
 // The arguments of the forward: some tensors, one without history for each object, and numbers.
-PyObject* forward_arguments(const OperationState& state, PyObject* tensors, PyObject* numbers) {
-  const size_t count = state.passed.size();
-  Reference args(PyTuple_New(count + PyTuple_GET_SIZE(numbers)));
-  for (size_t i = 0; i < count; ++i) {
+Values forward_values(const OperationState& state, PyObject* tensors, PyObject* numbers) {
+  Values values;
+  values.reserve(state.passed.size() + PyTuple_GET_SIZE(numbers));
+  for (size_t i = 0; i < state.passed.size(); ++i) {
     PyObject* tensor = PyTuple_GET_ITEM(tensors, state.passed[i]);
-    PyObject* plain = nullptr;
-    for (size_t j = 0; j < i && plain == nullptr; ++j) {
-      if (PyTuple_GET_ITEM(tensors, state.passed[j]) == tensor) plain = Py_NewRef(PyTuple_GET_ITEM(args.get(), j));
-    }
-    PyTuple_SET_ITEM(args.get(), i, plain != nullptr ? plain : detached(tensor));
+    size_t first = 0;
+    while (first < i && PyTuple_GET_ITEM(tensors, state.passed[first]) != tensor) ++first;
+    values.push_back({first < i ? values[first].tensor : without_history(tensor_of(tensor))});
   }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); ++i) {
-    PyTuple_SET_ITEM(args.get(), count + i, Py_NewRef(PyTuple_GET_ITEM(numbers, i)));
-  }
-  return Py_NewRef(args.get());
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); ++i) values.push_back({{}, PyTuple_GET_ITEM(numbers, i)});
+  return values;
 }
 
-// The tensors that a call saves: those of the function, those that the forward has saved, and results.
-PyObject* saved_row(const OperationState& state, PyObject* tensors, PyObject* saved, PyObject* outputs) {
-  const Py_ssize_t arity = PyTuple_GET_SIZE(tensors), count = PyTuple_GET_SIZE(saved);
-  Reference row(PyTuple_New(arity + count + state.returned.size()));
-  for (Py_ssize_t i = 0; i < arity; ++i) PyTuple_SET_ITEM(row.get(), i, Py_NewRef(PyTuple_GET_ITEM(tensors, i)));
-  for (int index : state.unread) {
-    PyObject* alias = alias_with_history(PyTuple_GET_ITEM(tensors, index));
-    Py_DECREF(PyTuple_GET_ITEM(row.get(), index));
-    PyTuple_SET_ITEM(row.get(), index, alias);
+// What a forward returns: the function's result, and the tensors that it saves.
+struct Found {
+  std::optional<FlatResult> result;
+  std::vector<at::Tensor> saved;
+};
+
+// Run the forward; false if it is a miss.
+bool run_forward(const OperationState& state, const Values& values, Found& found) {
+  if (!state.forward.makes_outputs) {
+    Reference args(as_tuple(values));
+    Reference returned(dispatch_to(state.forward, args.get()));  // (result, saved, pullback)
+    if (returned.get() == miss) return false;
+    for_each(item(returned.get(), 1), [&](PyObject* tensor) { found.saved.push_back(tensor_of(tensor)); });
+    found.result.emplace(state.result, item(returned.get(), 0));
+    return true;
   }
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyTuple_SET_ITEM(row.get(), arity + i, Py_NewRef(PyTuple_GET_ITEM(saved, i)));
-  }
-  for (size_t i = 0; i < state.returned.size(); ++i) {  // aliases: a result refers to what it saves
-    const at::Tensor& output = tensor_of(item(outputs, state.returned[i]));
-    PyTuple_SET_ITEM(row.get(), arity + count + i, checked(THPVariable_Wrap(output.detach())));
-  }
-  return Py_NewRef(row.get());
+  Call call;
+  const auto outputs = replay_values(state.forward, values, call);
+  if (!outputs) return false;
+  const Results& results = state.forward.state().replay->results;
+  const size_t first = state.result.is_tensor.size(), last = results.leaves.size() - 1;  // which is the pull-back
+  found.saved.reserve(last - first);
+  for (size_t i = first; i < last; ++i) found.saved.push_back((*outputs)[results.leaves[i].index]);
+  found.result.emplace(state.result, results, call, *outputs);
+  return true;
 }
 
-std::vector<uint32_t>* current_versions(const OperationState& state, PyObject* row) {
-  auto* versions = new std::vector<uint32_t>();
-  versions->reserve(PyTuple_GET_SIZE(row) + state.watched.size());
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(row); ++i) versions->push_back(version_of(PyTuple_GET_ITEM(row, i)));
-  for (PyObject* tensor : state.watched) versions->push_back(version_of(tensor));
-  return versions;
-}
-
-PyObject* make_saved(OperationObject* operation, PyObject* row, PyObject* numbers, PyObject* before) {
+SavedObject* make_saved(OperationObject* operation, PyObject* tensors, const Found& found, PyObject* numbers,
+                        PyObject* before) {
+  const OperationState& state = *operation->state;
   auto* saved = reinterpret_cast<SavedObject*>(checked(saved_type->tp_alloc(saved_type, 0)));
+  Reference owner(reinterpret_cast<PyObject*>(saved));
   saved->operation = reinterpret_cast<OperationObject*>(Py_NewRef(reinterpret_cast<PyObject*>(operation)));
-  saved->row = Py_NewRef(row);
   saved->numbers = Py_NewRef(numbers);
   saved->before = Py_NewRef(before);
-  saved->versions = current_versions(*operation->state, row);
-  saved->in_python = false;
-  return reinterpret_cast<PyObject*>(saved);
+  saved->extras = new std::vector<at::Tensor>(found.saved);
+  saved->versions = new std::vector<uint32_t>();
+  saved->tensors = checked(PyTuple_New(PyTuple_GET_SIZE(tensors)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
+    PyTuple_SET_ITEM(saved->tensors, i, Py_NewRef(PyTuple_GET_ITEM(tensors, i)));
+  }
+  for (int index : state.unread) {
+    PyObject* alias = alias_with_history(PyTuple_GET_ITEM(tensors, index));
+    PyTuple_SET_ITEM(saved->tensors, index, alias);
+    Py_DECREF(PyTuple_GET_ITEM(tensors, index));
+  }
+  for (int index : state.returned) {  // aliases: a result refers to what it saves
+    saved->extras->push_back(tensor_of(item(found.result->tensors(), index)).detach());
+  }
+  saved->versions->reserve(state.mask.size() + saved->extras->size() + state.watched.size());
+  visit_versions(state, saved->tensors, *saved->extras, [&](uint32_t one) { saved->versions->push_back(one); });
+  return reinterpret_cast<SavedObject*>(Py_NewRef(owner.get()));
 }
 
 // The results of the autograd.Function, a tuple.
@@ -318,134 +273,30 @@ PyObject* apply_function(const OperationState& state, PyObject* saved, PyObject*
   return checked(PyObject_Call(state.apply, args.get(), nullptr));
 }
 
+// The result of a call, or `miss`.
 PyObject* call_operation(OperationObject* self, PyObject* args) {
   const OperationState& state = *self->state;
   if (state.forward.is_dead() || at::SavedTensorDefaultHooks::get_hooks().has_value()) return Py_NewRef(miss);
-  Owned leaves;
+  Borrowed leaves;
   size_t position = 0;
   if (!collect_leaves(state.arguments, position, args, leaves)) return Py_NewRef(miss);
   Reference tensors(tensors_of_call(state, leaves));
   Reference numbers(numbers_of_call(state, leaves));
   Reference before(state.preserve == nullptr ? Py_NewRef(Py_None) : PyObject_CallOneArg(state.preserve, tensors.get()));
+  Found found;
   std::optional<Reference> saved;
-  std::optional<FlatResult> result;
   {
     c10::AutoGradMode no_grad(false);
-    Reference given(forward_arguments(state, tensors.get(), numbers.get()));
-    Reference found(dispatch_to(state.forward, given.get()));
-    if (found.get() == miss) return Py_NewRef(miss);
-    result.emplace(state, item(found.get(), 0));  // of (result, saved, pullback)
-    remove_bases(result->tensors(), {tensors.get()});
-    Reference row(saved_row(state, tensors.get(), item(found.get(), 1), result->tensors()));
-    saved.emplace(make_saved(self, row.get(), numbers.get(), before.get()));
+    const Values values = forward_values(state, tensors.get(), numbers.get());
+    if (!run_forward(state, values, found)) return Py_NewRef(miss);
+    remove_bases(found.result->tensors(), [&](auto visit) {
+      for_each(tensors.get(), [&](PyObject* tensor) { visit(tensor_of(tensor)); });
+    });
+    SavedObject* made = make_saved(self, tensors.get(), found, numbers.get(), before.get());
+    saved.emplace(reinterpret_cast<PyObject*>(made));
   }
-  Reference results(apply_function(state, saved->get(), result->tensors(), tensors.get()));
-  return result->with(results.get());
-}
-
-// ---- backward ------------------------------------------------------------------------------------------------------
-
-// Whether the gradients that are wanted are those of all tensors that have one; `needed` begins with what is no tensor.
-bool needs_all(const OperationState& state, PyObject* needed) {
-  if (!PyTuple_Check(needed) || PyTuple_GET_SIZE(needed) != static_cast<Py_ssize_t>(state.mask.size()) + 2) return false;
-  for (size_t i = 0; i < state.mask.size(); ++i) {
-    if ((PyTuple_GET_ITEM(needed, i + 2) == Py_True) != state.mask[i]) return false;
-  }
-  return true;
-}
-
-bool are_given(const BackwardCall& backward, PyObject* cotangents) {
-  for (int index : backward.cotangents) {
-    PyObject* cotangent = PyTuple_GetItem(cotangents, index);
-    if (cotangent == nullptr) throw PythonError();
-    if (Py_TYPE(cotangent) != reinterpret_cast<PyTypeObject*>(THPVariableClass)) return false;
-  }
-  return true;
-}
-
-// Whether no tensor that a backward may read has been updated since it was saved.
-bool are_versions_current(const SavedObject* self, PyObject* row) {
-  const std::vector<uint32_t>& versions = *self->versions;
-  size_t next = 0;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(row); ++i) {
-    if (version_of(PyTuple_GET_ITEM(row, i)) != versions[next++]) return false;
-  }
-  for (PyObject* tensor : self->operation->state->watched) {
-    if (version_of(tensor) != versions[next++]) return false;
-  }
-  return true;
-}
-
-// A tensor without history and with these strides; nullptr if it is of another shape.
-PyObject* with_strides(PyObject* object, const StridedArgument& spec) {
-  const at::Tensor& tensor = tensor_of(object);
-  if (tensor.layout() != at::kStrided || !is_equal(tensor.sizes(), spec.sizes)) return nullptr;
-  if (is_equal(tensor.strides(), spec.strides) || tensor.numel() == 0) return detached(object);
-  at::Tensor copy = at::empty_strided(spec.sizes, spec.strides, tensor.options());
-  copy.copy_(tensor);
-  return checked(THPVariable_Wrap(copy));
-}
-
-// The arguments of the backward; nullptr if a tensor is of another shape.
-PyObject* backward_arguments(const BackwardCall& backward, size_t arity, PyObject* row, PyObject* cotangents,
-                             PyObject* numbers) {
-  const size_t first_extra = arity + backward.cotangents.size();
-  const size_t first_number = first_extra + PyTuple_GET_SIZE(row) - arity;
-  Reference args(PyTuple_New(backward.positions.size()));
-  for (size_t i = 0; i < backward.positions.size(); ++i) {
-    const size_t position = backward.positions[i];
-    PyObject* value = position < arity ? item(row, position)
-        : position < first_extra       ? item(cotangents, backward.cotangents[position - arity])
-        : position < first_number      ? item(row, position - backward.cotangents.size())
-                                       : item(numbers, position - first_number);
-    PyTuple_SET_ITEM(args.get(), i, Py_NewRef(value));
-  }
-  for (const StridedArgument& spec : backward.strided) {
-    PyObject* before = PyTuple_GET_ITEM(args.get(), spec.index);
-    PyObject* value = with_strides(before, spec);
-    if (value == nullptr) return nullptr;
-    PyTuple_SET_ITEM(args.get(), spec.index, value);
-    Py_DECREF(before);
-  }
-  return Py_NewRef(args.get());
-}
-
-// The gradients of the function's arguments, after two that are no tensors.
-PyObject* gradients_of(const OperationState& state, const BackwardCall& backward, PyObject* found) {
-  Reference gradients(PyTuple_New(2 + state.mask.size()));
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(gradients.get()); ++i) {
-    PyTuple_SET_ITEM(gradients.get(), i, Py_NewRef(Py_None));
-  }
-  for (size_t i = 0; i < backward.gradients.size(); ++i) {
-    const int index = 2 + backward.gradients[i];
-    Py_DECREF(PyTuple_GET_ITEM(gradients.get(), index));
-    PyTuple_SET_ITEM(gradients.get(), index, Py_NewRef(item(found, i)));
-  }
-  return Py_NewRef(gradients.get());
-}
-
-// The gradients of a call, or `miss` if Python must find them.
-PyObject* call_backward(SavedObject* self, PyObject* needed, PyObject* cotangents) {
-  const OperationState& state = *self->operation->state;
-  if (!state.backward || self->in_python || self->row == nullptr || c10::GradMode::is_enabled()) return Py_NewRef(miss);
-  const BackwardCall& backward = *state.backward;
-  Reference row(Py_NewRef(self->row));  // another thread may differentiate the call meanwhile, and free it
-  if (backward.function.is_dead() || !needs_all(state, needed) || !are_given(backward, cotangents) ||
-      !are_versions_current(self, row.get())) {
-    return Py_NewRef(miss);
-  }
-  PyObject* arguments = backward_arguments(backward, state.mask.size(), row.get(), cotangents, self->numbers);
-  if (arguments == nullptr) return Py_NewRef(miss);
-  Reference args(arguments);
-  Reference found(dispatch_to(backward.function, args.get()));
-  if (found.get() == miss) return Py_NewRef(miss);
-  Reference gradients(gradients_of(state, backward, found.get()));
-  remove_bases(gradients.get(), {row.get(), cotangents});
-  if (!torch::autograd::get_current_graph_task_keep_graph()) {
-    Py_CLEAR(self->row);
-    Py_SETREF(self->before, Py_NewRef(Py_None));
-  }
-  return Py_NewRef(gradients.get());
+  Reference results(apply_function(state, saved->get(), found.result->tensors(), tensors.get()));
+  return found.result->with(results.get());
 }
 
 }  // namespace

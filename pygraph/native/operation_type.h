@@ -1,7 +1,7 @@
-// The Python types `Operation` and `SavedTensors` of operation.h: their descriptions, and what Python sees of them.
+// The Python types `Operation` and `SavedTensors`: their descriptions, and what Python sees of them.
 #pragma once
 
-#include "operation.h"
+#include "operation_backward.h"
 
 namespace pygraph {
 namespace {
@@ -30,20 +30,19 @@ PlannedFunction describe_function(References& references, PyObject* description)
     PyErr_SetString(PyExc_TypeError, "expected (Dispatcher, Plan)");
     throw PythonError();
   }
-  return {reinterpret_cast<DispatcherObject*>(item(description, 0)), reinterpret_cast<PlanObject*>(item(description, 1))};
+  auto* plan = reinterpret_cast<PlanObject*>(item(description, 1));
+  return {reinterpret_cast<DispatcherObject*>(item(description, 0)), plan};
 }
 
-// The structure of the function's result: an example, whose leaves are whether they are tensors, or else a function that
-// flattens it.
-void describe_function_result(OperationState& state, PyObject* description) {
-  state.flatten = optional_field(state.references, description, "flatten");
-  if (state.flatten != nullptr) return;
-  describe_tree(state.result, field(description, "example"), [&](PyObject* leaf) {
-    state.is_tensor.push_back(leaf == Py_True);
-  });
-  for (const TreeNode& node : state.result) {
-    for (PyObject* key : node.keys) state.references.add(key);
+// Whether a plan is a replay, and a result is one of its outputs or what is none of its arguments.
+bool makes_outputs(const PlanState& plan, size_t first_output) {
+  if (plan.way != Way::Replay || !plan.released.empty()) return false;
+  const auto& leaves = plan.replay->results.leaves;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const bool is_output = leaves[i].kind == ResultLeaf::FromOutput;
+    if (leaves[i].kind == ResultLeaf::Argument || (i >= first_output && i + 1 < leaves.size() && !is_output)) return false;
   }
+  return true;
 }
 
 void describe_operation(OperationState& state, PyObject* description) {
@@ -57,6 +56,9 @@ void describe_operation(OperationState& state, PyObject* description) {
   state.numbers = to_small_ints(field(description, "numbers"));
   state.lifted = object_list(references, field(description, "lifted"));
   state.forward = describe_function(references, field(description, "forward"));
+  describe_structure(state.result, references, description);
+  // After the leaves of the result come saved tensors, and then the pull-back.
+  state.forward.makes_outputs = makes_outputs(state.forward.state(), state.result.is_tensor.size());
   state.passed = to_small_ints(field(description, "passed"));
   state.unread = to_small_ints(field(description, "unread"));
   state.returned = to_small_ints(field(description, "returned"));
@@ -64,13 +66,13 @@ void describe_operation(OperationState& state, PyObject* description) {
   for_each(field(description, "mask"), [&](PyObject* one) { state.mask.push_back(one == Py_True); });
   state.apply = optional_field(references, description, "apply");
   state.preserve = optional_field(references, description, "preserve");
-  state.context = optional_field(references, description, "context");
-  describe_function_result(state, description);
+  state.kind = optional_field(references, description, "kind");
 }
 
 void describe_backward(OperationState& state, PyObject* description) {
   BackwardCall backward;
   backward.function = describe_function(state.references, field(description, "backward"));
+  backward.function.makes_outputs = makes_outputs(backward.function.state(), SIZE_MAX);
   backward.cotangents = to_small_ints(field(description, "cotangents"));
   backward.positions = to_small_ints(field(description, "positions"));
   backward.gradients = to_small_ints(field(description, "gradients"));
@@ -177,7 +179,7 @@ SavedObject* saved_of(PyObject* object) { return reinterpret_cast<SavedObject*>(
 int saved_traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(reinterpret_cast<PyObject*>(saved_of(object)->operation));
-  Py_VISIT(saved_of(object)->row);
+  Py_VISIT(saved_of(object)->tensors);
   Py_VISIT(saved_of(object)->numbers);
   Py_VISIT(saved_of(object)->before);
   return 0;
@@ -185,7 +187,7 @@ int saved_traverse(PyObject* object, visitproc visit, void* arg) {
 
 // An operation stays: a backward that comes all the same needs it to say that its tensors are gone.
 int saved_clear(PyObject* object) {
-  Py_CLEAR(saved_of(object)->row);
+  Py_CLEAR(saved_of(object)->tensors);
   Py_CLEAR(saved_of(object)->before);
   return 0;
 }
@@ -196,6 +198,7 @@ void saved_dealloc(PyObject* object) {
   saved_clear(object);
   Py_CLEAR(saved_of(object)->numbers);
   Py_XDECREF(reinterpret_cast<PyObject*>(saved_of(object)->operation));
+  delete saved_of(object)->extras;
   delete saved_of(object)->versions;
   type->tp_free(object);
   Py_DECREF(type);
@@ -209,34 +212,46 @@ PyObject* saved_backward(PyObject* object, PyObject* const* arguments, Py_ssize_
   return translate_exceptions([&] { return call_backward(saved_of(object), arguments[0], arguments[1]); });
 }
 
+// All tensors that a call has saved as one list, or None when they have been freed.
+PyObject* saved_row(const SavedObject* self) {
+  if (self->tensors == nullptr) return Py_NewRef(Py_None);
+  Reference row(PySequence_List(self->tensors));
+  for (const at::Tensor& tensor : *self->extras) {
+    Reference object(THPVariable_Wrap(tensor));
+    if (PyList_Append(row.get(), object.get()) < 0) throw PythonError();
+  }
+  return Py_NewRef(row.get());
+}
+
+PyObject* saved_versions(const SavedObject* self) {
+  Reference versions(PyList_New(self->versions->size()));
+  for (size_t i = 0; i < self->versions->size(); ++i) {
+    PyList_SET_ITEM(versions.get(), i, checked(PyLong_FromUnsignedLong((*self->versions)[i])));
+  }
+  return Py_NewRef(versions.get());
+}
+
 // From here on, all backwards of the call are Python's.
 PyObject* saved_take(PyObject* object, PyObject*) {
-  SavedObject* self = saved_of(object);
-  self->in_python = true;
-  PyObject* versions = PyList_New(0);
-  if (versions == nullptr) return nullptr;
-  for (uint32_t version : *self->versions) {
-    PyObject* number = PyLong_FromUnsignedLong(version);
-    if (number == nullptr || PyList_Append(versions, number) < 0) {
-      Py_XDECREF(number);
-      Py_DECREF(versions);
-      return nullptr;
-    }
-    Py_DECREF(number);
-  }
-  PyObject* row = std::exchange(self->row, nullptr);
-  if (row == nullptr) row = Py_NewRef(Py_None);
-  PyObject* before = self->before == nullptr ? Py_NewRef(Py_None) : std::exchange(self->before, nullptr);
-  return Py_BuildValue("(NNON)", row, versions, self->numbers, before);
+  return translate_exceptions([&] {
+    SavedObject* self = saved_of(object);
+    Reference row(saved_row(self)), versions(saved_versions(self));
+    PyObject* before = self->before == nullptr ? Py_None : self->before;
+    PyObject* all = checked(Py_BuildValue("(OOOO)", row.get(), versions.get(), self->numbers, before));
+    self->in_python = true;
+    Py_CLEAR(self->tensors);
+    self->extras->clear();
+    Py_CLEAR(self->before);
+    return all;
+  });
 }
 
 PyObject* saved_operation(PyObject* object, void*) {
   return Py_NewRef(reinterpret_cast<PyObject*>(saved_of(object)->operation));
 }
 
-PyObject* saved_context(PyObject* object, void*) {
-  PyObject* context = saved_of(object)->operation->state->context;
-  return Py_NewRef(context == nullptr ? Py_None : context);
+PyObject* saved_kind(PyObject* object, void*) {
+  return Py_NewRef(saved_of(object)->operation->state->kind);
 }
 
 PyMethodDef saved_methods[] = {
@@ -248,7 +263,7 @@ PyMethodDef saved_methods[] = {
 
 PyGetSetDef saved_fields[] = {
     {"operation", saved_operation, nullptr, "The operation.", nullptr},
-    {"context", saved_context, nullptr, "What Python needs besides.", nullptr},
+    {"kind", saved_kind, nullptr, "What Python needs besides.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
 import pygraph
 from pygraph.autograd.native_operation import NativeOperation
@@ -73,7 +74,8 @@ class Pair:
 
     def __init__(self, device: torch.device, make: Callable[[], nn.Module] = Net) -> None:
         self.device = device
-        self.theirs, self.mine = make().to(device), make().to(device)
+        self.theirs: Any = make().to(device)
+        self.mine: Any = make().to(device)
         pygraph.make_graphed_callables(self.mine, (self.input(0),))
         for number in range(WARM):
             self.step(number)
@@ -105,6 +107,10 @@ class Pair:
 @pytest.fixture
 def pair(device: torch.device, way: None) -> Pair:
     return Pair(device)
+
+
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([tensor.sum() for tensor in tensors]).sum()
 
 
 def is_native(result: Tensor) -> bool:
@@ -191,12 +197,9 @@ def test_structures_of_results(device: torch.device, kind: str, in_python: list[
         found, wanted = function(x), fn(x)
         assert type(found) is type(wanted)
         torch.testing.assert_close(found, wanted)
-        flat = torch.utils._pytree.tree_leaves(found)
-        assert [leaf.requires_grad for leaf in flat if isinstance(leaf, Tensor)] == [
-            leaf.requires_grad for leaf in torch.utils._pytree.tree_leaves(wanted) if isinstance(leaf, Tensor)
-        ]
-        sums = [sum(one.sum() for one in torch.utils._pytree.tree_leaves(r) if getattr(one, "requires_grad", False))
-                for r in (found, wanted)]  # fmt: skip
+        flat = [[leaf for leaf in pytree.tree_leaves(r) if isinstance(leaf, Tensor)] for r in (found, wanted)]
+        assert [one.requires_grad for one in flat[0]] == [one.requires_grad for one in flat[1]]
+        sums = [total([one for one in tensors if one.requires_grad]) for tensors in flat]
         torch.testing.assert_close(*(torch.autograd.grad(one, weight) for one in sums))
     assert not in_python
 
@@ -213,7 +216,7 @@ def test_one_result_after_the_other(device: torch.device) -> None:
     function = pygraph.jit(fn)
     x = torch.arange(3.0, device=device)
     for _ in range(WARM):
-        sum(one.sum() for one in function(x)).backward()
+        total([*function(x)]).backward()
     for order in ((0, 1), (1, 0)):
         found, wanted = function(x), fn(x)
         assert is_native(found[0])
@@ -259,7 +262,7 @@ def test_gradients_of_gradients(pair: Pair, create_graph: bool) -> None:
         )
         if not create_graph:
             return first
-        return first, torch.autograd.grad(sum(one.square().sum() for one in first), [leaf, *parameters])
+        return first, torch.autograd.grad(total([one.square() for one in first]), [leaf, *parameters])
 
     for number in range(WARM):
         x = pair.input(number)
@@ -280,7 +283,7 @@ def test_gradients_of_gradients_by_an_argument_that_no_backward_reads(device: to
         for one in (function, fn):
             result = one(leaf.exp(), y)
             first = torch.autograd.grad(result.square().sum(), [leaf, weight], create_graph=True)
-            outcomes.append((first, torch.autograd.grad(sum(g.sum() for g in first), [leaf, weight])))
+            outcomes.append((first, torch.autograd.grad(total(first), [leaf, weight])))
         torch.testing.assert_close(*outcomes)
 
 
@@ -424,7 +427,7 @@ def test_a_function_with_effects(device: torch.device, in_python: list[str]) -> 
 
     def twice(net: nn.Module) -> Any:
         first = torch.autograd.grad(net(pair.input(0)).square().sum(), [*net.parameters()], create_graph=True)
-        return torch.autograd.grad(sum(one.sum() for one in first), [*net.parameters()], allow_unused=True)
+        return torch.autograd.grad(total(first), [*net.parameters()], allow_unused=True)
 
     pair.both(twice)
     torch.testing.assert_close(pair.mine.state_dict(), pair.theirs.state_dict())
@@ -436,10 +439,8 @@ def test_a_function_with_effects(device: torch.device, in_python: list[str]) -> 
 def test_a_backward_frees_what_was_saved(pair: Pair) -> None:
     before = live_bytes(pair.device)
     for _ in range(3):
-        result = pair.mine(pair.input(0))
-        result.sum().backward()
+        pair.mine(pair.input(0)).sum().backward()
         pair.mine.zero_grad()
-    del result
     assert live_bytes(pair.device) <= before
 
 

@@ -104,8 +104,9 @@ class PlannedCall:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a call."""
         self._site.serves()
-        if self._native is not None:
-            result = self._native.call((args, kwargs))
+        native = self._native  # another thread may replace it
+        if native is not None:
+            result = native.call((args, kwargs))
             if result is not self._engine.cache.native.miss:
                 return result
         try:
@@ -120,9 +121,7 @@ class PlannedCall:
 
     def _make_native(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Have further calls like one that was composed run natively, if that is possible by now."""
-        if self._native is not None and self._native.is_dead:
-            self._native = None
-        if self._native is None and self._tries < limits.LIMITS.native_tries:
+        if (self._native is None or self._native.is_dead) and self._tries < limits.LIMITS.native_tries:
             self._tries += 1
             self._native = native_operation(self._site, args, kwargs, self._lifted, result)
 

@@ -161,7 +161,6 @@ def _take(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> None:
     ctx.saved = SavedTensors.resumed(kind.pullback, kind.read, row, versions)
     operation = ctx.native.operation
     if row is not None and not operation.has_backward and kind.tries < limits.LIMITS.native_tries:
-        kind.tries += 1
         description = _describe_backward(kind, tuple(ctx.needs_input_grad[2:]), row, cotangents, numbers)
         if description is not None:
             operation.plan_backward(description)
@@ -178,6 +177,7 @@ def _describe_backward(
     pullback = kind.pullback
     if mask != pullback.mask or torch.is_grad_enabled() or not pullback.is_whole(cotangents):
         return None
+    kind.tries += 1
     flat, tensors = pullback.pull_back(row, mask, cotangents, numbers)
     if not isinstance(flat, Backward):
         return None

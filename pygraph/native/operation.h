@@ -236,7 +236,7 @@ bool run_forward(const OperationState& state, const Values& values, Found& found
   return true;
 }
 
-SavedObject* make_saved(OperationObject* operation, PyObject* tensors, const Found& found, PyObject* numbers,
+SavedObject* make_saved(OperationObject* operation, PyObject* tensors, Found& found, PyObject* numbers,
                         PyObject* before) {
   const OperationState& state = *operation->state;
   auto* saved = reinterpret_cast<SavedObject*>(checked(saved_type->tp_alloc(saved_type, 0)));
@@ -244,7 +244,7 @@ SavedObject* make_saved(OperationObject* operation, PyObject* tensors, const Fou
   saved->operation = reinterpret_cast<OperationObject*>(Py_NewRef(reinterpret_cast<PyObject*>(operation)));
   saved->numbers = Py_NewRef(numbers);
   saved->before = Py_NewRef(before);
-  saved->extras = new std::vector<at::Tensor>(found.saved);
+  saved->extras = new std::vector<at::Tensor>(std::move(found.saved));
   saved->versions = new std::vector<uint32_t>();
   saved->tensors = checked(PyTuple_New(PyTuple_GET_SIZE(tensors)));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {

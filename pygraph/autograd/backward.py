@@ -59,6 +59,9 @@ class Backward(TransformableFunction):
 
     Attributes:
         own_engine: The engine of the Program.
+        results: The results whose cotangents it takes.
+        positions: Where among the tensors and numbers here each argument of the Program is.
+        unsaved: The Program's arguments that no forward has saved, with what they were traced for.
     """
 
     returns_fresh = True  # see `in_own_memory`
@@ -76,11 +79,11 @@ class Backward(TransformableFunction):
         super().__init__(inner.function, f"backward({inner.name})", self._first_extra + extras, {})
         self.effects = inner.effects
         self._inner = inner
-        self._results = backward.results
-        self._positions = positions
+        self.results = backward.results
+        self.positions = positions
         rows = [(index, s.spec, s.of) for index, s in enumerate(backward.sources) if s.spec is not None]
         self._tensors = [(index, spec) for index, spec, _ in rows]
-        self._unsaved = [(index, spec) for index, spec, of in rows if of in ("argument", "cotangent")]
+        self.unsaved = [(index, spec) for index, spec, of in rows if of in ("argument", "cotangent")]
         self._mask = mask
         self._wanted = [wanted for has_gradient, wanted in zip(differentiable, mask, strict=True) if has_gradient]
         self._spec: ResultSpec | None = None  # the same for all calls, as absent gradients are a part of the Program
@@ -97,7 +100,7 @@ class Backward(TransformableFunction):
 
         They can be differentiated.
         """
-        inner, results = self._inner, self._results
+        inner, results = self._inner, self.results
         return inner.derive(("vjp", self._mask, results), lambda: Vjp(inner, self._mask, results))
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], ResultSpec]:
@@ -109,16 +112,29 @@ class Backward(TransformableFunction):
         self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], *, unchanged: bool = False
     ) -> tuple[list[torch.Tensor], ResultSpec, Any]:
         """Run the Program by its engine, on tensors with the strides that it was traced for."""
+        return self.unpack(
+            self.own_engine(*self._strided(tensors, numbers, self.unsaved if unchanged else self._tensors))
+        )
+
+    def plan_of_arguments(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[Any, Any] | None:
+        """Return the native dispatcher and plan of a call of the engine with saved tensors; None if there is none."""
+        with torch.no_grad():
+            return self.own_engine.cache.native.match(tuple(self._strided(tensors, numbers, self.unsaved)))
+
+    def _strided(
+        self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], specs: Sequence[tuple[int, TensorSpec]]
+    ) -> list[Any]:
+        """Return the Program's arguments, of which these are without history and have the strides of the trace."""
         given = self._arguments(tensors, numbers)
-        for index, spec in self._unsaved if unchanged else self._tensors:
+        for index, spec in specs:
             value = given[index]
             if value.requires_grad or value.stride() != spec.stride:
                 given[index] = _with_strides(value, spec)
-        return self.unpack(self.own_engine(*given))
+        return given
 
     def _arguments(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> list[Any]:
         leaves = [*tensors, *numbers]
-        return [leaves[position] for position in self._positions]
+        return [leaves[position] for position in self.positions]
 
     def unpack(self, result: Any) -> tuple[list[torch.Tensor], ResultSpec, Any]:
         """Return the gradients that are wanted; a gradient that depends on no tensor is None."""

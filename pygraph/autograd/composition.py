@@ -10,7 +10,6 @@ as one operation to all levels that differentiate or batch its tensors.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,10 +19,12 @@ from torch.utils import _pytree as pytree
 from pygraph.autograd.forward import NotCompiledError
 from pygraph.autograd.levels import levels
 from pygraph.autograd.lookup import find_site
+from pygraph.autograd.native_operation import native_operation
 from pygraph.autograd.operation import Application, apply
 from pygraph.autograd.outcome import Outcome
 from pygraph.autograd.site import Site
 from pygraph.autograd.sites import Sites
+from pygraph.calls import limits
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry
 from pygraph.calls.function import Call
@@ -81,21 +82,48 @@ def _plan(engine: Engine, entry: Entry, site: Site, call: Call) -> None:
         if plans is None or requirements is None:
             return
         lifted = [one.tensor for one in requirements.tensors[: len(site.primal.lifted)]]
-        run = functools.partial(_planned_call, engine, site, lifted)
-        plan = engine.plan_composed(entry, call, run, requirements, site.baked)
+        plan = engine.plan_composed(entry, call, PlannedCall(engine, site, lifted), requirements, site.baked)
         if plan is not None:
             plans.append(plan)
 
 
-def _planned_call(engine: Engine, site: Site, lifted: Sequence[torch.Tensor], /, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of a call whose site and lifted tensors are known."""
-    site.serves()
-    try:
-        return compose(site, pytree.tree_leaves((args, kwargs)), lifted)
-    except InlineError as error:
-        reason = str(error)
-    site.discard_plans()  # the next call is noted where calls that run as they are skip the lookup
-    return engine.run_inline(Fallback("the call", reason), args, kwargs)
+class PlannedCall:
+    """Calls whose site and lifted tensors are known.
+
+    Args:
+        engine: The engine of the function.
+        site: The site.
+        lifted: The tensors that the function closes over.
+    """
+
+    def __init__(self, engine: Engine, site: Site, lifted: Sequence[torch.Tensor]) -> None:
+        self._engine, self._site, self._lifted = engine, site, lifted
+        self._native: Any = None
+        self._tries = 0
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of a call."""
+        self._site.serves()
+        native = self._native  # another thread may replace it
+        if native is not None:
+            result = native.call((args, kwargs))
+            if result is not self._engine.cache.native.miss:
+                return result
+        try:
+            result = compose(self._site, pytree.tree_leaves((args, kwargs)), self._lifted)
+        except InlineError as error:
+            reason = str(error)
+        else:
+            self._make_native(args, kwargs, result)
+            return result
+        self._site.discard_plans()  # the next call is noted where calls that run as they are skip the lookup
+        return self._engine.run_inline(Fallback("the call", reason), args, kwargs)
+
+    def _make_native(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Have further calls like one that was composed run natively, if that is possible by now."""
+        if (self._native is None or self._native.is_dead) and self._tries < limits.LIMITS.native_tries:
+            self._tries += 1
+            self._native = native_operation(self._site, args, kwargs, self._lifted, result)
 
 
 def compose(site: Site, leaves: Sequence[Any], lifted: Sequence[torch.Tensor] | None = None) -> Any:

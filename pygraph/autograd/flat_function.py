@@ -118,6 +118,13 @@ class FlatFunction(EngineOwner):
         original = {id(argument): tensors[index] for index, argument in zip(passed, arguments, strict=True)}
         return [original.get(id(tensor), tensor) for tensor in found], spec, pullback
 
+    def plan_of(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[Any, Any] | None:
+        """Return the native dispatcher and plan of a call of the engine that finds lifted tensors; None if none."""
+        detached = {id(tensor): _detached(tensor) for tensor in (tensors[index] for index in self._not_lifted)}
+        arguments = tuple(detached[id(tensors[index])] for index in self._not_lifted)
+        with torch.no_grad():
+            return self.engine(self._lifted).cache.native.match((*arguments, *numbers))
+
     def unpack(self, result: Any) -> tuple[list[torch.Tensor], ResultSpec, Any]:
         """Return the tensors of an engine's result, their spec, and the call's pull-back if it is not the usual one."""
         returned, out_dims = result

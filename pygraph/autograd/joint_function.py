@@ -90,16 +90,22 @@ class JointFunction(Rebinding):
         arguments = {id(tensor) for tensor in tensors}
         given = range(len(results)) if self._given is None else sorted(self._given)
         own = [index for index in given if index not in self.inner.input_aliases]
-        found = [index for index in own if results[index].requires_grad and id(results[index]) not in arguments]
-        self.differentiated = tuple(found)
-        if not found:
+        differentiated = [
+            index for index in own if results[index].requires_grad and id(results[index]) not in arguments
+        ]
+        self.differentiated = tuple(differentiated)
+        if not differentiated:
             return [None] * len(wanted)
-        chosen = [results[index] for index in found]
+        chosen = [results[index] for index in differentiated]
         cotangents = [cotangent(result.detach(), number) for number, result in enumerate(chosen)]
         again = self._differentiable_again
         # A backward runs outside of its forward's autocast. Autograd's own thread may be waiting for this one.
+        distinct = {id(tensor): tensor for tensor in wanted}
         with without_autocast(), torch.autograd.set_multithreading_enabled(False):
-            return list(torch.autograd.grad(chosen, wanted, cotangents, create_graph=again, allow_unused=True))
+            found = torch.autograd.grad(chosen, [*distinct.values()], cotangents, create_graph=again, allow_unused=True)
+        # Of a tensor that was passed twice, autograd adds up what both arguments get.
+        gradients: dict[int, torch.Tensor | None] = dict(zip(distinct, found, strict=True))
+        return [gradients.pop(id(tensor), None) for tensor in wanted]
 
 
 def _set_requires_grad(tensors: Sequence[torch.Tensor], value: bool) -> None:

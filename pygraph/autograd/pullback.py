@@ -21,6 +21,7 @@ from pygraph.autograd.joint_function import JointFunction
 from pygraph.autograd.levels import plain_of
 from pygraph.autograd.partition import another_backward, partition_program
 from pygraph.autograd.placeholders import Metadata
+from pygraph.autograd.result_spec import ResultSpec
 from pygraph.calls.engine import Engine
 from pygraph.errors import TraceError
 from pygraph.ir.descriptors import Captured
@@ -61,6 +62,7 @@ class Pullback(EngineOwner):
         count: How many tensors the function returns.
         out_dims: The batch dimensions of its results.
         first_result: The position among the saved tensors of the first result that the backward reads.
+        returned: The results that the backward reads.
         returns_fresh: Whether the function's results are known to share no memory with its arguments.
     """
 
@@ -84,7 +86,7 @@ class Pullback(EngineOwner):
         shared = any(alias.leaf <= last for alias in self.partition.forward.aliases)
         self.returns_fresh = not shared and self.inner.function.function.records
         returned = {source.index for source in self.partition.sources if source.of == "result"}
-        self._returned = [joint.tensor_leaves.index(leaf) for leaf in sorted(returned)]
+        self.returned = [joint.tensor_leaves.index(leaf) for leaf in sorted(returned)]
         self._leaves = sorted(returned)
         self._saved = sum(source.of == "saved" for source in self.partition.sources)
         self.first_result = self.inner.arity + self._saved
@@ -107,7 +109,7 @@ class Pullback(EngineOwner):
 
     def save(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the forward's tensors, the values that it saves, and its results that the backward reads."""
-        return [*tensors, *results[self.count :], *(results[index] for index in self._returned)]
+        return [*tensors, *results[self.count :], *(results[index] for index in self.returned)]
 
     def read_tensors(self, tensors: Sequence[torch.Tensor]) -> ReadTensors:
         """Return which tensors the backward of a call reads."""
@@ -123,6 +125,14 @@ class Pullback(EngineOwner):
         if all(id(tensor) in self._captured for tensor in unlifted):
             self._read = found
         return found
+
+    def always_reads(self, read: ReadTensors) -> bool:
+        """Whether these are what all calls read that close over the same tensors."""
+        return self._read is read
+
+    def returns_leaves(self, spec: ResultSpec) -> bool:
+        """Whether the first leaves of what the forward's Program returns are those of the function's result."""
+        return self.partition.forward.out_tree.children()[0] == spec.tree
 
     def metadata(self, saved: Sequence[torch.Tensor]) -> Sequence[Metadata]:
         """Return shapes, dtypes and devices of saved tensors, which are equal for all calls."""
@@ -183,6 +193,10 @@ class Pullback(EngineOwner):
         extras = (tensor.detach() if tensor.requires_grad else tensor for tensor in saved[arity:])
         filled = (cotangents[index] for index in backward.results)
         return self._backwards[key], [*saved[:arity], *(c for c in filled if c is not None), *extras]
+
+    def is_whole(self, cotangents: Sequence[torch.Tensor | None]) -> bool:
+        """Whether there are the cotangents of all results that have a gradient."""
+        return self._given(cotangents) == self._with_cotangents
 
     def _given(self, cotangents: Sequence[torch.Tensor | None]) -> frozenset[int]:
         return frozenset(index for index in self._with_cotangents if cotangents[index] is not None)

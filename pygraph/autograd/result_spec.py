@@ -55,6 +55,11 @@ _TENSOR = object()
 _ONE_TENSOR = ResultSpec(pytree.tree_structure(0), (_TENSOR,))
 
 
+def leaves_of_result(result: Any) -> list[Any]:
+    """Return a result's leaves, where it has no objects of other classes."""
+    return pytree.tree_leaves(result, is_leaf=is_known_size)
+
+
 def flatten_result(result: Any) -> tuple[list[torch.Tensor], ResultSpec]:
     """Return a result's tensors, and its spec."""
     if isinstance(result, torch.Tensor):

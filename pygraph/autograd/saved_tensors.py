@@ -13,7 +13,7 @@ import torch
 
 from pygraph.autograd.levels import is_dual_level, levels, saved_tensors_hooks
 from pygraph.autograd.placeholders import Metadata, alias_with_history, placeholder
-from pygraph.autograd.pullback import Pullback
+from pygraph.autograd.pullback import Pullback, ReadTensors
 
 
 class SavedTensors:
@@ -72,6 +72,30 @@ class SavedTensors:
             self._tensors = [tensor if index in self._unread else None for index, tensor in enumerate(row)]
             self.saved = [*(tensor for index, tensor in enumerate(row) if index not in self._unread), *captured]
         self._has_saved = bool(self.saved)
+
+    @classmethod
+    def resumed(
+        cls, rule: Pullback, read: ReadTensors, row: Sequence[torch.Tensor] | None, versions: Sequence[int]
+    ) -> SavedTensors:
+        """Return the saved tensors of a call that has run natively.
+
+        Args:
+            rule: The derivative rule.
+            read: The tensors that the backward reads, and those that it does not.
+            row: The saved tensors; None if they have been freed.
+            versions: Their versions when they were saved, and then those of ``read.watched``.
+        """
+        saved = cls.__new__(cls)
+        count = len(versions) - len(read.watched)
+        saved._rule, saved.is_own, saved._unread = rule, True, read.unread
+        saved._not_yet_differentiated = set() if row is None else set(rule.differentiated)
+        saved._has_freed = row is None
+        saved._versions = versions[:count]
+        saved._watched, saved._watched_versions = read.watched, versions[count:]
+        saved._tensors = [None] * count if row is None else [*row]
+        saved._metadata = rule.metadata(() if row is None else row)
+        saved._has_saved, saved.saved = False, []
+        return saved
 
     def hand_over(self) -> None:
         """Drop the references to the tensors that autograd has saved now."""

@@ -29,6 +29,7 @@ class Limits:
             taken to change shape at every call, as a cache that grows.
         conditions: Comparisons of numbers that decide what calls of one kind do, and are made before these.
         replans: Times that other tensors may be where those were that a plan of a site guards.
+        native_tries: Times that a call or a backward under autograd is looked at for whether it can run natively.
         discovery_rounds: Rounds in which a function's closed-over tensors are found; one is usual.
     """
 
@@ -47,6 +48,7 @@ class Limits:
     state_shapes: int = 4
     conditions: int = 8
     replans: int = 8
+    native_tries: int = 16
     discovery_rounds: int = 100
 
 

@@ -200,10 +200,11 @@ def _results(convention: CallingConvention, outputs: dict[fx.Node, int]) -> tupl
 
 def _returned(tree: pytree.TreeSpec) -> dict[str, Any]:
     """The structure of the returned object: an example of it, or else a function that makes it of all leaves."""
-    if _is_plain(tree):
+    if is_plain(tree):
         return {"example": pytree.tree_unflatten(range(tree.num_leaves), tree), "unflatten": None}
     return {"unflatten": functools.partial(pytree.tree_unflatten, treespec=tree)}
 
 
-def _is_plain(tree: pytree.TreeSpec) -> bool:
-    return tree.is_leaf() or (tree.type in (tuple, list, dict) and all(map(_is_plain, tree.children())))
+def is_plain(tree: pytree.TreeSpec) -> bool:
+    """Whether a structure is one of nested tuples, lists and dicts, which C++ reads and makes."""
+    return tree.is_leaf() or (tree.type in (tuple, list, dict) and all(map(is_plain, tree.children())))

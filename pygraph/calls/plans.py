@@ -94,6 +94,11 @@ class CallPath:
         self.miss, self.dispatch = module.MISS, self._dispatcher.dispatch
         return made
 
+    def match(self, args: tuple[Any, ...]) -> tuple[Any, Any] | None:
+        """The dispatcher, and the plan of a call with these arguments; None if there is no such plan."""
+        plan = None if self.dispatch is None else self._dispatcher.match(args, {})
+        return None if plan is None else (self._dispatcher, plan)
+
     # -- counts -----------------------------------------------------------------------------------------------------
 
     def tick(self) -> int:

@@ -11,11 +11,13 @@
 //     replay.h           stream and launch
 //     node_parameters.h  addresses and numbers in the graph's nodes
 //     results.h          results
+//   operation.h        a call under autograd (flat_result.h, operation_backward.h, operation_type.h)
 //   plan_type.h        a plan, made of the description that pygraph/calls/plan_description.py writes
 //
 // A call that no plan matches is a miss, and Python serves it.
 #include "dispatcher.h"
 #include "objects.h"
+#include "operation_type.h"
 
 namespace pygraph {
 namespace {
@@ -50,7 +52,7 @@ PyObject* make_module() {
   gradients_type = reinterpret_cast<PyTypeObject*>(gradients);
   if (PyModule_AddObjectRef(module, "Gradients", gradients) < 0 ||
       PyModule_AddObjectRef(module, "Plan", plan) < 0 || PyModule_AddObjectRef(module, "Dispatcher", dispatcher) < 0 ||
-      PyModule_AddObjectRef(module, "MISS", miss) < 0) {
+      PyModule_AddObjectRef(module, "MISS", miss) < 0 || !add_operations(module, dispatcher)) {
     return nullptr;
   }
   return module;

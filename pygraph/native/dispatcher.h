@@ -95,6 +95,12 @@ void count(DispatcherObject* self, PlanState& plan) {
   plan.stamp = ++self->clock;
 }
 
+// Make way for a replay under the function's lock.
+void enter_replay(FunctionLock& lock, PlanObject* plan) {
+  if (plan->state->replay->launcher != nullptr || !plan->state->released.empty()) lock.mark();
+  if (plan->state->replay->results.keeps) keep_alone(plan);
+}
+
 PyObject* run_plan(DispatcherObject* self, PlanObject* found, Call& call, PyObject* args, PyObject* kwargs,
                    Stopwatch& watch) {
   PlanState& plan = *found->state;
@@ -106,8 +112,7 @@ PyObject* run_plan(DispatcherObject* self, PlanObject* found, Call& call, PyObje
   FunctionLock lock(self);
   if (!lock.taken || plan.dead) return Py_NewRef(miss);
   if (plan.way == Way::Replay) {
-    if (plan.replay->launcher != nullptr || !plan.released.empty()) lock.mark();
-    if (plan.replay->results.keeps) keep_alone(found);
+    enter_replay(lock, found);
     PyObject* result = run_replay(plan, call, args, watch);
     if (result == nullptr) return Py_NewRef(miss);
     count(self, plan);

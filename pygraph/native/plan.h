@@ -88,6 +88,15 @@ bool is_environment_current(PlanState& plan) {
   return current;
 }
 
+// Whether all is as it was besides the leaves of a call, which have been matched.
+bool is_current(PlanState& plan, const Call& call) {
+  if (!plan.sharing.holds(plan.arguments, call)) return false;
+  for (const CapturedTensor& captured : plan.captured) {
+    if (!captured.holds()) return false;
+  }
+  return plan.settings.is_device_current() && is_environment_current(plan);
+}
+
 // Whether a call is of the plan's kind; its leaves are collected in `call`.
 bool matches(PlanState& plan, PyObject* args, PyObject* kwargs, const Settings& settings, Call& call) {
   if (plan.dead || !plan.settings.holds(settings)) return false;
@@ -95,11 +104,7 @@ bool matches(PlanState& plan, PyObject* args, PyObject* kwargs, const Settings& 
   if (!match_tree(plan.arguments, position, args, call) || !match_tree(plan.arguments, position, kwargs, call)) {
     return false;
   }
-  if (!plan.sharing.holds(plan.arguments, call)) return false;
-  for (const CapturedTensor& captured : plan.captured) {
-    if (!captured.holds()) return false;
-  }
-  return plan.settings.is_device_current() && is_environment_current(plan);
+  return is_current(plan, call);
 }
 
 }  // namespace

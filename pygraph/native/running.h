@@ -65,29 +65,34 @@ std::optional<std::vector<at::Tensor>> try_allocate(
   }
 }
 
-// The result, or nullptr without an exception if Python must serve the call. From the first patch to the launch no
+struct Replayed {
+  std::vector<at::Tensor> outputs;
+  uint64_t stream;
+};
+
+// The outputs, or nothing, without an exception, if Python must serve the call. From the first patch to the launch no
 // Python code runs, so that nothing can come between.
-PyObject* run_replay(PlanState& plan, Call& call, PyObject* args, Stopwatch& watch) {
+std::optional<Replayed> replay_outputs(PlanState& plan, Call& call, PyObject* args, Stopwatch& watch) {
   Replay& replay = *plan.replay;
   auto stream = replay_stream(*plan.stream);
-  if (!stream) return nullptr;
-  if (replay.ready != nullptr && (!is_true(replay.ready) || plan.dead)) return nullptr;
+  if (!stream) return std::nullopt;
+  if (replay.ready != nullptr && (!is_true(replay.ready) || plan.dead)) return std::nullopt;
   watch.lap(Profile::Lock);
   const bool takes_gradients = call.gradients != nullptr;
   if (takes_gradients && !(are_gradients_current(call) && begin_with_gradients(replay.results, call.found.size()))) {
-    return nullptr;
+    return std::nullopt;
   }
   c10::AutoGradMode no_grad(false);
   release_arguments(plan, call, args);
   std::vector<at::Tensor> replaced;
   if (takes_gradients) replaced = replace_gradients(plan, call, *stream);
-  auto refused = [&](const char* problem) -> PyObject* {
-    if (plan.released.empty()) return nullptr;
+  auto refused = [&](const char* problem) -> std::optional<Replayed> {
+    if (plan.released.empty()) return std::nullopt;
     PyErr_Format(PyExc_RuntimeError, "pygraph: %s, after the call had released tensors that it replaces", problem);
     throw PythonError();
   };
   const auto memory = try_allocate(plan, *stream, replaced);
-  if (!memory) return nullptr;
+  if (!memory) return std::nullopt;
   // A device whose allocator is written in Python may do anything.
   if (plan.dead) return refused("the graph was released while memory for its results was allocated");
   watch.lap(Profile::Allocation);
@@ -99,10 +104,17 @@ PyObject* run_replay(PlanState& plan, Call& call, PyObject* args, Stopwatch& wat
   watch.lap(Profile::Launch);
   for (int tensor : replay.updated) increment_version(call.tensors[tensor]);
   for (int index : replay.updated_captured) increment_version(plan.captured[index].now());
-  const auto outputs = outputs_in(replay.results, *memory);
-  if (!takes_gradients) return assemble(replay.results, call, outputs);
-  store_gradients(replay.results, call, outputs, *stream);
-  return assemble_rest(replay.results, call, outputs);
+  return Replayed{outputs_in(replay.results, *memory), *stream};
+}
+
+// The result, or nullptr without an exception if Python must serve the call.
+PyObject* run_replay(PlanState& plan, Call& call, PyObject* args, Stopwatch& watch) {
+  const auto replayed = replay_outputs(plan, call, args, watch);
+  if (!replayed) return nullptr;
+  const Results& results = plan.replay->results;
+  if (call.gradients == nullptr) return assemble(results, call, replayed->outputs);
+  store_gradients(results, call, replayed->outputs, replayed->stream);
+  return assemble_rest(results, call, replayed->outputs);
 }
 
 PyObject* call_executable(PlanState& plan, const Call& call) {

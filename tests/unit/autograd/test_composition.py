@@ -63,8 +63,12 @@ def assert_same(got: Any, wanted: Any) -> None:
             assert a == b
 
 
+CALLS = 6
+"""The later ones under autograd run natively."""
+
+
 def run(make: Make, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[Any]]:
-    """Compare three calls with eager; the number of traces in each, and the functions that were transformed."""
+    """Compare calls with eager; the number of traces in each, and the functions that were transformed."""
     made: list[Any] = []
 
     def jit(fn: Function) -> Any:
@@ -73,7 +77,7 @@ def run(make: Make, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> tu
 
     fast, eager = make(jit, device), make(lambda fn: fn, device)
     traces: list[int] = []
-    for call in range(3):
+    for call in range(CALLS):
         torch.manual_seed(call)
         with counted(monkeypatch, device) as work:
             got = fast()
@@ -254,6 +258,9 @@ CASES: dict[str, Make] = {
     "custom Function": of(lambda x: Straight.apply(x * 2).sum(), lambda f, t: (grad(f)(t.x), vmap(grad(f))(t.rows))),
     "custom Function twice": of(lambda x: (Straight.apply(x) * x).sum(), lambda f, t: jacrev(jacrev(f))(t.x)),
     "backward": of(wave, backward),
+    "backward to one tensor that is two arguments": of(
+        lambda x, y: x.sin() * y, lambda f, t: backward(lambda x: f(x, x), t)
+    ),
     "backward to what is no leaf": of(wave, lambda f, t: backward(lambda x: f(x * 2), t)),
     "backward, draws": of(drop, backward),
     "grad, draws": of(lambda x: drop(x).sum(), lambda f, t: grad(f)(t.x)),
@@ -316,7 +323,7 @@ CASES: dict[str, Make] = {
 @pytest.mark.parametrize("name", extent.third(list(CASES)))
 def test_compiled_and_found_again(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     traces, made = run(CASES[name], device, monkeypatch)
-    assert traces[1:] == [0, 0]
+    assert not any(traces[1:])
     assert sum(function.cache_info().captures for function in made) > 0
     assert all(not function.explain().to_dict()["fallbacks"] for function in made)
 
@@ -444,7 +451,7 @@ CLOSURES: dict[str, Make] = {
 @pytest.mark.parametrize("name", CLOSURES)
 def test_closed_over_tensors(device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     traces, made = run(CLOSURES[name], device, monkeypatch)
-    assert traces[1:] == [0, 0]
+    assert not any(traces[1:])
     assert sum(function.cache_info().captures for function in made) > 0
     assert not [f for function in made for f in function.explain().to_dict()["fallbacks"] if f["what"] == "the call"]
 

@@ -114,7 +114,8 @@ def _backward(
     stride = _stride(weights, layers, bidirectional)
     dx, dhx, dcx, dweights = torch.ops.aten._cudnn_rnn_backward.default(
         x, weights, stride, buffer, hx, cx, output, *(next(found) if is_there else None for is_there in given), mode,
-        *_sizes(hx, cx), layers, batch_first, 0.0, True, bidirectional, [], None, reserve.clone(), [True] * 4,
+        *_sizes(hx, cx), layers, batch_first, 0.0, True, bidirectional, [], None, reserve.clone(),
+        [True, True, cx is not None, True],
     )  # fmt: skip
     states = [dhx] if cx is None else [dhx, dcx]
     return [dx, *states, *(weight.clone() for weight in dweights)]

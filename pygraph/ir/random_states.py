@@ -6,6 +6,7 @@
 ============================  ==================================================================
 
 Both run on the host, between graphs: no graph can be told to draw its numbers again. Neither waits for the device.
+CUDA's generator is left to eager, see `pygraph.tracing.recording`.
 """
 
 from __future__ import annotations
@@ -80,6 +81,16 @@ def drop_idle_states(graph: fx.Graph) -> None:
     while idle := _idle(graph):
         for node in idle:
             graph.erase_node(node)
+
+
+def states_of(graph: fx.Graph, device_type: str) -> list[fx.Node]:
+    """The nodes that read or set the state of a generator of such a device."""
+    found: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.target in (random_state(), set_random_state()):
+            device: Any = node.args[0] if node.target is random_state() else node.args[1]
+            found += [node] if device.type == device_type else []
+    return found
 
 
 _State: TypeAlias = "tuple[torch.device, int]"

@@ -45,6 +45,7 @@ _RANGED = {
     "nll_loss2d_backward": ("target",), "multi_margin_loss": ("target",), "multi_margin_loss_backward": ("target",),
     "multilabel_margin_loss_forward": ("target",), "multilabel_margin_loss_backward": ("target",),
     "max_unpool2d": ("indices",), "max_unpool3d": ("indices",), "binary_cross_entropy": ("self",),
+    "_grouped_mm": ("offs",),
     "bernoulli": ("self", "p"), "bernoulli_": ("p",), "poisson": ("self",), "binomial": ("count", "prob"),
 }  # fmt: skip
 

@@ -67,19 +67,25 @@ def steps(net: nn.Module, head: nn.Module, optimizer: torch.optim.Optimizer, dty
 
 @pytest.mark.parametrize("dtype", ROUGH, ids=str)
 @pytest.mark.parametrize("options", SHAPES, ids=["plain", "batch first", "both ways"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ["LSTM", "projected"])
 def test_training(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     """With autocast for types of less precision."""
     check_training(name, options, dtype)
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU"])
-def test_training_with_fused_kernels_around(name: str) -> None:
+def test_training_with_fused_kernels_around() -> None:
     torch._dynamo.reset()
-    check_training(name, SHAPES[1], torch.bfloat16, fuse=True)
+    check_training("LSTM", SHAPES[1], torch.bfloat16, fuse=True)
 
 
-def check_training(name: str, options: dict[str, Any], dtype: torch.dtype, **jitted: Any) -> None:
+@pytest.mark.parametrize("name", ["GRU", "tanh", "relu"])
+def test_training_as_it_is(name: str) -> None:
+    check_training(name, SHAPES[1], torch.float32, in_graphs=False)
+
+
+def check_training(
+    name: str, options: dict[str, Any], dtype: torch.dtype, in_graphs: bool = True, **jitted: Any
+) -> None:
     layer = made(name, options, torch.float32)
     width = (8 if name == "projected" else 32) * (1 + layer.bidirectional)  # pyright: ignore
     nets: list[Any] = []
@@ -97,8 +103,8 @@ def check_training(name: str, options: dict[str, Any], dtype: torch.dtype, **jit
     for got, expected in zip(other.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(got, expected, rtol=rough, atol=rough)
         torch.testing.assert_close(got.grad, expected.grad, rtol=10 * rough, atol=10 * rough)
-    assert fast.cache_info().captures > 0, str(fast.explain())
-    assert fast.cache_info().hits >= 3
+    assert (fast.cache_info().captures > 0) == in_graphs, str(fast.explain())
+    assert not in_graphs or fast.cache_info().hits >= 3
 
 
 @pytest.mark.parametrize("train", [False, True])

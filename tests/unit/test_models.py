@@ -21,7 +21,7 @@ from tests.models import (
 )
 
 SMALL = ("bert", "gpt2", "decoder", "gcn", "gcn without loops", "lstm")
-ON_CUDA_ONLY = ("lstm",)  # which runs as it is there, by cuDNN
+ON_CUDA_ONLY = ("lstm",)  # which is cuDNN's there
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,13 @@ def train(device: torch.device, optimizer: str, schedule: str, *, jitted: bool, 
     return [*found, net.state_dict()], fast
 
 
+def readable(text: str, device: torch.device) -> str:
+    """A text with numbers of so many digits as the kernels of a device agree in."""
+    if device.type != "cuda":
+        return text
+    return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.5g}", text)
+
+
 @pytest.mark.rotates
 @pytest.mark.pairwise(strength=1)
 @pytest.mark.parametrize("groups", [False, True], ids=["one group", "two groups"])
@@ -136,7 +144,7 @@ def test_a_schedule_inside_a_step(device: torch.device, schedule: str, optimizer
     found, fast = train(device, optimizer, schedule, jitted=True, groups=groups)
     for mine, theirs in zip(found, expected, strict=True):
         if isinstance(mine, str):
-            assert mine == theirs
+            assert readable(mine, device) == readable(theirs, device)
         else:
             assert_same(mine, theirs, device)
     info, report = fast.cache_info(), fast.explain().to_dict()

@@ -247,7 +247,7 @@ def test_a_thread_that_is_started_inside(device: torch.device) -> None:
 
     text = refused(fn, device)
     go.set()
-    assert "no fallbacks" not in text
+    assert "in Python: " in text  # the statements about threads; what they compute before and after is in graphs
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.name.endswith("(work)"):
             thread.join(20)

@@ -25,6 +25,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.lowering import inductor, run_cache, wrapper_globals
@@ -78,7 +79,7 @@ def traced(fn: Callable[..., Any], given: Sequence[Tensor]) -> fx.GraphModule:
 
 def compiled(
     fn: Callable[..., Any] = step, given: Sequence[Tensor] | None = None, begins: Sequence[int] = (2,),
-    static: Sequence[int] = (1,), note: str = "",
+    static: Sequence[int] = (1,), note: CheckpointPolicy | None = None,
 ) -> tuple[int, int, int]:  # fmt: skip
     """Compile a run, and check its results.
 
@@ -161,7 +162,7 @@ def test_it_is_that_of_another_run() -> None:
         lambda: compiled(given=[x, w.t(), ones]),
         lambda: compiled(given=[x, torch.randn(20)[4:].view(4, 4), ones]),
         lambda: compiled(given=[x.double(), w.double(), ones.double()]),
-        lambda: compiled(note="policy"),
+        lambda: compiled(note=CheckpointPolicy.MUST_RECOMPUTE),
     ):
         assert changed() == NEW
         assert changed() == FOUND

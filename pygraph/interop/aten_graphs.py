@@ -109,10 +109,6 @@ def _may_have_effects(node: fx.Node) -> bool:
 class _SourceLineInterpreter(Interpreter):
     """Runs a graph so that a trace of it attributes nodes to the user's lines that they come from."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.extra_traceback = False  # which changes the messages of errors
-
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
         with attributed_to(line_in(n.meta.get("stack_trace"))):

@@ -77,7 +77,6 @@ class _Run(Interpreter):
 
     def __init__(self, program: ProgramFields, stored: dict[int, torch.Tensor]) -> None:
         super().__init__(program.module)
-        self.extra_traceback = False  # which changes the messages of errors
         self._stored = stored
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

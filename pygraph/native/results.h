@@ -24,7 +24,6 @@ struct ResultMemory {
   at::TensorOptions options;
   c10::Allocator* allocator;  // nullptr where a device makes tensors in a way of its own
   size_t bytes;               // of its storage
-  int leaf = -1;              // the only result that lies in it, and does as it is; -1 if there is none
 
   // As torch does (2.11 and 2.13), without the dispatcher, which takes half as long again.
   at::Tensor make(bool filled) const {
@@ -95,6 +94,7 @@ struct ResultLeaf {
   enum Kind { FromOutput, Static, Argument, Repeat } kind;
   int index = 0;              // of the output, the argument or the earlier leaf
   PyObject* value = nullptr;  // of a static leaf; borrowed from the plan
+  int memory = -1;            // which it is, as it is, and in which nothing else lies; -1 if it is a part of some
 };
 
 struct Results {
@@ -115,7 +115,7 @@ bool fills_memory() {
   return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
 }
 
-// Memory for results; `replaced` are gradients that give theirs, by leaf of the result.
+// Memory for results; `replaced` are tensors of before that give theirs, if there are any.
 std::vector<at::Tensor> allocate(Results& results, uint64_t stream, std::vector<at::Tensor>& replaced) {
   std::vector<at::Tensor> memory;
   memory.reserve(results.memory.size());
@@ -124,9 +124,8 @@ std::vector<at::Tensor> allocate(Results& results, uint64_t stream, std::vector<
   const bool keeps = !filled && !at::SavedTensorDefaultHooks::get_hooks().has_value();
   for (size_t i = 0; i < results.memory.size(); ++i) {
     auto& kept = results.kept[i];
-    const auto leaf = static_cast<size_t>(results.memory[i].leaf);  // none is larger than all
-    if (leaf < replaced.size() && replaced[leaf].defined()) {
-      memory.push_back(std::move(replaced[leaf]));
+    if (i < replaced.size() && replaced[i].defined()) {
+      memory.push_back(std::move(replaced[i]));
       continue;
     }
     memory.push_back(kept && keeps ? kept->take(results.memory[i], stream) : results.memory[i].make(filled));
@@ -276,15 +275,14 @@ ResultLeaf describe_result(PyObject* description) {
   };
 }
 
-// Find the memory in which nothing but one result lies.
+// Find the results that have memory for themselves.
 void find_single_results(Results& results) {
   std::vector<int> outputs(results.memory.size(), 0);
   for (const Output& output : results.outputs) outputs[output.memory] += output.whole ? 1 : 2;
-  for (size_t i = 0; i < results.leaves.size(); ++i) {
-    const ResultLeaf& leaf = results.leaves[i];
+  for (ResultLeaf& leaf : results.leaves) {
     if (leaf.kind != ResultLeaf::FromOutput) continue;
     const int memory = results.outputs[leaf.index].memory;
-    if (outputs[memory] == 1) results.memory[memory].leaf = static_cast<int>(i);
+    if (outputs[memory] == 1) leaf.memory = memory;
   }
 }
 

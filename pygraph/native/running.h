@@ -28,24 +28,19 @@ bool are_gradients_current(const Call& call) {
 }
 
 // Take gradients that nothing reads any more from their tensors; returns those whose memory the next ones can have, by
-// leaf of the result, and frees the others.
+// that memory, and frees the others.
 std::vector<at::Tensor> replace_gradients(const PlanState& plan, Call& call, uint64_t stream) {
-  std::vector<at::Tensor> replaced(call.found.size());
-  if (plan.released.empty()) return replaced;
-  std::vector<const ResultMemory*> memory(call.found.size(), nullptr);
-  if (plan.replay && !fills_memory()) {
-    for (const ResultMemory& one : plan.replay->results.memory) {
-      if (static_cast<size_t>(one.leaf) < memory.size()) memory[one.leaf] = &one;
-    }
-  }
+  if (plan.released.empty()) return {};
+  const Results& results = plan.replay->results;
+  const bool filled = fills_memory();
+  std::vector<at::Tensor> replaced(results.memory.size());
   for (int index : plan.released) (*call.gradients->tensors)[index].gradient().reset();
   for (auto index = plan.released.rbegin(); index != plan.released.rend(); ++index) {
     const Differentiated& tensor = (*call.gradients->tensors)[*index];
     at::Tensor old = std::move(call.found[*index]);  // freed here, if it does not stay
-    const ResultMemory* its = memory[*index];
-    if (its != nullptr && tensor.has_made(old, stream) && is_unshared(old, *its) && fits_as_result(old, *its)) {
-      replaced[*index] = std::move(old);
-    }
+    const int its = results.leaves[*index].memory;
+    if (filled || its < 0 || !tensor.has_made(old, stream)) continue;
+    if (is_unshared(old, results.memory[its]) && fits_as_result(old, results.memory[its])) replaced[its] = std::move(old);
   }
   return replaced;
 }

@@ -22,7 +22,7 @@ from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.paths import flatten_with_path
 from pygraph.runtime.devices import driver_for
-from pygraph.runtime.graph_generators import SavedStates
+from pygraph.runtime.driver import RandomStates
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.iterator_locations import generators_of
 
@@ -211,15 +211,12 @@ def _unchanged(
     generators = Generators()
     with torch.no_grad():
         contents = [(tensor, clone_strided(tensor.detach())) for tensor in kept.values() if _has_memory(tensor)]
-    states = [driver.random_state() for driver in drivers]
-    others = SavedStates([*arguments, *generators_of(environment)])
+    states = RandomStates(drivers, [*arguments, *generators_of(environment)])
     try:
         yield
     finally:
-        for driver, state in zip(drivers, states, strict=True):
-            driver.set_random_state(state)
+        states.restore()
         generators.restore()
-        others.restore()
         environment.restore_gradients(gradients)
         with torch.no_grad():
             for tensor, before in contents:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # checked with torch 2.11 and 2.13
 
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.driver import RandomStates
 from pygraph.runtime.graph_generators import SavedStates
 
 
@@ -59,8 +59,7 @@ class PreservedState:
         with torch.no_grad():
             self._contents = [(tensor.detach(), tensor.detach().clone()) for tensor in tensors]
         drivers = [driver for driver in map(driver_for, devices) if driver is not None]
-        self._states: list[tuple[Any, Any]] = [(driver, driver.random_state()) for driver in drivers]
-        self._host = torch.get_rng_state() if devices else None
+        self._defaults = RandomStates(drivers) if devices else None
         self._others = SavedStates(generators)
         self._tensors, self._devices, self._generators = tensors, devices, generators
 
@@ -79,8 +78,6 @@ class PreservedState:
             for tensor, contents in self._contents:
                 with _unsafe_preserve_version_counter(tensor):
                     tensor.copy_(contents)
-        if self._host is not None:
-            torch.set_rng_state(self._host)
-        for driver, state in self._states:
-            driver.set_random_state(state)
+        if self._defaults is not None:
+            self._defaults.restore()
         self._others.restore()

@@ -37,6 +37,17 @@ os.environ.setdefault("PYGRAPH_PROGRESS", "0")  # where standard error is a term
 torch.set_num_threads(1)  # the workers of pytest-xdist share the cores
 
 
+@pytest.fixture
+def fresh_dynamo() -> Generator[None, None, None]:
+    """Dynamo as if nothing had been compiled, also afterwards."""
+    from pygraph.interop import live
+
+    torch._dynamo.reset()
+    live.CALLABLES.clear()  # what other tests have compiled may be alive still
+    yield
+    torch._dynamo.reset()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much to run."""
     parser.addoption(

@@ -55,6 +55,25 @@ def step_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tenso
     return step
 
 
+def scaled_step_of(
+    net: nn.Module, optimizer: Any, scaler: torch.amp.GradScaler, loss_of: Callable[..., Tensor], clip: float | None
+) -> Callable[..., Tensor]:
+    """A training step with a gradient scaler, of the loss of its arguments, with gradients clipped at a norm."""
+
+    def step(*args: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(*args)
+        scaler.scale(loss).backward()
+        if clip is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return step
+
+
 def traced_kinds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that the kind of each function that is traced from here on is added to."""
     found: list[str] = []

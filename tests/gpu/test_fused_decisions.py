@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,16 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pygraph
+from tests.steps import scaled_step_of
 from tests.unit.calls.test_deciding import SIGNS, after_draws, after_updates, by_both, by_truth, of_what_it_updates
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of Inductor's, which differ between versions
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore"),  # of Inductor's, which differ between versions
+]
 
 
 def protected(x: Tensor) -> Tensor:
@@ -76,19 +74,11 @@ def test_a_gradient_scaler_skips_steps(optimizer: str, clips: bool) -> None:
         optimizing = OPTIMIZERS[optimizer](net.parameters())
         scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=4)
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizing.zero_grad()
+        def loss_of(x: Tensor, y: Tensor) -> Tensor:
             with torch.autocast("cuda", torch.float16):
-                loss = F.cross_entropy(net(x), y)
-            scaler.scale(loss).backward()
-            if clips:
-                scaler.unscale_(optimizing)
-                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            scaler.step(optimizing)
-            scaler.update()
-            return loss.detach()
+                return F.cross_entropy(net(x), y)
 
-        return net, scaler, step
+        return net, scaler, scaled_step_of(net, optimizing, scaler, loss_of, 1.0 if clips else None)
 
     eager, eager_scaler, slow = make()
     fused, fused_scaler, step = make()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,12 @@ import pygraph
 from pygraph.interop import live
 from tests.unit.runtime.test_threads import run_script
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of Inductor's, which differ between versions
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore"),  # of Inductor's, which differ between versions
+]
 CUDA = torch.device("cuda")
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    live.CALLABLES.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def close(got: Any, expected: Any) -> None:

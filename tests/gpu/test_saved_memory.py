@@ -7,7 +7,11 @@ import torch
 
 from tests.unit.native.test_saved_memory import Training
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # of Dynamo's and Inductor's, which differ
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore"),  # of Dynamo's and Inductor's, which differ between versions
+]
 
 
 def test_a_storage_that_was_resized() -> None:

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import pygraph
 from pygraph.calls import limits
 from pygraph.errors import FallbackError, TraceError, UndecidedError
-from tests.steps import assert_same
+from tests.steps import assert_same, scaled_step_of
 
 pytestmark = pytest.mark.rotates
 
@@ -286,18 +286,11 @@ def test_a_gradient_scaler_skips_steps(device: torch.device, make_optimizer: Any
         optimizer = make_optimizer(net.parameters())
         scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, growth_interval=4)
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
+        def loss_of(x: Tensor, y: Tensor) -> Tensor:
             with torch.autocast(device.type, dtype=torch.bfloat16):
-                loss = F.cross_entropy(net(x), y)
-            scaler.scale(loss).backward()
-            if clips:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            return loss.detach()
+                return F.cross_entropy(net(x), y)
 
+        step = scaled_step_of(net, optimizer, scaler, loss_of, 1.0 if clips else None)
         return step, [optimizer, scaler]
 
     check_training(device, make, hits=14)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import pygraph
 from pygraph.errors import FallbackError, GradientChangeError, SpentGraphError, StateChangeError
 from pygraph.process import extension
-from tests.steps import assert_same, no_synchronization, traced_kinds
+from tests.steps import assert_same, no_synchronization, scaled_step_of, traced_kinds
 
 Step = Callable[..., Any]
 
@@ -614,18 +614,7 @@ def test_a_gradient_scaler(device: torch.device, fused: bool, clips: bool) -> No
         scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, growth_interval=3)
         scalers.append(scaler)
 
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(net(x), y)
-            scaler.scale(loss).backward()
-            if clips:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-            scaler.step(optimizer)
-            scaler.update()
-            return loss.detach()
-
-        return step
+        return scaled_step_of(net, optimizer, scaler, lambda x, y: F.cross_entropy(net(x), y), 0.5 if clips else None)
 
     def between(call: int, net: nn.Module, optimizer: Any) -> None:
         scales.append(scalers[-1].get_scale())

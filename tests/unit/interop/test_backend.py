@@ -7,7 +7,7 @@ import gc
 import importlib.metadata
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,15 +18,10 @@ import pygraph
 from pygraph.errors import ArgumentError
 from pygraph.interop import live
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    live.CALLABLES.clear()  # what other tests have compiled may be alive still
-    yield
-    torch._dynamo.reset()
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore"),  # of Dynamo's and Inductor's, which differ between versions
+]
 
 
 def compiled(fn: Any, **options: Any) -> Any:

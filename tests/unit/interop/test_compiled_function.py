@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,17 +22,13 @@ from torch.utils import _pytree as pytree
 import pygraph
 from pygraph.interop import compiled_function, plain_graphs
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's, which differ between versions
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore"),  # of Dynamo's, which differ between versions
+]
 
 Compile = Callable[[Any], Any]
 Scenario = Callable[[Compile, torch.device], Any]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def backend(name: str) -> Compile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,22 +10,14 @@ import torch
 from torch import nn
 
 import pygraph
-from pygraph.interop import live
 
 pytestmark = [
     pytest.mark.rotates,
+    pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore"),
 ]  # of Dynamo's and Inductor's, which differ between versions
 
 META = torch.device("meta")
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    live.CALLABLES.clear()  # what other tests have compiled may be alive still
-    yield
-    torch._dynamo.reset()
 
 
 class Model(nn.Module):

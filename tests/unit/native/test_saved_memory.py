@@ -20,17 +20,10 @@ from tests.memory import live_bytes
 from tests.unit.native.test_replay import fake  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
 
 pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore"),  # of Dynamo's and Inductor's, which differ between versions
     pytest.mark.skipif(extension.start(wait=True) is None, reason=str(extension.reason())),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    live.CALLABLES.clear()  # what other tests have compiled may be alive still
-    yield
-    torch._dynamo.reset()
 
 
 class Training:

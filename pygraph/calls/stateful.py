@@ -79,6 +79,7 @@ class StatefulCalls:
             self._function.fn, self._function.name, named, groups, numbers, state.locations, state.conditions
         )
         self.policy = StatePolicy(self.stateful, self._function, state)
+        self._reads_natively = all(map(_has_plain_gradient, tensors))
         self._gradients: Any = None
         return self._function.derive(self.stateful, self.policy)
 
@@ -189,8 +190,8 @@ class StatefulCalls:
     def _native_results(self, rest: tuple[Any, ...]) -> list[Any] | None:
         """The results of a call besides gradients, which C++ reads and stores; None if no native replay takes it."""
         if self._gradients is None:
-            module = extension.loaded()
-            if module is None or not all(map(_has_plain_gradient, self.stateful.differentiated)):
+            module = extension.loaded() if self._reads_natively else None
+            if module is None:
                 return None
             self._gradients = module.Gradients(tuple(self.stateful.differentiated))
         return self.engine.replay(self._gradients, *rest)

@@ -229,7 +229,7 @@ class _Watches:
 def _check_states(graph: fx.Graph) -> None:
     """Refuse states of CUDA's generator between draws.
 
-    Not all tests of them pass on a GPU, and none shows why (issue 23).
+    With them, not all calls have given on a GPU what eager gives, for no known reason (issue 23).
     """
     if states_of(graph, "cuda"):
         raise TraceError(

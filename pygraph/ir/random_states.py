@@ -6,7 +6,6 @@
 ============================  ==================================================================
 
 Both run on the host, between graphs: no graph can be told to draw its numbers again. Neither waits for the device.
-CUDA's generator is left to eager, see `pygraph.tracing.recording`.
 """
 
 from __future__ import annotations

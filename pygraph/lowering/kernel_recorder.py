@@ -21,10 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pygraph.ir import attention_states as states
 from pygraph.ir.descriptors import TensorSpec, tensor_specs
 from pygraph.ir.effects import is_random
 from pygraph.ir.program import graph_module
-from pygraph.lowering import states
 
 aten = torch.ops.aten
 

@@ -11,9 +11,19 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from pygraph.ir.attention_states import is_unused_state, keep
 from pygraph.ir.autocasting import without_autocast
 from pygraph.ir.descriptors import Captured, CapturedGenerator
-from pygraph.ir.effects import is_host_number, is_load, is_selection, is_store, is_view, root, written_arguments
+from pygraph.ir.effects import (
+    device_of,
+    is_host_number,
+    is_load,
+    is_selection,
+    is_store,
+    is_view,
+    root,
+    written_arguments,
+)
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
@@ -68,6 +78,9 @@ class RegionBody:
         self._module = program.module
         self.last_use = self._last_uses()
         self._straight: Straight | None = None
+        self._unused_states = [
+            (i, device) for i, node in enumerate(self.outputs) if is_unused_state(node) and (device := device_of(node))
+        ]
 
     def _from_outside(self, program: Program, stores: Sequence[fx.Node]) -> list[fx.Node]:
         """The nodes from outside that the region and its stores take, but constants and the pointer table."""
@@ -122,7 +135,11 @@ class RegionBody:
                 return self._interpret(inputs, numbers, mark, statics, generators or {})
             if self._straight is None:
                 self._straight = straight_line(self, own_memory)
-            return self._straight(inputs, statics, numbers)
+            results = self._straight(inputs, statics, numbers)
+            for position, device in self._unused_states:
+                # An ordinary launch has them on the host, where no graph can read them.
+                results[position] = keep(results[position], device, drawn=False)
+            return results
 
     def _interpret(
         self,

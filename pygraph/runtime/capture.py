@@ -71,6 +71,7 @@ class RegionGraph:
         self.pool = pool
         self.spread = LaunchSpread(body, driver)
         self._reused = reused
+        _refuse_host_memory(body, example.inputs)
         self._input_specs = [TensorSpec.of(tensor) for tensor in example.inputs]
         self._alignments = [alignment_of(tensor.data_ptr()) for tensor in example.inputs]
         self._take(self._record(example, "copy" if way == "copy" else mechanism))
@@ -170,6 +171,7 @@ class RegionGraph:
         """Whether input number ``position`` may be ``tensor``: laid out and aligned as it was recorded."""
         spec = self._input_specs[position]
         same = tensor.shape == spec.shape and tensor.stride() == spec.stride and tensor.dtype == spec.dtype
+        same = same and tensor.device == spec.device
         return same and is_aligned(tensor.data_ptr(), self._alignments[position])
 
     # -- replay ---------------------------------------------------------------------------------------------------
@@ -262,6 +264,13 @@ class RegionGraph:
         """Give the graph and its buffers back."""
         self._region.release()
         self._reused_memory = None
+
+
+def _refuse_host_memory(body: RegionBody, inputs: Sequence[torch.Tensor]) -> None:
+    """Refuse a region that an operation outside of graphs gives memory of the host, which no kernel may read."""
+    for node, tensor in zip(body.inputs, inputs, strict=True):
+        if tensor.numel() and tensor.device.type == "cpu":
+            raise RefusedError(None, f"its input {node.name} is on the cpu")
 
 
 def _explain_tables(region: RecordedRegion, question: Question) -> None:

@@ -93,8 +93,7 @@ def describe_own(mode: FakeTensorMode) -> None:
             args = [None if is_generator(value) else value for value in args]
             kwargs = {name: None if is_generator(value) else value for name, value in kwargs.items()}
         description = _OWN.get(func)
-        # On CUDA such calls have ended a process's use of the device, and it is not known why (issue 23).
-        if description is None or (args[0].device.type == "cuda" and args[0].dtype != torch.bfloat16):
+        if description is None:
             return FakeTensorMode.dispatch(mode, func, types, args, kwargs)
         with mode:
             return description(*args, **kwargs)

@@ -32,7 +32,7 @@ from pygraph.errors import (
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, CapturedGenerator, Input
-from pygraph.ir.random_states import drop_idle_states, states_of
+from pygraph.ir.random_states import drop_idle_states
 from pygraph.ir.source_lines import TORCH_FOLDER, first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
@@ -226,17 +226,6 @@ class _Watches:
         return list({id(tensor): tensor for tensor in read}.values())
 
 
-def _check_states(graph: fx.Graph) -> None:
-    """Refuse states of CUDA's generator between draws.
-
-    With them, not all calls have given on a GPU what eager gives, for no known reason (issue 23).
-    """
-    if states_of(graph, "cuda"):
-        raise TraceError(
-            "it reads or sets the state of CUDA's random generator between draws, as checkpoints with dropout do"
-        )
-
-
 # ---- the run -------------------------------------------------------------------------------------------------------
 
 
@@ -292,7 +281,6 @@ def _run(
             module = proxy_trace(body, arguments.values)
             watches.assumptions.write(module.graph)
             drop_idle_states(module.graph)
-            _check_states(module.graph)
     except Exception as error:
         failure = error
     finally:

@@ -46,10 +46,8 @@ def _layer(mode: int, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
         return None
     if not torch.is_grad_enabled() or not any(one.requires_grad for one in tensors):
         needs_gradient = False
-    elif not train or len(states) == 1:
-        # cuDNN has no backward of an evaluation, which is eager's own error. Gradients of GRU and RNN have not been
-        # compared with eager's on a GPU (issue 23).
-        return None
+    elif not train:
+        return None  # cuDNN has no backward of an evaluation: eager's own error
     else:
         needs_gradient = True
     if torch.is_autocast_enabled(x.device.type):

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from pygraph.errors import StageError, describe
+from pygraph.ir.attention_states import is_unset_state
 from pygraph.ir.autocasting import without_autocast
 from pygraph.ir.descriptors import Captured, Fallback, Input, TensorSpec, contiguous_strides, tensor_specs
 from pygraph.ir.effects import host_reason, is_first_gradient, is_operation, is_random, is_selection, is_work, root
@@ -22,7 +23,6 @@ from pygraph.lowering.fused_run import compile_run
 from pygraph.lowering.in_place import is_write_back
 from pygraph.lowering.joint import Value
 from pygraph.lowering.kernel_recorder import KernelGraph
-from pygraph.lowering.states import is_unset_state
 from pygraph.process import progress
 from pygraph.transforms.fusable_run import FusableRun
 from pygraph.transforms.schedule import alternating_runs

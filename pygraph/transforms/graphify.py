@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from pygraph.errors import StageError, describe
+from pygraph.ir.attention_states import is_kept_state
 from pygraph.ir.descriptors import Fallback, Region, Way
 from pygraph.ir.effects import (
     host_reason,
@@ -23,6 +24,7 @@ from pygraph.ir.effects import (
 from pygraph.ir.printing import target_text
 from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower
+from pygraph.lowering.states import settle_between_regions
 from pygraph.transforms.schedule import Schedule, alternating_runs, note_order
 
 
@@ -76,6 +78,8 @@ def graphify_program(program: Program) -> Program:
     reasons = _reasons(graph)
     schedule = alternating_runs(graph, reasons)
     _rebuild(graph, schedule)
+    if program.device.type == "cuda":
+        settle_between_regions(graph, program.device)
     module.recompile()
     fallbacks += _fallbacks(schedule, reasons)
     return program.replace(
@@ -103,7 +107,7 @@ def _reasons(graph: fx.Graph) -> dict[fx.Node, str]:
 
 
 def _reason(node: fx.Node) -> str | None:
-    if is_selection(node):
+    if is_selection(node) or is_kept_state(node):
         return None  # it runs where its source does
     if is_host_number(node) and not touches_device(node):
         return "host arithmetic"
@@ -114,7 +118,7 @@ def _regions(schedule: Schedule, reasons: Mapping[fx.Node, str], way: Way) -> tu
     """The region of each run of a schedule; graphs are replayed in the given way."""
     regions: list[Region] = []
     for index, (recordable, nodes) in enumerate(schedule):
-        first = next(filter(touches_device, nodes), None)
+        first = next((node for node in nodes if node in reasons and touches_device(node)), None)
         if recordable:
             regions.append(Region(index, "graph", way))
         elif first is None:
@@ -131,7 +135,7 @@ def _fallbacks(schedule: Schedule, reasons: Mapping[fx.Node, str]) -> list[Fallb
         for recordable, nodes in schedule
         if not recordable
         for node in nodes
-        if touches_device(node)
+        if node in reasons and touches_device(node)
     ]
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from pygraph.ir.effects import has_effect
+from pygraph.ir.random_states import states_of
 from pygraph.transforms.host_values.transfers import is_download, is_upload, on_device, reads_device
 
 
@@ -13,14 +14,15 @@ def gather_device_work(graph: fx.Graph, device: torch.device) -> None:
     """Hoist host work and uploads to the front, and sink downloads and the work on them as far as their users allow.
 
     Device operations keep their order, and so do effects on the host. Where host and device draw from one random
-    generator, as they do on the emulated device, effects on the device keep their order among them too.
+    generator, as they do on the emulated device, effects on the device keep their order among them too; so they do
+    where the host reads or sets the state of the device's generator.
 
     Args:
         graph: The graph that is edited.
         device: The accelerator that it runs on.
     """
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    one_generator = device.type != "cuda"
+    one_generator = device.type != "cuda" or bool(states_of(graph, device.type))
     early = _early(nodes, one_generator)
     hoisted = [node for node in nodes if node in early]
     rest = [node for node in nodes if node not in early]

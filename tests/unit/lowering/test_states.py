@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph.ir.attention_states import is_unused_state
 from pygraph.ir.descriptors import TensorSpec
-from pygraph.lowering.states import Crossing, settle
+from pygraph.lowering.states import Crossing, settle, settle_between_regions
 
 CUDA = torch.device("cuda", 0)
 ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention.default
@@ -58,3 +59,43 @@ def test_what_was_not_drawn_stays() -> None:
     found = graph(0.0)
     settle(found, CUDA)
     assert not any("state_to_keep" in str(node.target) for node in found.nodes)
+
+
+def between(p: float) -> tuple[fx.Graph, fx.Node]:
+    """A forward in one region, and its backward in the next one."""
+    found = graph(p)
+    attention = next(node for node in found.nodes if node.target is ATTENTION)
+    parts = sorted(attention.users, key=lambda node: node.args[1])
+    backward = next(node for node in found.nodes if node.target is BACKWARD)
+    backward.args = (*backward.args[:7], parts[2], parts[3], *backward.args[9:])
+    for node in found.nodes:
+        node.meta["region"] = int(node is backward)
+    return found, backward
+
+
+def test_drawn_states_cross_regions_on_the_device() -> None:
+    found, backward = between(0.1)
+    settle_between_regions(found, CUDA)
+    for read in backward.args[7:9]:
+        kept = read.args[0]
+        assert [str(one.target) for one in (read, kept)] == [
+            "pygraph.state_to_read.default",
+            "pygraph.state_to_keep.default",
+        ]
+        assert (read.meta["region"], kept.meta["region"]) == (1, 0)
+    found.lint()
+
+
+def test_drawn_states_stay_in_their_region() -> None:
+    found, _ = between(0.1)
+    for node in found.nodes:
+        node.meta["region"] = 0
+    settle_between_regions(found, CUDA)
+    assert not any("state_to" in str(node.target) for node in found.nodes)
+
+
+def test_what_was_not_drawn_crosses_regions_as_it_is() -> None:
+    """Launches put it on the device, where a graph has it: `RegionBody.run`."""
+    found, backward = between(0.0)
+    settle_between_regions(found, CUDA)
+    assert all(is_unused_state(node) for node in backward.args[7:9])

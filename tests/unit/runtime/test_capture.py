@@ -340,3 +340,16 @@ def test_a_result_where_its_operation_had_larger_scratch_memory(device: torch.de
     report = function.explain().to_dict()
     assert not report["fallbacks"]
     assert report["bytes_copied_per_replay"] == 0
+
+
+def test_memory_of_the_host_is_refused(driver: Any) -> None:
+    """Operations outside of graphs may return it though they say otherwise; a kernel that reads it ends the process."""
+    a = torch.ones(4, device=driver.device)
+    body = RegionBody(pygraph.graphify(pygraph.indirect(pygraph.trace(torch.sin)(a))), 0)
+    example = Example.of(body, driver, [a], [])
+    wrong = Example([a.cpu()], [], example.expected)
+    with pytest.raises(RefusedError, match="is on the cpu"):
+        RegionGraph(body, driver, driver.new_pool(), wrong, "patch")
+    graph = RegionGraph(body, driver, driver.new_pool(), example, "patch")
+    assert not graph.fits(0, a.cpu())
+    graph.release()

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.random_states import random_state, set_random_state
 from pygraph.transforms.host_values.code_motion import gather_device_work
 
 aten = torch.ops.aten
@@ -79,3 +80,14 @@ def test_draws_on_the_device_have_a_generator_of_their_own_on_cuda() -> None:
 def test_draws_keep_their_order_where_host_and_device_share_a_generator() -> None:
     graph, *results = random_draws()
     assert graph.gathered(torch.device("meta"), *results) == ["download", "host_a", "drawn", "host_b"]
+
+
+def test_states_of_the_devices_generator_stay_between_its_draws() -> None:
+    graph = Graph()
+    x = graph.add("x", CUDA)
+    first = graph.add("first", CUDA, aten.rand_like.default, x)
+    state = graph.add("state", CPU, random_state(), CUDA, 16)
+    second = graph.add("second", CUDA, aten.rand_like.default, x)
+    graph.add("setting", CPU, set_random_state(), state, CUDA)
+    again = graph.add("again", CUDA, aten.rand_like.default, x)
+    assert graph.gathered(CUDA, first, second, again) == ["first", "state", "second", "setting", "again"]

@@ -394,7 +394,7 @@ def outcome(scenario: Scenario, name: str, device: torch.device) -> Any:
 def check_same(got: Any, expected: Any) -> None:
     got_leaves, got_tree = pytree.tree_flatten(got)
     leaves, tree = pytree.tree_flatten(expected)
-    assert got_tree == tree
+    assert got_tree == tree, (got, expected)
     for one, other in zip(got_leaves, leaves, strict=True):
         if isinstance(other, torch.Tensor):
             torch.testing.assert_close(one, other)

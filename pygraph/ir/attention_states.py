@@ -75,14 +75,14 @@ def is_state(source: fx.Node, index: int) -> bool:
     return name in STATES or (name in UNUSED_STATES and not is_random(source))
 
 
-def is_kept_state(node: fx.Node) -> bool:
+def is_state_on_device(node: fx.Node) -> bool:
     """Whether a node is a state on the device, copied from where an operation has returned it."""
     return node.target is torch.ops.pygraph.state_to_keep.default
 
 
 def is_unset_state(node: fx.Node) -> bool:
     """Whether a node is the state of attention that has drawn nothing: zeros instead of uninitialised memory."""
-    return is_kept_state(node) and node.args[2] is False
+    return is_state_on_device(node) and node.args[2] is False
 
 
 def is_unused_state(node: fx.Node) -> bool:

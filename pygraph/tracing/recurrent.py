@@ -51,7 +51,7 @@ def _layer(mode: int, args: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
     else:
         needs_gradient = True
     if torch.is_autocast_enabled(x.device.type):
-        tensors = [_cast(one, torch.get_autocast_dtype(x.device.type)) for one in tensors]
+        tensors = [_cast(one) for one in tensors]
         x, states, weights = tensors[0], tensors[1 : 1 + len(states)], tensors[1 + len(states) :]
     if not _is_for_cudnn(tensors) or x.dim() != 3 or not all(state.is_contiguous() for state in states):
         return None
@@ -70,9 +70,9 @@ def _second(states: Sequence[torch.Tensor]) -> torch.Tensor | None:
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor as autocast passes it to cuDNN."""
-    return tensor.to(dtype) if tensor.is_cuda and tensor.dtype in _FLOATS else tensor
+def _cast(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as autocast passes it to cuDNN: as `float16`, whatever type autocast has (torch 2.11 and 2.13)."""
+    return tensor.to(torch.float16) if tensor.is_cuda and tensor.dtype in _FLOATS else tensor
 
 
 def _is_for_cudnn(tensors: Sequence[torch.Tensor]) -> bool:

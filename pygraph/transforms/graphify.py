@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from pygraph.errors import StageError, describe
-from pygraph.ir.attention_states import is_kept_state
+from pygraph.ir.attention_states import is_state_on_device
 from pygraph.ir.descriptors import Fallback, Region, Way
 from pygraph.ir.effects import (
     host_reason,
@@ -107,7 +107,7 @@ def _reasons(graph: fx.Graph) -> dict[fx.Node, str]:
 
 
 def _reason(node: fx.Node) -> str | None:
-    if is_selection(node) or is_kept_state(node):
+    if is_selection(node) or is_state_on_device(node):
         return None  # it runs where its source does
     if is_host_number(node) and not touches_device(node):
         return "host arithmetic"

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from torch import fx
 
 from pygraph.errors import TraceError, describe
-from pygraph.ir.attention_states import is_kept_state
+from pygraph.ir.attention_states import is_state_on_device
 from pygraph.ir.decisions import decisions_among
 from pygraph.ir.effects import (
     KNOWN_NAMESPACES,
@@ -66,7 +66,7 @@ def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> Schedule:
 
 def _leader(node: fx.Node) -> fx.Node:
     """The node that decides where this one runs: a selection follows its source, and so does a state that is kept."""
-    while is_selection(node) or is_kept_state(node):
+    while is_selection(node) or is_state_on_device(node):
         node = node.args[0]  # pyright: ignore[reportAssignmentType]
     return node
 

@@ -52,7 +52,7 @@ def test_inference(name: str, options: dict[str, Any], dtype: torch.dtype) -> No
 
 
 def steps(net: nn.Module, head: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> Any:
-    def step(x: Tensor, y: Tensor) -> Tensor:
+    def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
             found = net(x)
@@ -60,7 +60,7 @@ def steps(net: nn.Module, head: nn.Module, optimizer: torch.optim.Optimizer, dty
             loss = (head(found[0]).float() - y).square().mean() + state.float().square().mean()
         loss.backward()
         optimizer.step()
-        return loss.detach()
+        return loss.detach(), found[0].detach()
 
     return step
 
@@ -74,6 +74,23 @@ def test_training(name: str, options: dict[str, Any], dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_inference_with_autocast(name: str, dtype: torch.dtype) -> None:
+    """Torch gives cuDNN `float16` there, whatever autocast has."""
+    layer = made(name, SHAPES[1], torch.float32).eval()
+
+    def forward(x: Tensor) -> Tensor:
+        with torch.no_grad(), torch.autocast("cuda", dtype):
+            return layer(x)[0]
+
+    fast = pygraph.jit(forward)
+    for _ in range(4):
+        x = torch.randn(6, 4, 16, device="cuda")
+        torch.testing.assert_close(fast(x), forward(x))
+    assert fast.cache_info().captures > 0, str(fast.explain())
+
+
 def test_training_with_fused_kernels_around(name: str) -> None:
     torch._dynamo.reset()
     check_training(name, SHAPES[1], torch.bfloat16, fuse=True)

@@ -5,7 +5,8 @@
 
 It learns the bytes of its own source. The ways of training are those of "Accelerating PyTorch with CUDA Graphs" on
 PyTorch's blog: no graph; the whole step, with loss, backward and optimizer; forward and backward of the model; of a
-submodule only. On CUDA, torch's own ways of doing the same stand beside them.
+submodule only. On CUDA there is also the whole step with kernels that Inductor has fused, and torch's own ways of doing
+the same stand beside them.
 
 CPU time is how long the thread that trains is busy until its steps are submitted, wall time until the device has done
 them. Each round trains a block of steps in every way, in turns; medians and quartiles over rounds, in µs per step.
@@ -101,7 +102,7 @@ class Task:
         return x, torch.zeros(self.batch, self.length, self.width, device=self.device, requires_grad=True)
 
 
-def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+def step_of(model: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer) -> Step:
     """A step of training as in every tutorial."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -130,6 +131,13 @@ def whole_step(task: Task) -> tuple[Step, Any]:
     return step, step
 
 
+def fused_whole_step(task: Task) -> tuple[Step, Any]:
+    """The same with fused kernels."""
+    model = task.model()
+    step = pygraph.jit(step_of(model, task.optimizer(model)), fuse=True)
+    return step, step
+
+
 def graphed_model(task: Task) -> tuple[Step, Any]:
     """Forward and backward of the model as graphs."""
     model = task.model()
@@ -144,11 +152,12 @@ def graphed_submodule(task: Task) -> tuple[Step, Any]:
     return step_of(model, task.optimizer(model)), model.body.forward
 
 
-def torch_whole_step(task: Task) -> tuple[Step, Any]:
+def torch_whole_step(task: Task, fused: bool = False) -> tuple[Step, Any]:
     """``torch.cuda.graph``: inputs are copied to where the graph reads them, and the loss from where it writes it."""
     model = task.model()
     optimizer = task.optimizer(model)
-    step, ((x, y),) = step_of(model, optimizer), task.batches(1)
+    run = torch.compile(model) if fused else model
+    step, ((x, y),) = step_of(run, optimizer), task.batches(1)
     contents = [parameter.detach().clone() for parameter in model.parameters()]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -177,6 +186,11 @@ def torch_whole_step(task: Task) -> tuple[Step, Any]:
     return replay, None
 
 
+def torch_fused_whole_step(task: Task) -> tuple[Step, Any]:
+    """The same of a model that was compiled."""
+    return torch_whole_step(task, fused=True)
+
+
 def torch_graphed_model(task: Task) -> tuple[Step, Any]:
     """``torch.cuda.make_graphed_callables`` of the model."""
     model = task.model()
@@ -197,8 +211,10 @@ WAYS: dict[str, Callable[[Task], tuple[Step, Any]]] = {
     "model forward and backward": graphed_model,
     "submodule only": graphed_submodule,
 }
-WAYS_OF_TORCH: dict[str, Callable[[Task], tuple[Step, Any]]] = {
+WAYS_ON_CUDA: dict[str, Callable[[Task], tuple[Step, Any]]] = {
+    "whole step, fused": fused_whole_step,
     "torch: whole step": torch_whole_step,
+    "torch: whole step, fused": torch_fused_whole_step,
     "torch: model forward and backward": torch_graphed_model,
     "torch: submodule only": torch_graphed_submodule,
 }
@@ -238,7 +254,7 @@ def compare(task: Task, rounds: int, block: int, warm_up: int = 5) -> list[Way]:
     """
     on_cuda = task.device.type == "cuda"
     wait = torch.cuda.synchronize if on_cuda else lambda: None  # other devices have done their work when a call returns
-    ways = [Way(name, *make(task)) for name, make in (WAYS | WAYS_OF_TORCH if on_cuda else WAYS).items()]
+    ways = [Way(name, *make(task)) for name, make in (WAYS | WAYS_ON_CUDA if on_cuda else WAYS).items()]
     batches = task.batches(warm_up + rounds * block)
     for way in ways:
         way.train(batches[:warm_up])

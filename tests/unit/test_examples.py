@@ -13,12 +13,13 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 import training_comparison
 
 
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # of the ways of torch
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.filterwarnings("ignore")  # of the ways of torch, and Inductor's
 def test_training_comparison(device: torch.device) -> None:
     """Losses are equal in all ways (`compare` raises an error where they are not), and graphs are replayed."""
     task = training_comparison.Task(device, width=16, layers=1, heads=2, batch=2, length=8)
     ways = {way.name: way for way in training_comparison.compare(task, rounds=2, block=2)}
-    expected = training_comparison.WAYS | (training_comparison.WAYS_OF_TORCH if device.type == "cuda" else {})
+    expected = training_comparison.WAYS | (training_comparison.WAYS_ON_CUDA if device.type == "cuda" else {})
     assert list(ways) == list(expected)
     for way in ways.values():
         assert len(way.losses) == 9
@@ -38,7 +39,7 @@ def test_losses_that_differ_are_noticed(device: torch.device, monkeypatch: pytes
         return lambda x, y: step(x, y) + 0.1, None
 
     monkeypatch.setattr(training_comparison, "WAYS", {"no graph": training_comparison.no_graph, "other": other})
-    monkeypatch.setattr(training_comparison, "WAYS_OF_TORCH", {})
+    monkeypatch.setattr(training_comparison, "WAYS_ON_CUDA", {})
     task = training_comparison.Task(device, width=16, layers=1, heads=2, batch=2, length=8)
     with pytest.raises(AssertionError, match="other"):
         training_comparison.compare(task, rounds=1, block=1)

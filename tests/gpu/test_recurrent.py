@@ -73,7 +73,6 @@ def test_training(name: str, options: dict[str, Any], dtype: torch.dtype) -> Non
     check_training(name, options, dtype)
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_inference_with_autocast(name: str, dtype: torch.dtype) -> None:
@@ -91,6 +90,7 @@ def test_inference_with_autocast(name: str, dtype: torch.dtype) -> None:
     assert fast.cache_info().captures > 0, str(fast.explain())
 
 
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
 def test_training_with_fused_kernels_around(name: str) -> None:
     torch._dynamo.reset()
     check_training(name, SHAPES[1], torch.bfloat16, fuse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower
 from pygraph.lowering.inductor import ALIGNED, start_workers
 from pygraph.process import progress
+from pygraph.process.collection import collection_postponed
 from pygraph.tracing.function_kinds import Traced
 from pygraph.tracing.trace import trace_call
 from pygraph.transforms.passes import FUSE, Pass, records
@@ -49,12 +51,15 @@ def transformed_program(
         start_workers()
     while True:
         progress.phase("tracing")
-        traced = trace_call(fn, args, kwargs, static=static, name=name)
-        program = check_program(traced.program)
+        with collection_postponed():
+            traced = trace_call(fn, args, kwargs, static=static, name=name)
+            program = check_program(traced.program)
         for one in passes:
             if one.is_measured or program.stage not in one.takes:
                 continue
-            program = _apply(one, program, args, kwargs, options)
+            # Inductor makes so much garbage where it compiles that it is not to wait.
+            with collection_postponed() if one is not FUSE else contextlib.nullcontext():
+                program = _apply(one, program, args, kwargs, options)
             needed = one.left_on_host(program) if one.left_on_host is not None and records(passes) else set[int]()
             if needed:
                 static = traced.static_leaves | _leaves_of(program, needed)

@@ -99,7 +99,8 @@ def _functional_graph(
     """
 
     def run(*placeholders: Any) -> list[Any]:
-        module, unwritten = recording.module, UnwrittenValues(recording.module.graph)
+        module = recording.module
+        unwritten = UnwrittenValues(module.graph, [position for position, _ in classified.shared])
         outs = RecordingInterpreter(module, attributes, views.apply(placeholders), unwritten).run()
         results = [with_strides(outs[position], recording.out_leaves[leaf]) for position, leaf in classified.results]
         shared = [whole_memory(outs[position], size, recording, position) for position, size in classified.shared]

@@ -1,8 +1,8 @@
 """Operations that functionalization leaves as they are: those on memory that nothing writes to, which are most.
 
 Such an operation need not be traced again: its node is copied into the functional graph, with what the first run found
-out about its results. One is traced again where its memory is written to, before it or after it, or where its
-arguments have another layout than in the first run.
+out about its results. One is traced again where its memory has been written to, or where its arguments have another
+layout than in the first run.
 """
 
 # The tracer works on torch's private parts (storages' identities) and on values of any type. Checked with torch 2.11
@@ -14,21 +14,21 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
-from torch._C._functorch import _wrap_functional_tensor, maybe_current_level
+from torch._C._functorch import _wrap_functional_tensor, current_level
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pygraph.ir.effects import argument_nodes, is_first_gradient, is_operation, written_arguments
+from pygraph.ir.program import output_values
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updated_in_hiding
 
 aten = torch.ops.aten
-
 
 COPIED: Any = object()
 """The value of a node that was copied, until an operation that is traced again takes it."""
@@ -42,12 +42,13 @@ class UnwrittenValues:
 
     Args:
         graph: The graph of the recording.
+        whole: Positions of the results that are returned with all of their memory.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self._memory = _Memory(graph)
-        self._reshapes = any(is_operation(node) and torch.Tag.inplace_view in node.target.tags for node in graph.nodes)  # pyright: ignore
-        self._written: set[Any] = set()  # the memory that has been written to up to here
+    def __init__(self, graph: fx.Graph, whole: Iterable[int]) -> None:
+        self._memory = _Memory(graph, whole)
+        self._reshapes = any(map(_is_reshaped_in_place, graph.nodes))
+        self._written: set[int] = set()  # the memory that has been written to up to here
         self._copies: dict[fx.Node, fx.Node] = {}
 
     def value(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
@@ -67,28 +68,28 @@ class UnwrittenValues:
         return AGAIN
 
     def make(self, nodes: Iterable[fx.Node], values: dict[fx.Node, Any]) -> None:
-        """Make the values of nodes that were copied."""
-        tracer: Any = proxy_tensor.get_proxy_mode().tracer  # pyright: ignore[reportOptionalMemberAccess]
+        """Make the values of nodes that were copied, from what they were in the first run."""
+        tracer = _tracer()
         for node in nodes:
             if values.get(node) is COPIED:
                 value = node.meta["val"]
                 proxy = proxy_tensor._ProxyTensor(fx.Proxy(self._copies[node], tracer), None)
                 with torch._C.DisableTorchFunction():
                     proxy_tensor.set_proxy_slot(value, tracer, proxy)
-                    values[node] = _wrap_functional_tensor(value, maybe_current_level())
+                    values[node] = _wrap_functional_tensor(value, current_level())
 
     def _copy(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
         """Copy a node to the graph of the trace; False if its arguments are not as in the first run."""
-        mode: Any = proxy_tensor.get_proxy_mode()
+        tracer = _tracer()
         arguments: dict[fx.Node, fx.Node] = {}
         with torch._C.DisableTorchFunction():
             for argument in node.all_input_nodes:
-                found = self._argument(argument, values[argument], mode.tracer)
+                found = self._argument(argument, values[argument], tracer)
                 if found is None:
                     return False
                 arguments[argument] = found
         target: Any = node.target
-        graph: fx.Graph = mode.tracer.graph
+        graph: fx.Graph = tracer.graph
         name = None if target is operator.getitem else graph._target_to_str(target.overloadpacket.__name__)
         args, kwargs = map_arg((node.args, node.kwargs), arguments.__getitem__)  # pyright: ignore
         copy = graph.create_node("call_function", target, args, kwargs, name)  # pyright: ignore[reportArgumentType]
@@ -99,21 +100,17 @@ class UnwrittenValues:
         return True
 
     def _argument(self, argument: fx.Node, value: Any, tracer: Any) -> fx.Node | None:
-        """What stands for an argument in the graph of the trace; None if it is not as in the first run."""
-        recorded = argument.meta.get("val")
+        """The node that stands for an argument in the graph of the trace; None if it is not as in the first run."""
+        recorded: Any = argument.meta.get("val")
         if value is COPIED and isinstance(recorded, (list, tuple)):
             return self._copies[argument]
         if not _is_known(recorded) or _storage(recorded) in self._written:
             return None
         if value is COPIED:
             return self._copies[argument]
-        inner = torch._from_functional_tensor(value) if torch._is_functional_tensor(value) else value
+        inner = _torch._from_functional_tensor(value) if _torch._is_functional_tensor(value) else value
         found = proxy_tensor.get_proxy_slot(inner, tracer, None)
         return found.proxy.node if found is not None and _have_one_layout(inner, recorded) else None
-
-
-# They have the memory and the layout of what they are given.
-_SAME = (aten.alias.default, aten.detach.default)
 
 
 class _Memory:
@@ -123,36 +120,44 @@ class _Memory:
         written_by: The memory that each node writes to, or may write to.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
-        nodes = list(graph.nodes)
+    def __init__(self, graph: fx.Graph, whole: Iterable[int]) -> None:
+        nodes, results = list(graph.nodes), output_values(graph)
         with torch._C.DisableTorchFunction():
             self.written_by = {node: _written_storages(node) for node in nodes}
-            self._of = {node: {_storage(tensor) for tensor in _tensors(node)} for node in nodes}
-        order = {node: index for index, node in enumerate(nodes)}
-        makers: dict[Any, fx.Node] = {}
-        written: dict[Any, int] = {}
+            self._of = {node: set(map(_storage, _tensors(node))) for node in nodes}
+        # The memory of a copied view is not known to be larger than the view: such a result is one of a late view.
+        self.written_by[nodes[-1]] = {storage for position in whole for storage in self._of[results[position]]}
+        self._order = {node: index for index, node in enumerate(nodes)}
+        self._makers: dict[int, fx.Node] = {}
+        self._written: dict[int, int] = {}
         for node in nodes:
             if not isinstance(node.meta.get("val"), (list, tuple)):  # several results are picked before they are used
                 for storage in self._of[node]:
-                    makers.setdefault(storage, node)
+                    self._makers.setdefault(storage, node)
             for storage in self.written_by[node]:
-                written.setdefault(storage, order[node])
-        # The nodes that show memory which is written to before they, or views of them, are used for the last time.
+                self._written.setdefault(storage, self._order[node])
         self._late: set[fx.Node] = set()
         for node in reversed(nodes):
-            for storage in self._of[node] & written.keys():
-                shown = (u in self._late for u in node.users if storage in self._of[u])
-                if makers.get(storage) is not node and (any(order[u] >= written[storage] for u in node.users) or any(shown)):
-                    self._late.add(node)
+            if any(self._is_late(node, storage) for storage in self._of[node] & self._written.keys()):
+                self._late.add(node)
+
+    def _is_late(self, node: fx.Node, storage: int) -> bool:
+        """Whether a node is a view of this memory that is used, or of which a view is, when that is written to."""
+        if self._makers.get(storage) is node:
+            return False
+        first = self._written[storage]
+        return any(
+            self._order[user] >= first or (user in self._late and storage in self._of[user]) for user in node.users
+        )
 
     def stays(self, node: fx.Node) -> bool:
-        """Whether an operation is the same without writes to memory: its results are new, or not written to in time."""
+        """Whether an operation is the same if nothing is written: its results are new, or are not late views."""
         if node.op != "call_function" or node in self._late:
             return False
         value = node.meta.get("val")
         if node.target is operator.getitem:
             return _is_known(value)
-        if not _stays(node.target):
+        if not _is_called_as_it_is(node.target):
             return False
         if not isinstance(value, (list, tuple)):
             return _is_known(value)
@@ -161,7 +166,7 @@ class _Memory:
 
 
 @functools.cache
-def _stays(target: Any) -> bool:
+def _is_called_as_it_is(target: Any) -> bool:
     """Whether functionalization calls the very operation where nothing is written."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return False
@@ -170,11 +175,27 @@ def _stays(target: Any) -> bool:
     return not composed and target not in HIDDEN_WRITES and target not in _LIFTS
 
 
-# Functionalization wraps what they are given, a tensor from outside.
+# They wrap a tensor from outside.
 _LIFTS = (aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default)
 
+# They have the memory and the layout of what they are given.
+_SAME = (aten.alias.default, aten.detach.default)
 
-def _written_storages(node: fx.Node) -> set[Any]:
+# Private.
+_torch: Any = torch
+
+
+def _tracer() -> Any:
+    mode: Any = proxy_tensor.get_proxy_mode()
+    return mode.tracer
+
+
+def _is_reshaped_in_place(node: fx.Node) -> bool:
+    target: Any = node.target
+    return is_operation(node) and torch.Tag.inplace_view in target.tags
+
+
+def _written_storages(node: fx.Node) -> set[int]:
     """The memory that a node writes to, or may write to."""
     if node.op != "call_function" or node.target is operator.getitem:
         return set()
@@ -188,11 +209,11 @@ def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
     return (value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor))
 
 
-def _storage(tensor: torch.Tensor) -> Any:
+def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _is_known(value: Any) -> bool:
+def _is_known(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is an ordinary tensor of a known layout."""
     if type(value) is not FakeTensor or value.layout != torch.strided or value._is_zerotensor():
         return False

@@ -71,8 +71,10 @@ class UnwrittenValues:
         """Make the values of nodes that were copied, from what they were in the first run."""
         tracer = _tracer()
         for node in nodes:
-            if values.get(node) is COPIED:
-                value = node.meta["val"]
+            value = node.meta.get("val")
+            if values.get(node) is COPIED and value is None:  # as a gradient that nobody wants
+                values[node] = None
+            elif values.get(node) is COPIED:
                 proxy = proxy_tensor._ProxyTensor(fx.Proxy(self._copies[node], tracer), None)
                 with torch._C.DisableTorchFunction():
                     proxy_tensor.set_proxy_slot(value, tracer, proxy)
@@ -93,7 +95,7 @@ class UnwrittenValues:
         name = None if target is operator.getitem else graph._target_to_str(target.overloadpacket.__name__)
         args, kwargs = map_arg((node.args, node.kwargs), arguments.__getitem__)  # pyright: ignore
         copy = graph.create_node("call_function", target, args, kwargs, name)  # pyright: ignore[reportArgumentType]
-        copy.meta = {"val": node.meta["val"], "source": node.meta.get("source")}
+        copy.meta = {"val": node.meta.get("val"), "source": node.meta.get("source")}
         if is_first_gradient(node):
             copy.meta["first_gradient"] = True
         self._copies[node] = copy
@@ -156,13 +158,13 @@ class _Memory:
             return False
         value = node.meta.get("val")
         if node.target is operator.getitem:
-            return _is_known(value)
+            several, index = node.args
+            return _is_known(value) or several.meta["val"][index] is None  # pyright: ignore
         if not _is_called_as_it_is(node.target):
             return False
         if not isinstance(value, (list, tuple)):
             return _is_known(value)
-        picked = all(user.target is operator.getitem and user not in self._late for user in node.users)
-        return picked and all(one is None or _is_known(one) for one in value)
+        return all(user.target is operator.getitem and self.stays(user) for user in node.users)
 
 
 @functools.cache

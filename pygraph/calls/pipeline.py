@@ -13,7 +13,8 @@ from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import Argument, Base, Captured, Fallback
 from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower
-from pygraph.lowering.inductor import ALIGNED, start_workers
+from pygraph.lowering.inductor import ALIGNED
+from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import progress
 from pygraph.process.collection import collection_postponed
 from pygraph.tracing.function_kinds import Traced
@@ -48,7 +49,7 @@ def transformed_program(
         TraceError: The function cannot be traced with these arguments.
     """
     if FUSE in passes:
-        start_workers()
+        start_workers_early()
     while True:
         progress.phase("tracing")
         with collection_postponed():

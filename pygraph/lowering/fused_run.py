@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.program import output_values
-from pygraph.lowering.inductor import compile_graph, settings, wrapper_of
+from pygraph.lowering.inductor import compile_graph, settings, start_workers, wrapper_of
 from pygraph.lowering.joint import Halves, Value, split
 from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.lowering.run_cache import Recipe, RunCache
@@ -102,6 +102,7 @@ def compile_run(
         cache.note(found=cached is not None)
         if cached is not None:
             return cached
+        start_workers()
         with _disable_current_modes():  # it imports more than a run that is kept needs
             from torch._inductor.compile_fx import compile_fx
         compile_fx(module, inputs, inner_compile=inner)

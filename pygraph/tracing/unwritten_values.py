@@ -71,14 +71,15 @@ class UnwrittenValues:
         """Make the values of nodes that were copied, from what they were in the first run."""
         tracer = _tracer()
         for node in nodes:
-            value = node.meta.get("val")
-            if values.get(node) is COPIED and value is None:  # as a gradient that nobody wants
-                values[node] = None
-            elif values.get(node) is COPIED:
+            if values.get(node) is not COPIED:
+                continue
+            value: Any = node.meta.get("val")
+            if value is not None:  # as a gradient that nobody wants
                 proxy = proxy_tensor._ProxyTensor(fx.Proxy(self._copies[node], tracer), None)
                 with torch._C.DisableTorchFunction():
                     proxy_tensor.set_proxy_slot(value, tracer, proxy)
-                    values[node] = _wrap_functional_tensor(value, current_level())
+                    value = _wrap_functional_tensor(value, current_level())
+            values[node] = value
 
     def _copy(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
         """Copy a node to the graph of the trace; False if its arguments are not as in the first run."""
@@ -158,8 +159,8 @@ class _Memory:
             return False
         value = node.meta.get("val")
         if node.target is operator.getitem:
-            several, index = node.args
-            return _is_known(value) or several.meta["val"][index] is None  # pyright: ignore
+            several: Any = node.args[0]
+            return _is_known(value) or several.meta["val"][node.args[1]] is None
         if not _is_called_as_it_is(node.target):
             return False
         if not isinstance(value, (list, tuple)):

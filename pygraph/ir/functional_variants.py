@@ -210,7 +210,7 @@ def _on_copies(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _optimized(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], ...]:
-    """What the variant of a fused optimizer returns, without values: memory like each of hundreds of tensors."""
+    """The results of the variant of a fused optimizer, without values: memory like each of hundreds of tensors."""
     return tuple([_like(tensor) for tensor in several] for several in written_values(op, args, kwargs))
 
 

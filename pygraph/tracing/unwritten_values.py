@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from pygraph.ir.effects import argument_nodes, is_first_gradient, is_operation, written_arguments
+from pygraph.ir.effects import argument_nodes, is_first_gradient, is_operation, is_view, written_arguments
 from pygraph.ir.program import output_values
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updated_in_hiding
 
@@ -134,7 +134,8 @@ class _Memory:
         self._makers: dict[int, fx.Node] = {}
         self._written: dict[int, int] = {}
         for node in nodes:
-            if not isinstance(node.meta.get("val"), (list, tuple)):  # several results are picked before they are used
+            # Several results are picked before they are used; a view may be one of a closed-over tensor.
+            if not isinstance(node.meta.get("val"), (list, tuple)) and not is_view(node):
                 for storage in self._of[node]:
                     self._makers.setdefault(storage, node)
             for storage in self.written_by[node]:

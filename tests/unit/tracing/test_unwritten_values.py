@@ -100,9 +100,24 @@ def differentiated(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(loss, x)
 
 
+CLOSED_OVER: dict[torch.device, Tensor] = {}
+
+
+def write_to_what_it_closes_over(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    state = CLOSED_OVER[x.device]
+    before = state * x
+    with torch.no_grad():
+        state.add_(y)
+        state.t_().t_()
+    with torch.inference_mode():
+        inside = (state + x).clone()
+    return before, inside * 1, state.view(-1) * 2
+
+
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     read_before_and_after, write_through_a_view, write_through_a_view_of_a_view, write_late, write_one_of_several,
     views_of_one_memory, return_what_is_given, reshape_in_place, transposed, normed, differentiated,
+    write_to_what_it_closes_over,
 )  # fmt: skip
 
 
@@ -116,9 +131,13 @@ def test_a_program_is_that_of_a_second_trace(
     device: torch.device, fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, expected = arguments(device), arguments(device)
+    state = CLOSED_OVER[given[0].device] = torch.ones(4, 4).to(device)
     program = pygraph.trace(fn)(*given)
     results = fn(*expected)
+    updated = state.clone()
+    state.fill_(1.0)
     torch.testing.assert_close(program(*given), results, rtol=0, atol=0)
+    torch.testing.assert_close(state, updated, rtol=0, atol=0)
     torch.testing.assert_close(given, expected, rtol=0, atol=0)
     monkeypatch.setattr(functionalize, "UnwrittenValues", Never)
     again = pygraph.trace(fn)(*given)

@@ -87,7 +87,7 @@ class Session(proxy_tensor._MakefxTracer):
     def __init__(self, decompositions: Any = None) -> None:
         super().__init__(
             decompositions, "real", _allow_non_fake_inputs=True, pre_dispatch=False, record_module_stack=False,
-            _allow_fake_constant=False, _error_on_data_dependent_ops=True, _disable_torch_fn_metadata_mode=True,
+            _allow_fake_constant=False, _error_on_data_dependent_ops=True,
         )  # fmt: skip
 
     def _make_sub_tracer(self, decomp_table: Any = None, *args: Any, **kwargs: Any) -> Session:

@@ -33,7 +33,7 @@ from pygraph.guards.environment import Environment, modes_of
 from pygraph.guards.locations import are_same, filled_locations
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
-from pygraph.lowering.inductor import start_workers
+from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import extension, progress
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.function_kinds import StateInputs, Traced
@@ -134,7 +134,7 @@ class Compiler:
         first = runners.of_first_step(call.args, call.kwargs)
         if first is not None:
             if FUSE in self._function.passes:
-                start_workers()  # they get ready while it runs
+                start_workers_early()  # they get ready while it runs
             return self._add_runner(key, call, first)
         began = retries.clock()
         try:

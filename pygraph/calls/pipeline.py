@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import Argument, Base, Captured, Fallback
 from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower
-from pygraph.lowering.inductor import ALIGNED, start_workers
+from pygraph.lowering.inductor import ALIGNED
+from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import progress
+from pygraph.process.collection import collection_postponed
 from pygraph.tracing.function_kinds import Traced
 from pygraph.tracing.trace import trace_call
 from pygraph.transforms.passes import FUSE, Pass, records
@@ -46,15 +49,18 @@ def transformed_program(
         TraceError: The function cannot be traced with these arguments.
     """
     if FUSE in passes:
-        start_workers()
+        start_workers_early()
     while True:
         progress.phase("tracing")
-        traced = trace_call(fn, args, kwargs, static=static, name=name)
-        program = check_program(traced.program)
+        with collection_postponed():
+            traced = trace_call(fn, args, kwargs, static=static, name=name)
+            program = check_program(traced.program)
         for one in passes:
             if one.is_measured or program.stage not in one.takes:
                 continue
-            program = _apply(one, program, args, kwargs, options)
+            # Inductor makes so much garbage where it compiles that it is not to wait.
+            with collection_postponed() if one is not FUSE else contextlib.nullcontext():
+                program = _apply(one, program, args, kwargs, options)
             needed = one.left_on_host(program) if one.left_on_host is not None and records(passes) else set[int]()
             if needed:
                 static = traced.static_leaves | _leaves_of(program, needed)

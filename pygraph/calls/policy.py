@@ -62,7 +62,7 @@ class Policy:
         raise NotImplementedError
 
     def first_step(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
-        """A runner of calls of an engine whose first one makes the state of an optimizer; None if it does not.
+        """A runner of calls of an engine that are steps of training by their code; None if they are not.
 
         It is asked before the first trace of the engine's function.
         """
@@ -132,7 +132,7 @@ class Runners:
         return self.policy.state_runner(self.engine, args, kwargs, state)
 
     def of_first_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
-        """The runner of calls whose first one makes the state of an optimizer; None if it does not."""
+        """The runner of calls that are steps of training by their code; None if they are not."""
         return self.policy.first_step(self.engine, args, kwargs)
 
     def of_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> StateRunner | None:

@@ -11,6 +11,7 @@ from pygraph.calls.function import Function
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
 from pygraph.process import extension
+from pygraph.process.collection import collection_postponed
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.executable import Executable, RefusedNodesError, Timer, Timing
@@ -93,7 +94,7 @@ class Recorder:
             made.append(record_program(program, driver, pool, leaves, self.reused, timer))
 
         try:
-            with driver.unwatched():
+            with driver.unwatched(), collection_postponed():
                 uninterrupted(record, recording=True)
         except BaseException:
             for executable in made:  # what raises is a signal's handler that has waited

@@ -19,7 +19,7 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.policy import Policy
-from pygraph.calls.stateful_function import OutdatedError, StatefulFunction
+from pygraph.calls.stateful_function import OutdatedError, StatefulFunction, UnexpectedError
 from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError, UndecidedError
 from pygraph.guards.environment import Environment
 from pygraph.ir.decisions import decisions_among
@@ -141,12 +141,16 @@ class StatePolicy(Policy):
 
         Raises:
             OutdatedError: More state is left behind than is passed.
+            UnexpectedError: It is not known that calls set gradients, and this trace does not say so.
         """
         if isinstance(error, UndecidedError) and self._users.policy.decides:
             raise OutdatedError(StateInputs(decisions=True))
         found = state_left_behind(error, is_known=is_known)
         if found is not None and (more := self._state | found) != self._state:
             raise OutdatedError(more)
+        if self._function.is_expected:
+            is_once = isinstance(error, StateChangeError) and not self._users.function.options.strict
+            raise UnexpectedError(str(error) if is_once and self._function.sets_gradients else None)
         return None
 
     def part_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:

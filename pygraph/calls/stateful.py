@@ -28,7 +28,7 @@ from pygraph.calls.entries import StateRunner
 from pygraph.calls.retries import Budget, Traces
 from pygraph.calls.spent_results import mark_spent
 from pygraph.calls.state_policy import StatePolicy, UnsteadyError, reached_state
-from pygraph.calls.stateful_function import AsItIsError, OutdatedError, StatefulFunction
+from pygraph.calls.stateful_function import AsItIsError, OutdatedError, StatefulFunction, UnexpectedError
 from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
@@ -48,6 +48,7 @@ class StatefulCalls:
         kwargs: Its keyword arguments.
         state: The state that changes from call to call, and that the calls take as arguments.
         cutting: The cuts of the function.
+        is_expected: Whether it is only expected that calls set gradients, of which no trace has been made yet.
 
     Attributes:
         engine: The engine of the function that takes and returns the state.
@@ -61,8 +62,12 @@ class StatefulCalls:
         kwargs: dict[str, Any],
         state: StateInputs,
         cutting: Cutting,
+        *,
+        is_expected: bool = False,
     ) -> None:
         self._function, self._state, self._cutting = function, state, cutting
+        self._is_expected = is_expected
+        self._first: Fallback | None = None  # why a first call ran as it is, which is reported until the next one
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
         self._why_unsteady: str | None = None
@@ -78,6 +83,7 @@ class StatefulCalls:
         self.stateful = StatefulFunction(
             self._function.fn, self._function.name, named, groups, numbers, state.locations, state.conditions
         )
+        self.stateful.is_expected = self._is_expected
         self.policy = StatePolicy(self.stateful, self._function, state)
         self._reads_natively = all(map(_has_plain_gradient, tensors))
         self._gradients: Any = None
@@ -87,8 +93,15 @@ class StatefulCalls:
         """Run a call, and store the state that it leaves behind."""
         if self._decided is not None:
             return self._decided(args, kwargs)
+        if self._first is not None:
+            self._function.cache.inlined.pop(self._first, None)
+            self._first = None
         parts = self._cutting.parts()
-        return self._whole(args, kwargs) if parts is None else parts(args, kwargs)
+        try:
+            return self._whole(args, kwargs) if parts is None else parts(args, kwargs)
+        except UnexpectedError as error:
+            reason = error.reason
+        return self._otherwise(reason, args, kwargs)
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = self._function
@@ -119,6 +132,18 @@ class StatefulCalls:
             return self._decided(args, kwargs)
         parts = self._cutting.parts()
         return self._inline(args, kwargs) if parts is None else parts(args, kwargs)
+
+    def _otherwise(self, reason: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a first call that is no step, or not that alone, as if none had been expected."""
+        function = self._function
+        if reason is not None:
+            self._is_expected = self.stateful.is_expected = False
+            self._first = Fallback("the call", reason)
+            return function.run_inline(self._first, args, kwargs)
+        with function.shared.lock:
+            for entry in [one for one in function.cache.entries if getattr(one, "runner", None) is self]:
+                function.cache.entries.drop(entry)
+        return function.call(args, kwargs)
 
     def _deciding(self, state: StateInputs) -> str | None:
         """Why calls may better run part by part: a number that they change is one by which they decide."""
@@ -175,6 +200,7 @@ class StatefulCalls:
         found = self._native_results(rest)
         if found is None:
             found = self._results(rest)
+        self._is_expected = function.is_expected = False
         self._settled += 1
         if self._settled >= limits.LIMITS.settled_calls:
             self._renewals.renew()

@@ -59,6 +59,19 @@ class OutdatedError(Exception):
         self.state = state
 
 
+class UnexpectedError(Exception):
+    """Calls were expected to set gradients, and a trace has not found that this is all that they change.
+
+    Args:
+        reason: Why the call runs as it is, as it changes other state too, perhaps this time only; None if it sets no
+            gradients, or cannot be traced.
+    """
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__()
+        self.reason = reason
+
+
 class AsItIsError(Exception):
     """A call has no graph: the function itself is to run, and sets gradients and attributes by itself."""
 
@@ -77,6 +90,8 @@ class StatefulFunction(WithStateInputs):
 
     Attributes:
         returned: What calls have returned.
+        is_expected: Whether it is not known yet that calls set gradients.
+        sets_gradients: Whether the last trace has set any.
     """
 
     def __init__(
@@ -95,6 +110,7 @@ class StatefulFunction(WithStateInputs):
         self.numbers, self.locations, self.conditions = read, locations, conditions
         self._written: tuple[Location, ...] = ()
         self.returned: list[Returned] = []
+        self.is_expected = self.sets_gradients = False
         self._names = [name for name, _ in differentiated]
         self._paths: list[str] = []
         self.__name__ = name
@@ -111,9 +127,12 @@ class StatefulFunction(WithStateInputs):
         if get_proxy_mode() is None:
             raise AsItIsError
         before = (self.gradients(), *self.found())
+        self.sets_gradients = False
         try:
             self._put(gradients, numbers, values)
             result = self.__wrapped__(*args, **kwargs)
+            pairs = zip(self.differentiated, gradients, strict=True)
+            self.sets_gradients = any(tensor.grad is not gradient for tensor, gradient in pairs)
             found = zip(self.numbers, numbers, strict=True)
             self._written = tuple(location for location, number in found if location.get() is not number)
             returned = with_parts(([location.get() for location in self.locations], result), is_known_size, FakeTensor)
@@ -136,16 +155,24 @@ class StatefulFunction(WithStateInputs):
         """The outcomes of the conditions in a call with these arguments."""
         return [condition.outcome(args, kwargs) for condition in self.conditions]
 
-    def taken(self, comparisons: Sequence[Comparison], needed: Sequence[str]) -> Collection[Comparison]:
+    def taken(
+        self, comparisons: Sequence[Comparison], needed: Sequence[str], read: Sequence[torch.Tensor]
+    ) -> Collection[Comparison]:
         """The comparisons in a trace whose outcomes are inputs.
 
         Args:
             comparisons: All that could be.
             needed: The paths of arguments whose values the trace needs all the same.
+            read: The closed-over tensors whose gradients it reads.
 
         Raises:
             OutdatedError: There are more that should be, or other state is.
+            UnexpectedError: No gradient is set, as was expected.
         """
+        # A step that ends with zero_grad() may find no gradient and leave none.
+        is_step = self.sets_gradients or (bool(read) and all(one.grad is None for one in self.differentiated))
+        if self.is_expected and not is_step:
+            raise UnexpectedError
         if self._written:  # what was thought to be read alone
             raise OutdatedError(StateInputs(locations=self._written))
         found: dict[Comparison, Condition] = {}

@@ -64,14 +64,18 @@ class UsersPolicy(Policy):
         return None if self._cutting.parts() is None else PartRunner(engine, self._cutting, reason)
 
     def first_step(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
-        """A runner of calls of an engine whose first one makes the state of an optimizer; None if it does not."""
+        """A runner of calls of an engine that are steps of training by their code; None if they are not."""
         if self._is_begun or not self.carries_state or self._cutting.is_of_part:
             return None
         self._is_begun, options = True, engine.function.options
-        if options.strict or options.donates or not engine.function.records or not torch.is_grad_enabled():
+        if options.donates or not engine.function.records or not torch.is_grad_enabled():
             return None
-        optimizers = reached_state(engine, args, kwargs).new_optimizers
-        return FirstStep(engine, self, optimizers) if optimizers else None
+        found = reached_state(engine, args, kwargs)
+        if found.new_optimizers:
+            return None if options.strict else FirstStep(engine, self, found.new_optimizers)
+        if not found.may_train:
+            return None
+        return StatefulCalls(engine, args, kwargs, StateInputs(gradients=True), self._cutting, is_expected=True)
 
     def of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
         """The rules of a part of the function, or of what stands for it, that is not cut by itself.

@@ -23,6 +23,9 @@ from pygraph.guards.locations import Item, Location, RequiresGrad
 from pygraph.guards.values import same
 from pygraph.guards.walk.rules import walk_from
 
+# What the code of a training step calls, of tensors and of optimizers.
+_OF_STEP = ("zero_grad", "backward", "step")
+
 
 class Environment:
     """The mutable state reachable from a callable, as it is now.
@@ -113,6 +116,11 @@ class Environment:
             for one in self._optimizers
             if not one.state and any(tensor.requires_grad for group in one.param_groups for tensor in group["params"])
         ]
+
+    @property
+    def may_train(self) -> bool:
+        """Whether there is an optimizer, and code of the user's with the names of what a training step does."""
+        return bool(self._optimizers) and self._code_names.issuperset(_OF_STEP)
 
     def step_is_current(self) -> bool:
         """Whether the gradients that the callable reads are the same tensors as then, and learning rates the same."""

@@ -87,8 +87,11 @@ def functional_variant_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
     def run(*args: Any, **kwargs: Any) -> Any:
         return _on_copies(op, args, kwargs)
 
+    def described(*args: Any, **kwargs: Any) -> Any:
+        return _optimized(op, args, kwargs) if is_fused_optimizer(op) else run(*args, **kwargs)
+
     _LIBRARY.impl(stem, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"pygraph_functional::{stem}", run, lib=_LIBRARY)  # pyright: ignore[reportUnknownMemberType]
+    torch.library.register_fake(f"pygraph_functional::{stem}", described, lib=_LIBRARY)  # pyright: ignore[reportUnknownMemberType]
     variant = getattr(torch.ops.pygraph_functional, stem).default
     _VARIANTS[op], _MUTATING[variant] = variant, op
     return variant
@@ -204,6 +207,15 @@ def _on_copies(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
     results = [] if not count else [out] if count == 1 else list(out)
     results += copies
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _optimized(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], ...]:
+    """The results of the variant of a fused optimizer, without values: memory like each of hundreds of tensors."""
+    return tuple([_like(tensor) for tensor in several] for several in written_values(op, args, kwargs))
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _is_written(argument: Any) -> bool:

@@ -15,14 +15,16 @@ from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.program import output_values
-from pygraph.lowering.inductor import compile_graph, settings, wrapper_of
+from pygraph.lowering.inductor import compile_graph, settings, start_workers, wrapper_of
 from pygraph.lowering.joint import Halves, Value, split
 from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.lowering.run_cache import Recipe, RunCache
 from pygraph.lowering.wrapper import kernel_graph
+from pygraph.process.collection import collection_postponed
 
 aten = torch.ops.aten
 
@@ -77,8 +79,6 @@ def compile_run(
     Returns:
         Its kernels; None if it computes nothing.
     """
-    from torch._inductor.compile_fx import compile_fx
-
     found: list[FusedRun | None] = []
 
     def inner(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
@@ -93,14 +93,18 @@ def compile_run(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
     # The run has a cache of its own instead of AOTAutograd's, which would keep functions that are never called.
     with settings(), functorch_config.patch(enable_autograd_cache=False), torch.no_grad(), mode:
-        inputs = [_fake(spec) for spec in specs]
-        for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
-            node.meta["val"] = value
-        cache = RunCache(module, mode, specs, begins, static)
-        cached = _from_cache(cache, specs)
+        with collection_postponed():
+            inputs = [_fake(spec) for spec in specs]
+            for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
+                node.meta["val"] = value
+            cache = RunCache(module, mode, specs, begins, static)
+            cached = _from_cache(cache, specs)
         cache.note(found=cached is not None)
         if cached is not None:
             return cached
+        start_workers()
+        with _disable_current_modes():  # it imports more than a run that is kept needs
+            from torch._inductor.compile_fx import compile_fx
         compile_fx(module, inputs, inner_compile=inner)
         run = found[0] if found else None
         recipe = None if run is None else run.recipe()

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.lowering.inductor import start_workers
 from pygraph.lowering.joint import Value
 from pygraph.process.cache import source_hash
 
@@ -138,9 +139,23 @@ class RunCache:
 
     @staticmethod
     def _path(key: str) -> Path:
-        from torch._inductor.runtime.cache_dir_utils import cache_dir
+        return _folder() / key[1:3] / key
 
-        return Path(cache_dir(), "pygraph", key[1:3], key)
+
+def _folder() -> Path:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir(), "pygraph")
+
+
+def start_workers_early() -> None:
+    """Start Inductor's workers before a trace, if no run at all is kept: this one is not either.
+
+    Otherwise they start when a run has been missed, which is before its first kernel by as much as they take: a process
+    that finds all of its runs has no use for them, and starting them takes a quarter of a second of it.
+    """
+    if not (_is_enabled() and _folder().is_dir()):
+        start_workers()
 
 
 def _is_enabled() -> bool:

@@ -119,12 +119,15 @@ class WithStateInputs:
                 stack.callback(location.hide())
             yield
 
-    def taken(self, comparisons: Sequence[Comparison], needed: Sequence[str]) -> Collection[Comparison]:
+    def taken(
+        self, comparisons: Sequence[Comparison], needed: Sequence[str], read: Sequence[torch.Tensor]
+    ) -> Collection[Comparison]:
         """The comparisons in a trace whose outcomes are inputs.
 
         Args:
             comparisons: All that could be.
             needed: The paths of arguments whose values the trace needs all the same.
+            read: The closed-over tensors whose gradients it reads.
 
         Raises:
             Exception: There are more that should be, or other state is, so that the trace is of no use.

@@ -26,6 +26,7 @@ from pygraph.tracing.overlapping_inputs import InputViews, merge_overlapping, re
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.recording import Recording
 from pygraph.tracing.recording_interpreter import RecordingInterpreter, whole_memory, with_strides
+from pygraph.tracing.unwritten_values import UnwrittenValues
 
 aten = torch.ops.aten
 
@@ -98,7 +99,9 @@ def _functional_graph(
     """
 
     def run(*placeholders: Any) -> list[Any]:
-        outs = RecordingInterpreter(recording.module, attributes, views.apply(placeholders)).run()
+        module = recording.module
+        unwritten = UnwrittenValues(module.graph, [position for position, _ in classified.shared])
+        outs = RecordingInterpreter(module, attributes, views.apply(placeholders), unwritten).run()
         results = [with_strides(outs[position], recording.out_leaves[leaf]) for position, leaf in classified.results]
         shared = [whole_memory(outs[position], size, recording, position) for position, size in classified.shared]
         return results + shared

@@ -153,7 +153,7 @@ def record(
     if isinstance(fn, WithStateInputs):
         found = comparisons(arguments)
         needed = needed_numbers(arguments, run.module, found)
-        taken = fn.taken(found, [arguments.paths[leaf] for leaf in needed])
+        taken = fn.taken(found, [arguments.paths[leaf] for leaf in needed], watches.gradients())
     return Recording(
         name, arguments.mode, run.module, arguments.inputs, arguments.values, run.results.leaves, run.results.paths,
         arguments.tree, run.results.tree, environment, watches.gradients(), watches.toggles.tensors,

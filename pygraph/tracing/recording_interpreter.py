@@ -32,6 +32,7 @@ from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updates_in_hiding
 from pygraph.tracing.output_aliases import is_empty
 from pygraph.tracing.recording import Recording
 from pygraph.tracing.results import graph_values
+from pygraph.tracing.unwritten_values import AGAIN, UnwrittenValues
 
 aten = torch.ops.aten
 
@@ -43,12 +44,20 @@ class RecordingInterpreter(Interpreter):
         module: The graph.
         attributes: The number of the value that each attribute of the graph is.
         values: The values of the graph's placeholders, followed by those of attributes.
+        unwritten: Copies nodes that need not be traced again; None if all are.
     """
 
-    def __init__(self, module: fx.GraphModule, attributes: dict[str, int], values: list[Any]) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        attributes: dict[str, int],
+        values: list[Any],
+        unwritten: UnwrittenValues | None = None,
+    ) -> None:
         super().__init__(module, garbage_collect_values=True)
         self._attributes = attributes
         self._values = values
+        self._unwritten = unwritten
 
     def run(self) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Run the graph on the values."""
@@ -58,6 +67,8 @@ class RecordingInterpreter(Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run one node; the nodes that are traced for it get its source line."""
         interruptions.check()
+        if self._unwritten is not None and (value := self._unwritten.value(n, self.env)) is not AGAIN:
+            return value
         tracing = proxy_tensor.get_proxy_mode()
         assert tracing is not None
         graph: fx.Graph = tracing.tracer.graph
@@ -71,6 +82,12 @@ class RecordingInterpreter(Interpreter):
             if is_first_gradient(n):
                 node.meta["first_gradient"] = True
         return out
+
+    def map_nodes_to_values(self, args: Any, n: fx.Node) -> Any:
+        """The arguments of a node that is traced again."""
+        if self._unwritten is not None:
+            self._unwritten.make(n.all_input_nodes, self.env)
+        return super().map_nodes_to_values(args, n)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """The value that an attribute is."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pygraph
-from pygraph.process.collection import no_collection
+from pygraph.process.collection import collect, collection_postponed, no_collection
 from pygraph.process.reentrancy import here
 from tests import extent
 from tests.memory import live_bytes
@@ -387,12 +387,25 @@ def collecting() -> Iterator[None]:
     (gc.enable if was_on else gc.disable)()
 
 
+@pytest.mark.parametrize("inner", [no_collection, collection_postponed])
+@pytest.mark.parametrize("outer", [no_collection, collection_postponed])
 @pytest.mark.parametrize("on", [True, False])
-def test_no_collection_nests_and_leaves_what_it_found(collecting: None, on: bool) -> None:
+def test_no_collection_nests_and_leaves_what_it_found(
+    collecting: None, on: bool, outer: Callable[[], Any], inner: Callable[[], Any]
+) -> None:
     (gc.enable if on else gc.disable)()
-    with no_collection():
+    with outer():
         assert not gc.isenabled()
-        with pytest.raises(KeyError), no_collection():
+        with pytest.raises(KeyError), inner():
             raise KeyError
         assert not gc.isenabled()
     assert gc.isenabled() is on
+
+
+def test_a_postponed_collection_may_be_asked_for(collecting: None) -> None:
+    with collection_postponed():
+        assert collect(0)
+        with no_collection():
+            assert collect(0)
+            with no_collection():
+                assert not collect(0)

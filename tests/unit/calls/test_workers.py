@@ -25,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(pipeline, "trace_call", traced)
     for module in (compilation, pipeline):
-        monkeypatch.setattr(module, "start_workers", lambda: events.append("start"))
+        monkeypatch.setattr(module, "start_workers_early", lambda: events.append("start"))
     return events
 
 

@@ -28,7 +28,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from pygraph.ir.descriptors import TensorSpec
-from pygraph.lowering import inductor, run_cache, wrapper_globals
+from pygraph.lowering import fused_run, inductor, run_cache, wrapper_globals
 from pygraph.lowering.fused_run import FusedRun, compile_run
 from pygraph.lowering.kernel_recorder import UntraceableError
 
@@ -286,12 +286,35 @@ def test_a_fresh_cache_has_none() -> None:
     assert compiled() == FOUND
 
 
+def test_when_workers_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a trace where nothing is kept; else when a run is not found."""
+    started: list[str] = []
+    for module in (run_cache, fused_run):
+        monkeypatch.setattr(module, "start_workers", lambda name=module.__name__: started.append(name))
+    run_cache.start_workers_early()
+    assert started == [run_cache.__name__]
+    compiled()
+    assert started == [run_cache.__name__, fused_run.__name__]
+    started.clear()
+    run_cache.start_workers_early()
+    compiled()
+    assert started == []
+    compiled(other)
+    assert started == [fused_run.__name__]
+    with functorch_config.patch(bundled_autograd_cache=True):
+        run_cache.start_workers_early()
+    assert started == [fused_run.__name__, run_cache.__name__]
+
+
 SCRIPT = """
+import sys
 import torch
 from pygraph.lowering import wrapper_globals
 from tests.unit.lowering import test_run_cache as tests
 wrapper_globals._empty_strided = tests._on_host
-print(*tests.compiled())
+found = tests.compiled()
+assert found != tests.FOUND or "torch._inductor.compile_fx" not in sys.modules  # of no use where nothing is compiled
+print(*found)
 """
 
 

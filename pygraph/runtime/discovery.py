@@ -1,7 +1,8 @@
 """Discovery of the pointers, numbers and allocations of a region's graph, from two recordings.
 
 The recordings have their inputs and outputs at different addresses and different numbers; words that moved along are
-pointers, and bytes that changed with a number are that number.
+pointers, and bytes that changed with a number are that number. The second one only serves the comparison: it is made
+with the example inputs themselves, as a recording changes nothing, and in a pool that is given back afterwards.
 """
 
 from __future__ import annotations
@@ -115,38 +116,40 @@ class Discovery:
         self.body = body
         self._room = room or {}
         self.driver = driver
-        self.pool = pool
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
         self.input_buffers: list[torch.Tensor | None] = [aligned_copy(t) if t.numel() else None for t in inputs]
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, numbers
-        self._record(inputs, list(numbers))
+        self._record(inputs, list(numbers), pool)
 
-    def _record(self, inputs: Sequence[torch.Tensor], numbers: list[Any]) -> None:
+    def _record(self, inputs: Sequence[torch.Tensor], numbers: list[Any], pool: Pool) -> None:
         body = self.body
         sentinels: list[list[Any]] = [list(numbers), list(numbers)]
         for _, position, dtype in body.scalar_nodes():
             kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
             sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
-        first, outputs, allocations = self._record_once(self.input_buffers, sentinels[0])
+        first, outputs, allocations = self._record_once(self.input_buffers, sentinels[0], pool)
         self.graph = first
-        others = [aligned_copy(tensor) if tensor.numel() else None for tensor in inputs]
+        # Not `detach`, which would let the recording increment the versions of the examples.
+        examples = [tensor.data if tensor.numel() else None for tensor in inputs]
         try:
-            second, outputs_again, _ = self._record_once(others, sentinels[1])
+            second, outputs_again, _ = self._record_once(examples, sentinels[1], self.driver.new_pool(lasting=False))
         except BaseException:
             first.release()
             raise
+        addresses_again = [output.untyped_storage().data_ptr() for output in outputs_again]
+        second.release()  # its nodes stay known
+        del outputs_again
+        self.driver.give_back()
         try:
-            self._plan(outputs, outputs_again, others, allocations, second, sentinels)
+            self._plan(outputs, addresses_again, examples, allocations, second, sentinels)
         except BaseException:
             first.release()
             raise
-        finally:
-            second.release()
 
     def _record_once(
-        self, inputs: Sequence[torch.Tensor | None], numbers: list[Any]
+        self, inputs: Sequence[torch.Tensor | None], numbers: list[Any], pool: Pool
     ) -> tuple[RecordedGraph, list[torch.Tensor], list[tuple[int, int]]]:
         position = -1
         allocations: list[tuple[int, int]] = []
@@ -180,7 +183,7 @@ class Discovery:
 
         def attempt() -> tuple[RecordedGraph, list[torch.Tensor]]:
             generators = [GraphGenerator(generator) for generator in dict.fromkeys(self.body.generators.values())]
-            return self.driver.record(functools.partial(record, generators), self.pool, generators)
+            return self.driver.record(functools.partial(record, generators), pool, generators)
 
         try:
             with Undisturbed(self.driver, None):
@@ -202,8 +205,8 @@ class Discovery:
     def _plan(
         self,
         outputs: list[torch.Tensor],
-        outputs_again: list[torch.Tensor],
-        others: Sequence[torch.Tensor | None],
+        addresses_again: list[int],
+        examples: Sequence[torch.Tensor | None],
         allocations: list[tuple[int, int]],
         second: RecordedGraph,
         sentinels: list[list[Any]],
@@ -211,13 +214,13 @@ class Discovery:
         """Find the words of every input, output memory and number."""
         self.output_buffers = [physical(output) for output in outputs]
         self.lazy = {i: (t.is_conj(), t.is_neg()) for i, t in enumerate(outputs) if t.is_conj() or t.is_neg()}
-        memory_again = self._find_memory(outputs, outputs_again, allocations)
+        memory_again = self._find_memory(outputs, addresses_again, allocations)
         nodes, nodes_again = self.graph.nodes, second.nodes
         comparable = same_structure(nodes, nodes_again)
         if not comparable:
             self.notes.append(Fallback("every pointer", "two recordings of the region differ in their kernels"))
         extents = [extent_of(self.input_buffers[i]) for i in self.slots] + [m.extent for m in self.memory]
-        extents_again = [extent_of(others[i]) for i in self.slots] + memory_again
+        extents_again = [extent_of(examples[i]) for i in self.slots] + memory_again
         self.words = pointer_words(nodes, nodes_again, extents, extents_again) if comparable else []
         self.values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or self.body.numbers else []
         self.unfound = self._unproven_inputs(self.words) if comparable else set(range(len(self.slots)))
@@ -227,21 +230,21 @@ class Discovery:
             self._find_unpointed()
 
     def _find_memory(
-        self, outputs: list[torch.Tensor], outputs_again: list[torch.Tensor], allocations: list[tuple[int, int]]
+        self, outputs: list[torch.Tensor], addresses_again: list[int], allocations: list[tuple[int, int]]
     ) -> list[Extent]:
         """Find the memory of the outputs; return where it was in the second recording."""
         self.memory: list[FreshMemory] = []
         self.views: list[tuple[int, TensorSpec]] = []
         again_extents: list[Extent] = []
         known: dict[int, int] = {}
-        for index, (tensor, again) in enumerate(zip(outputs, outputs_again, strict=True)):
+        for index, (tensor, again) in enumerate(zip(outputs, addresses_again, strict=True)):
             storage = tensor.untyped_storage()
             # Memory without bytes has no address of its own, and is no other's.
             if storage.data_ptr() not in known or not storage.nbytes():
                 known[storage.data_ptr()] = len(self.memory)
                 op = self.body.producer(index)
                 self.memory.append(_fresh_memory(tensor, op, allocations[op], allocations[op + 1]))
-                again_extents.append(Extent(again.untyped_storage().data_ptr(), storage.nbytes(), op))
+                again_extents.append(Extent(again, storage.nbytes(), op))
             self.views.append((known[storage.data_ptr()], TensorSpec.of(tensor)))
         return again_extents
 

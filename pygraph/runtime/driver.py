@@ -9,6 +9,7 @@ import abc
 import contextlib
 import dataclasses
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -91,9 +92,30 @@ def patiently(attempt: Callable[[], T], pauses: Sequence[float]) -> T:
 class Pool(abc.ABC):
     """Private memory that recordings of one function share; replays on it are ordered one after another."""
 
+    def __init__(self) -> None:
+        #: Graphs, and the pieces of memory of which each may use any part.
+        self._claims = weakref.WeakKeyDictionary[RecordedGraph, list[tuple[int, int]]]()
+
     @abc.abstractmethod
+    def segments(self) -> list[tuple[int, int]]:
+        """Address and size of the pieces of the device's memory that the pool holds."""
+
     def nbytes(self) -> int:
         """Bytes that the pool holds of the device's memory."""
+        return sum(size for _, size in self.segments())
+
+    def claim(self, graph: RecordedGraph) -> None:
+        """Note that a graph has just been recorded, which uses memory that the pool holds now."""
+        self._claims[graph] = self.segments()
+
+    def forget(self, graph: RecordedGraph) -> None:
+        """Note that a graph is not replayed any more."""
+        self._claims.pop(graph, None)
+
+    def is_claimed(self, start: int, size: int, graph: RecordedGraph) -> bool:
+        """Whether another graph than this one may use a part of these bytes."""
+        pieces = (piece for other, pieces in self._claims.items() if other is not graph for piece in pieces)
+        return any(first < start + size and start < first + length for first, length in pieces)
 
     @abc.abstractmethod
     def order(self) -> None:
@@ -138,8 +160,8 @@ class Driver(abc.ABC):
     counters: Counters
 
     @abc.abstractmethod
-    def new_pool(self) -> Pool:
-        """A fresh, empty memory pool."""
+    def new_pool(self, *, lasting: bool = True) -> Pool:
+        """A fresh, empty memory pool; one that does not last is for a single recording."""
 
     @abc.abstractmethod
     def record(
@@ -166,6 +188,9 @@ class Driver(abc.ABC):
     def unwatched(self) -> AbstractContextManager[object]:
         """A block in which the device may be waited for also where the user has errors raised for that."""
         return contextlib.nullcontext()
+
+    def give_back(self) -> None:
+        """Return memory that the allocator has cached to the device, as that of pools whose graphs are gone."""
 
     def warm_up(self, run: Callable[[], T]) -> T:
         """Run as `record` will, but for real, so that libraries allocate and choose their kernels beforehand."""

@@ -172,7 +172,8 @@ class Executable:
     def _record(self, bound: _BoundRegion, inputs: list[torch.Tensor], numbers: list[Any]) -> dict[Way, float]:
         """Record a region, and time the ways of running it if that is wanted.
 
-        In the order in which it needs least memory: ordinary launches come before there is a graph.
+        In the order in which it needs least memory: ordinary launches come before there is a graph, and a graph that
+        copies its inputs, which hardly ever stays, before the one whose results are kept in memory of the pool.
         """
         body, way, times = bound.body, bound.region.way, dict[Way, float]()
         timing = self._timing
@@ -186,20 +187,28 @@ class Executable:
         def record(way: Way) -> RegionGraph:
             return RegionGraph(body, self.driver, self.pool, example, way, self._mechanism, self._reused)
 
-        bound.graph = graph = record(way)
-        if timing is None:
-            return times
-        times[way] = self._timed(body, inputs, numbers, graph)
-        if way == "patch":
+        copies: float | None = None
+        notes: list[Fallback] = []
+        if timing is not None and way == "patch":
             try:
                 copying = record("copy")
             except RefusedError as error:
-                graph.fallbacks.append(Fallback("copies were not tried", error.reason))
-                return times
-            times["copy"] = self._timed(body, inputs, numbers, copying)
+                if error.node is not None:
+                    raise  # the device does not record it in any way
+                notes.append(Fallback("copies were not tried", error.reason))
+            else:
+                copies = self._timed(body, inputs, numbers, copying)
+                copying.release()
+        bound.graph = graph = record(way)
+        graph.fallbacks += notes
+        if timing is None:
+            return times
+        times[way] = self._timed(body, inputs, numbers, graph)
+        if copies is not None:
+            times["copy"] = copies
             if timing.fastest(times, way) == "copy":
-                bound.graph, copying = copying, graph
-            copying.release()
+                graph.release()
+                bound.graph = record("copy")
         return times
 
     def _timed(

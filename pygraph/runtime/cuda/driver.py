@@ -52,9 +52,9 @@ class CudaDriver(Driver):
             return "torch's caching allocator is off, which keeps the memory of graphs for them"
         return None
 
-    def new_pool(self) -> CudaPool:
+    def new_pool(self, *, lasting: bool = True) -> CudaPool:
         """A fresh private pool."""
-        return CudaPool(self.device)
+        return CudaPool(self.device, lasting)
 
     @contextlib.contextmanager
     def _on(self, stream: torch.cuda.Stream) -> Generator[None, None, None]:
@@ -80,6 +80,17 @@ class CudaDriver(Driver):
             yield
         finally:
             torch.cuda.set_sync_debug_mode(mode)
+
+    def give_back(self) -> None:
+        """Return what the allocator has cached to the device.
+
+        That is where the segments of a private pool go whose last graph has been destroyed: torch (2.11 and 2.13) keeps
+        them cached for the pool, which nothing allocates from any more, until its cache is emptied or an allocation
+        finds no memory. A segment in which a tensor is alive waits for that.
+        """
+        with captures.exclusive():
+            captures.give_back()  # graphs first whose destruction has been put off
+            torch.cuda.empty_cache()
 
     def warm_up(self, run: Callable[[], T]) -> T:
         """Run on the stream that captures, so that libraries have loaded and chosen before a capture begins."""

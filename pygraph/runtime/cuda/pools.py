@@ -67,12 +67,21 @@ def random_order(device: torch.device) -> StreamOrder:
 
 
 class CudaPool(StreamOrder, Pool):
-    """A private pool of PyTorch's caching allocator; replays on it are ordered across streams."""
+    """A private pool of PyTorch's caching allocator; replays on it are ordered across streams.
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+    Args:
+        device: The device.
+        lasting: Whether more than one recording uses it. The memory of the other kind goes back with its only graph.
+    """
+
+    def __init__(self, device: torch.device, lasting: bool = True) -> None:
+        StreamOrder.__init__(self, device)
+        Pool.__init__(self)
         self._keepers: list[tuple[Any, torch.cuda.CUDAGraph]] = []
-        self.renew()
+        if lasting:
+            self.renew()
+        else:
+            self.handle = torch.cuda.graph_pool_handle()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Bound above, as at the end of a process a module's names are gone; CUDA may be gone as well then.
@@ -93,12 +102,13 @@ class CudaPool(StreamOrder, Pool):
         """Whether its own last replay, or the last one that drew random numbers, cannot be waited for now."""
         return super().is_blocked() or random_order(self.device).is_blocked()
 
-    def nbytes(self) -> int:
-        """Bytes of the segments that the pool holds."""
+    def segments(self) -> list[tuple[int, int]]:
+        """Address and size of the segments that the pool holds."""
         # Of everything, and then chosen: with a pool's identifier, torch 2.11 takes references that are not its own.
         segments: list[Any] = torch.cuda.memory_snapshot()  # pyright: ignore
-        mine = {tuple(handle) for handle, _ in self._keepers}
-        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) in mine)
+        mine = {tuple(self.handle), *(tuple(handle) for handle, _ in self._keepers)}
+        chosen = [segment for segment in segments if tuple(segment["segment_pool_id"]) in mine]
+        return [(segment["address"], segment["total_size"]) for segment in chosen]
 
 
 def _new_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:

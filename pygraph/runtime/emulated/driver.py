@@ -63,7 +63,7 @@ class EmulatedDriver(Driver):
             memory.allocator.current, memory.allocator.freed = memory.allocator.default, None
 
     @override
-    def new_pool(self) -> Pool:
+    def new_pool(self, *, lasting: bool = True) -> Pool:
         return EmulatedPool(memory.allocator)
 
     @override

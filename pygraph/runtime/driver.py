@@ -93,8 +93,8 @@ class Pool(abc.ABC):
     """Private memory that recordings of one function share; replays on it are ordered one after another."""
 
     def __init__(self) -> None:
-        #: Graphs, and the pieces of memory of which each may use any part.
-        self._claims = weakref.WeakKeyDictionary[RecordedGraph, list[tuple[int, int]]]()
+        #: The graphs that are replayed on it.
+        self.graphs = weakref.WeakSet[RecordedGraph]()
 
     @abc.abstractmethod
     def segments(self) -> list[tuple[int, int]]:
@@ -104,18 +104,9 @@ class Pool(abc.ABC):
         """Bytes that the pool holds of the device's memory."""
         return sum(size for _, size in self.segments())
 
-    def claim(self, graph: RecordedGraph) -> None:
-        """Note that a graph has just been recorded, which uses memory that the pool holds now."""
-        self._claims[graph] = self.segments()
-
-    def forget(self, graph: RecordedGraph) -> None:
-        """Note that a graph is not replayed any more."""
-        self._claims.pop(graph, None)
-
-    def is_claimed(self, start: int, size: int, graph: RecordedGraph) -> bool:
-        """Whether another graph than this one may use a part of these bytes."""
-        pieces = (piece for other, pieces in self._claims.items() if other is not graph for piece in pieces)
-        return any(first < start + size and start < first + length for first, length in pieces)
+    def taken(self) -> list[tuple[int, int]]:
+        """Address and size of the pieces of which its graphs may use any part."""
+        return self.segments() if self.graphs else []
 
     @abc.abstractmethod
     def order(self) -> None:

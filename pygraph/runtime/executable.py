@@ -173,7 +173,7 @@ class Executable:
         """Record a region, and time the ways of running it if that is wanted.
 
         In the order in which it needs least memory: ordinary launches come before there is a graph, and a graph that
-        copies its inputs, which hardly ever stays, before the one whose results are kept in memory of the pool.
+        copies its inputs before the one that keeps memory for saved tensors.
         """
         body, way, times = bound.body, bound.region.way, dict[Way, float]()
         timing = self._timing
@@ -184,22 +184,21 @@ class Executable:
             times["launch"] = timing.launches[nodes]
         example = Example.of(body, self.driver, inputs, numbers)
 
-        def record(way: Way) -> RegionGraph:
-            return RegionGraph(body, self.driver, self.pool, example, way, self._mechanism, self._reused)
+        saved = self.convention.saved_nodes()
+
+        def record(way: Way, pool: Pool) -> RegionGraph:
+            return RegionGraph(body, self.driver, pool, example, way, self._mechanism, self._reused, saved)
 
         copies: float | None = None
         notes: list[Fallback] = []
         if timing is not None and way == "patch":
             try:
-                copying = record("copy")
+                copies = self._time_of_copies(body, inputs, numbers, record)
             except RefusedError as error:
                 if error.node is not None:
                     raise  # the device does not record it in any way
                 notes.append(Fallback("copies were not tried", error.reason))
-            else:
-                copies = self._timed(body, inputs, numbers, copying)
-                copying.release()
-        bound.graph = graph = record(way)
+        bound.graph = graph = record(way, self.pool)
         graph.fallbacks += notes
         if timing is None:
             return times
@@ -208,8 +207,24 @@ class Executable:
             times["copy"] = copies
             if timing.fastest(times, way) == "copy":
                 graph.release()
-                bound.graph = record("copy")
+                bound.graph = graph = record("copy", self.pool)
+        if graph.saved is not None:
+            graph.saved.forget_streams()
         return times
+
+    def _time_of_copies(
+        self,
+        body: RegionBody,
+        inputs: list[torch.Tensor],
+        numbers: list[Any],
+        record: Callable[[Way, Pool], RegionGraph],
+    ) -> float:
+        """The time of a graph that copies its inputs, which hardly ever stays: it is recorded in a pool of its own."""
+        graph = record("copy", self.driver.new_pool())
+        try:
+            return self._timed(body, inputs, numbers, graph)
+        finally:
+            graph.release()
 
     def _timed(
         self,

@@ -59,6 +59,7 @@ class RecordedRegion:
         self.words, self.values, self.blank = found.words, found.values, found.blank
         self.input_buffers, self.output_buffers = found.input_buffers, found.output_buffers
         self.fallbacks: list[Fallback] = found.notes
+        pool.graphs.add(self.graph)
         self.graph.draws = any(is_random(node) for node in body.nodes)
 
     # -- how pointers change --------------------------------------------------------------------------------------
@@ -170,10 +171,11 @@ class RecordedRegion:
             found[index] = as_lazy(found[index], conjugated, negated)
         return found
 
-    def release(self) -> None:
-        """Give the graph and its buffers back."""
+    def release(self, *keep: object) -> None:
+        """Give the graph and its buffers back, and drop ``keep``, which replays use as well."""
+        self.pool.graphs.discard(self.graph)
         # A replay may still run, on another stream than the one that the buffers' memory goes back to.
-        self.graph.release(self.input_buffers, self.output_buffers, self.body)
+        self.graph.release(self.input_buffers, self.output_buffers, self.body, *keep)
         self.input_buffers, self.output_buffers = [], []
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -9,7 +9,9 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <torch/csrc/Storage.h>
 
 #include <optional>
 #include <string>
@@ -56,6 +58,22 @@ bool fits_as_result(const at::Tensor& tensor, const ResultMemory& memory) {
       !tensor.is_neg() && !tensor.is_inference();
 }
 
+// Who else refers to a storage, by counts that are compared: of references, and of those to its object in Python.
+std::pair<size_t, Py_ssize_t> owners_of(const at::Storage& storage) {
+  PyObject* object = checked(THPStorage_Wrap(storage));
+  const std::pair<size_t, Py_ssize_t> owners(storage.use_count(), Py_REFCNT(object));
+  Py_DECREF(object);
+  return owners;
+}
+
+// Whether nothing refers to a storage but one tensor, and its object in Python if it has one. Since torch 2.13 that object
+// stays as long as the storage, and refers to it.
+bool is_sole_owner(const at::Storage& storage) {
+  if (storage.use_count() == 1) return true;
+  static const auto sole = owners_of(at::empty({1}).storage());
+  return owners_of(storage) == sole;
+}
+
 constexpr uint64_t kAnyStream = ~uint64_t{0};  // of memory that no stream has used yet
 
 // Memory for the saved tensors of a graph, `pygraph.runtime.saved_memory`: calls in Python and other plans share it.
@@ -75,7 +93,8 @@ struct KeptMemory {
     if (THPVariable_Check(kept)) base = THPVariable_Unpack(kept);
     // On another stream, the allocator could give it away too early; its storage may have been resized.
     const bool is_here = streams[position] == stream || streams[position] == kAnyStream;
-    if (!base.defined() || !is_here || base.storage().use_count() != 1 || base.storage().nbytes() < memory.bytes) {
+    if (!base.defined() || !is_here || base.storage().nbytes() < memory.bytes ||
+        !is_sole_owner(base.storage())) {
       base = memory.make(false);
       if (PyList_SetItem(bases, position, checked(THPVariable_Wrap(base))) < 0) throw PythonError();
     }

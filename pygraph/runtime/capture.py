@@ -28,6 +28,7 @@ from pygraph.runtime.patchable import CrowdedError, find_blank_outputs, patchabl
 from pygraph.runtime.proof import Example, LaunchSpread
 from pygraph.runtime.recorded_region import RecordedRegion, UnprovenError
 from pygraph.runtime.replay_proof import ReplayProof
+from pygraph.runtime.result_places import sizes_of_results
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.runtime.saved_memory import SavedMemory, release_unused
 
@@ -93,20 +94,23 @@ class RegionGraph:
         room: dict[int, list[int]] = {}
         attempts: list[Mechanism | None] = list(dict.fromkeys((mechanism, "host", "copy", None)))
         taken: list[tuple[int, int]] = []
+        places = sizes_of_results(self.body, self._saved_nodes)
         if self._saved_nodes:
             release_unused()
             taken = self.pool.taken()
         while attempts:
             request = attempts[0]
             progress.phase("capturing")
-            found = Discovery(self.body, self.driver, self.pool, example.inputs, example.numbers, room)
+            found = Discovery(
+                self.body, self.driver, self.pool, example.inputs, example.numbers, places, taken, room
+            )  # fmt: skip
             region = RecordedRegion(self.body, self.driver, self.pool, found)
             region.fallbacks[:0] = notes
             proof = ReplayProof(region, example, self.spread, self._reused is not None)
             progress.phase("proving")
             try:
                 self._prove(proof, found, request, may_ask_for_room=not room)
-                self._own = own_results(proof, self._saved_numbers(region), taken)
+                self._own = own_results(proof, self._saved_numbers(region))
                 return region
             except CrowdedError as error:
                 region.release()
@@ -189,7 +193,7 @@ class RegionGraph:
         else:
             saved = {number: specs[number] for number in self._saved_numbers(region)}
             if saved:
-                own = {n: owners[n].data.as_strided(specs[n].shape, specs[n].stride, 0) for n in self._own}
+                own = {n: owners[n].as_strided(specs[n].shape, specs[n].stride, 0).data for n in self._own}
                 self.saved = SavedMemory(saved, own, self._current_stream())
             copied = self.choice.copied
             region.output_buffers = [tensor for tensor, (number, _) in buffers if len(self.slots) + number in copied]

@@ -28,6 +28,7 @@ from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, pointer_words, same_structure, value_words
 from pygraph.runtime.proof import Trial, Undisturbed
 from pygraph.runtime.recorded_graph import RecordedGraph
+from pygraph.runtime.result_places import ResultPlaces
 
 _PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
 
@@ -79,6 +80,9 @@ class Discovery:
         pool: Memory for what the region allocates.
         inputs: Example inputs, which are not changed.
         numbers: Example numbers.
+        places: Bytes of results by the operation that makes them, which the first recording shall have where neither
+            values before them nor other graphs have been; see `pygraph.runtime.result_places`.
+        taken: Address and size of memory that other graphs use.
         room: Sizes of results by the operation that makes them, for which there shall be free memory of exactly these
             sizes. Otherwise a result may begin where its operation had larger scratch memory, whose pointers look like
             the result's.
@@ -98,6 +102,7 @@ class Discovery:
         values: Where the numbers are.
         unfound: Slots that some kernel reads through a pointer that was not found.
         blank: Memory that no operation writes to.
+        placed: Memory that lies in its place.
         unpointed: Other memory that no pointer was found to, and what to report about it.
         notes: Pointers that were not found, for the report.
     """
@@ -111,30 +116,38 @@ class Discovery:
         pool: Pool,
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
+        places: Mapping[int, Sequence[int]],
+        taken: Sequence[tuple[int, int]] = (),
         room: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.body = body
         self._room = room or {}
+        sizes = {op: its for op, its in places.items() if op not in self._room}
+        self._places: Mapping[int, Sequence[tuple[int, int]]] = {}
+        self._taken = taken
         self.driver = driver
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
         self.input_buffers: list[torch.Tensor | None] = [aligned_copy(t) if t.numel() else None for t in inputs]
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, numbers
-        self._record(inputs, list(numbers), pool)
+        self._record(inputs, list(numbers), pool, sizes)
+        self.placed = frozenset(number for number, one in enumerate(self.memory) if self._is_placed(one.extent))
 
-    def _record(self, inputs: Sequence[torch.Tensor], numbers: list[Any], pool: Pool) -> None:
+    def _record(
+        self, inputs: Sequence[torch.Tensor], numbers: list[Any], pool: Pool, sizes: Mapping[int, Sequence[int]]
+    ) -> None:
         body = self.body
         sentinels: list[list[Any]] = [list(numbers), list(numbers)]
         for _, position, dtype in body.scalar_nodes():
             kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
             sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
-        first, outputs, allocations = self._record_once(self.input_buffers, sentinels[0], pool)
+        first, outputs, allocations = self._record_once(self.input_buffers, sentinels[0], pool, sizes)
         self.graph = first
         # Not `detach`, which would let the recording increment the versions of the examples.
         examples = [tensor.data if tensor.numel() else None for tensor in inputs]
         try:
-            second, outputs_again, _ = self._record_once(examples, sentinels[1], self.driver.new_pool(lasting=False))
+            second, outputs_again, _ = self._record_once(examples, sentinels[1], self.driver.new_pool(lasting=False), {})
         except BaseException:
             first.release()
             raise
@@ -149,7 +162,11 @@ class Discovery:
             raise
 
     def _record_once(
-        self, inputs: Sequence[torch.Tensor | None], numbers: list[Any], pool: Pool
+        self,
+        inputs: Sequence[torch.Tensor | None],
+        numbers: list[Any],
+        pool: Pool,
+        sizes: Mapping[int, Sequence[int]],
     ) -> tuple[RecordedGraph, list[torch.Tensor], list[tuple[int, int]]]:
         position = -1
         allocations: list[tuple[int, int]] = []
@@ -157,7 +174,12 @@ class Discovery:
 
         def record(generators: Sequence[GraphGenerator], mark: Callable[[int], None]) -> list[torch.Tensor]:
             walls: list[torch.Tensor] = []
-            made = held = 0  # bytes of `walls`, which are none of the operations'
+            before = self._allocated()
+            places = ResultPlaces(sizes, self._taken, self.driver.device)
+            if sizes:
+                self._places = places.extents
+            after = self._allocated()
+            made, held = after[0] - before[0], after[1] - before[1]  # of `walls` and `places`, not of operations
 
             def note_allocations() -> None:
                 total, live = self._allocated()
@@ -167,12 +189,13 @@ class Discovery:
                 nonlocal position, made, held
                 position = index
                 note_allocations()
-                if walls or index in self._room:
-                    walls.clear()
+                if walls or index in self._room or places.concerns(index):
                     before = self._allocated()
+                    walls.clear()
+                    places.move_to(index)
                     walls.extend(_make_room(self._room.get(index, ()), self.driver.device))
                     after = self._allocated()
-                    made, held = made + after[0] - before[0], after[1] - before[1]
+                    made, held = made + after[0] - before[0], held + after[1] - before[1]
                 mark(index)
 
             allocations.clear()
@@ -192,6 +215,10 @@ class Discovery:
             self._settle_libraries()
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
         return graph, outputs, allocations
+
+    def _is_placed(self, extent: Extent) -> bool:
+        places = self._places.get(extent.first_op, ())
+        return any(start <= extent.start and extent.start + extent.size <= start + size for start, size in places)
 
     def _allocated(self) -> tuple[int, int]:
         """Bytes allocated since the start, and those in use."""

@@ -186,19 +186,19 @@ class Executable:
 
         saved = self.convention.saved_nodes()
 
-        def record(way: Way, pool: Pool) -> RegionGraph:
-            return RegionGraph(body, self.driver, pool, example, way, self._mechanism, self._reused, saved)
+        def record(way: Way) -> RegionGraph:
+            return RegionGraph(body, self.driver, self.pool, example, way, self._mechanism, self._reused, saved)
 
         copies: float | None = None
         notes: list[Fallback] = []
         if timing is not None and way == "patch":
             try:
-                copies = self._time_of_copies(body, inputs, numbers, record)
+                copies = self._time_of_copies(body, example)
             except RefusedError as error:
                 if error.node is not None:
                     raise  # the device does not record it in any way
                 notes.append(Fallback("copies were not tried", error.reason))
-        bound.graph = graph = record(way, self.pool)
+        bound.graph = graph = record(way)
         graph.fallbacks += notes
         if timing is None:
             return times
@@ -207,22 +207,17 @@ class Executable:
             times["copy"] = copies
             if timing.fastest(times, way) == "copy":
                 graph.release()
-                bound.graph = graph = record("copy", self.pool)
+                bound.graph = graph = record("copy")
         if graph.saved is not None:
             graph.saved.forget_streams()
         return times
 
-    def _time_of_copies(
-        self,
-        body: RegionBody,
-        inputs: list[torch.Tensor],
-        numbers: list[Any],
-        record: Callable[[Way, Pool], RegionGraph],
-    ) -> float:
+    def _time_of_copies(self, body: RegionBody, example: Example) -> float:
         """The time of a graph that copies its inputs, which hardly ever stays: it is recorded in a pool of its own."""
-        graph = record("copy", self.driver.new_pool())
+        pool = self.driver.new_pool()
+        graph = RegionGraph(body, self.driver, pool, example, "copy", self._mechanism, self._reused)
         try:
-            return self._timed(body, inputs, numbers, graph)
+            return self._timed(body, list(example.inputs), list(example.numbers), graph)
         finally:
             graph.release()
 

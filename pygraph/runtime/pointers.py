@@ -101,16 +101,6 @@ def pointer_words(
     return words
 
 
-def points_into(params: bytes, start: int, size: int) -> bool:
-    """Whether a word of a node's parameters is an address in this memory.
-
-    >>> points_into((0x1010).to_bytes(8, "little"), 0x1000, 64), points_into(bytes(16), 0x1000, 64)
-    (True, False)
-    """
-    values = np.frombuffer(params, dtype="<u8", count=len(params) // 8)
-    return bool(((values >= start) & (values < start + size)).any())
-
-
 def value_words(
     first: Sequence[RecordedNode],
     second: Sequence[RecordedNode],

@@ -41,6 +41,7 @@ class RecordedRegion:
         lazy: Outputs that are conjugated or negated when they are read: whether the one and whether the other.
         words: The pointer words of all slots.
         values: The parameter bytes that hold numbers.
+        placed: Entries of ``memory`` that lie where neither values before them nor other graphs have been.
         blank: Entries of ``memory`` that replays leave as they are.
         input_buffers: The tensors that were inputs of the recording; None where a replay reads them no more.
         output_buffers: The tensors that were its outputs.
@@ -57,6 +58,7 @@ class RecordedRegion:
         self.graph, self.slots, self.memory = found.graph, found.slots, found.memory
         self.views, self.lazy = found.views, found.lazy
         self.words, self.values, self.blank = found.words, found.values, found.blank
+        self.placed = found.placed
         self.input_buffers, self.output_buffers = found.input_buffers, found.output_buffers
         self.fallbacks: list[Fallback] = found.notes
         pool.graphs.add(self.graph)

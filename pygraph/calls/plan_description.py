@@ -93,7 +93,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     return {
         "inputs": tuple(tensors[body.inputs[position]] for position in graph.slots),
         "memory": _memory(graph),
-        "keeps": None if graph.saved is None else _kept(graph.saved),
+        "keeps": None if graph.saved is None else _saved_memory(graph.saved),
         "slots": slots,
         "numbers": tuple(
             (numbers[node], *cells) for node, cells in zip(body.numbers, values, strict=True)
@@ -124,7 +124,7 @@ def _memory(graph: RegionGraph) -> tuple[tuple[Any, ...], ...]:
     )
 
 
-def _kept(saved: SavedMemory) -> dict[str, Any]:
+def _saved_memory(saved: SavedMemory) -> dict[str, Any]:
     """The memory of saved tensors, which the plan shares with calls in Python."""
     return {
         "bases": saved.bases,

@@ -28,7 +28,7 @@ from pygraph.runtime.patchable import CrowdedError, find_blank_outputs, patchabl
 from pygraph.runtime.proof import Example, LaunchSpread
 from pygraph.runtime.recorded_region import RecordedRegion, UnprovenError
 from pygraph.runtime.replay_proof import ReplayProof
-from pygraph.runtime.result_places import sizes_of_results
+from pygraph.runtime.reservations import sizes_of_results
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.runtime.saved_memory import SavedMemory, release_unused
 
@@ -94,15 +94,16 @@ class RegionGraph:
         room: dict[int, list[int]] = {}
         attempts: list[Mechanism | None] = list(dict.fromkeys((mechanism, "host", "copy", None)))
         taken: list[tuple[int, int]] = []
-        places = sizes_of_results(self.body, self._saved_nodes)
+        reserved = sizes_of_results(self.body, self._saved_nodes)
         if self._saved_nodes:
             release_unused()
             taken = self.pool.taken()
         while attempts:
             request = attempts[0]
             progress.phase("capturing")
+            outside = self._reused is None
             found = Discovery(
-                self.body, self.driver, self.pool, example.inputs, example.numbers, places, taken, room
+                self.body, self.driver, self.pool, example.inputs, example.numbers, reserved, taken, outside, room
             )  # fmt: skip
             region = RecordedRegion(self.body, self.driver, self.pool, found)
             region.fallbacks[:0] = notes
@@ -193,10 +194,11 @@ class RegionGraph:
         else:
             saved = {number: specs[number] for number in self._saved_numbers(region)}
             if saved:
-                own = {n: owners[n].as_strided(specs[n].shape, specs[n].stride, 0).data for n in self._own}
-                self.saved = SavedMemory(saved, own, self._current_stream())
-            copied = self.choice.copied
-            region.output_buffers = [tensor for tensor, (number, _) in buffers if len(self.slots) + number in copied]
+                own = {n: owners[n].as_strided(s.shape, s.stride, 0).data for n, s in saved.items() if n in self._own}
+                self.saved = SavedMemory(saved, own, region.reserved, self._current_stream())
+            written = {slot - len(self.slots) for slot in self.choice.copied}
+            written |= region.outside - self._own - region.blank  # else others would get what replays may write to
+            region.output_buffers = [tensor for tensor, (number, _) in buffers if number in written]
 
     def _current_stream(self) -> Callable[[], int] | None:
         stream = self.driver.native_stream()
@@ -225,7 +227,8 @@ class RegionGraph:
         if reused is not None:
             fresh = reused
         elif taken or self.saved is not None:
-            found = dict(taken or ()) if self.saved is None else {**self.saved.take(), **(taken or {})}
+            found: dict[int, torch.Tensor] = {} if self.saved is None else self.saved.take()
+            found.update(taken or {})
             fresh = [found[i] if i in found else memory.spec.empty() for i, memory in enumerate(self.memory)]
         else:
             fresh = [memory.spec.empty() for memory in self.memory]

@@ -28,7 +28,7 @@ from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, pointer_words, same_structure, value_words
 from pygraph.runtime.proof import Trial, Undisturbed
 from pygraph.runtime.recorded_graph import RecordedGraph
-from pygraph.runtime.result_places import ResultPlaces
+from pygraph.runtime.reservations import Reservations
 
 _PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
 
@@ -80,9 +80,11 @@ class Discovery:
         pool: Memory for what the region allocates.
         inputs: Example inputs, which are not changed.
         numbers: Example numbers.
-        places: Bytes of results by the operation that makes them, which the first recording shall have where neither
-            values before them nor other graphs have been; see `pygraph.runtime.result_places`.
+        reserved: Bytes of results by the operation that makes them, which the first recording shall have where neither
+            values before them nor other graphs have been; see `pygraph.runtime.reservations`.
         taken: Address and size of memory that other graphs use.
+        allocates: Whether memory of outputs that the region only allocates is to be outside of the pool: replays write
+            elsewhere, so that no graph has to have it.
         room: Sizes of results by the operation that makes them, for which there shall be free memory of exactly these
             sizes. Otherwise a result may begin where its operation had larger scratch memory, whose pointers look like
             the result's.
@@ -102,7 +104,8 @@ class Discovery:
         values: Where the numbers are.
         unfound: Slots that some kernel reads through a pointer that was not found.
         blank: Memory that no operation writes to.
-        placed: Memory that lies in its place.
+        reserved: Memory that lies where it was reserved.
+        outside: Memory that lies outside of the pool.
         unpointed: Other memory that no pointer was found to, and what to report about it.
         notes: Pointers that were not found, for the report.
     """
@@ -116,15 +119,17 @@ class Discovery:
         pool: Pool,
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
-        places: Mapping[int, Sequence[int]],
+        reserved: Mapping[int, Sequence[int]],
         taken: Sequence[tuple[int, int]] = (),
+        allocates: bool = False,
         room: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.body = body
         self._room = room or {}
-        sizes = {op: its for op, its in places.items() if op not in self._room}
-        self._places: Mapping[int, Sequence[tuple[int, int]]] = {}
+        sizes = {op: its for op, its in reserved.items() if op not in self._room}
+        self._reservations: Mapping[int, Sequence[tuple[int, int]]] = {}
         self._taken = taken
+        self._allocates = allocates
         self.driver = driver
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
         self.input_buffers: list[torch.Tensor | None] = [aligned_copy(t) if t.numel() else None for t in inputs]
@@ -132,7 +137,9 @@ class Discovery:
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, numbers
         self._record(inputs, list(numbers), pool, sizes)
-        self.placed = frozenset(number for number, one in enumerate(self.memory) if self._is_placed(one.extent))
+        self.reserved = frozenset(number for number, one in enumerate(self.memory) if self._is_reserved(one.extent))
+        outside = {body.nodes.index(node) for node in body.allocations} if allocates else set[int]()
+        self.outside = frozenset(n for n, one in enumerate(self.memory) if one.extent.first_op in outside)
 
     def _record(
         self, inputs: Sequence[torch.Tensor], numbers: list[Any], pool: Pool, sizes: Mapping[int, Sequence[int]]
@@ -147,7 +154,9 @@ class Discovery:
         # Not `detach`, which would let the recording increment the versions of the examples.
         examples = [tensor.data if tensor.numel() else None for tensor in inputs]
         try:
-            second, outputs_again, _ = self._record_once(examples, sentinels[1], self.driver.new_pool(lasting=False), {})
+            second, outputs_again, _ = self._record_once(
+                examples, sentinels[1], self.driver.new_pool(lasting=False), {}
+            )
         except BaseException:
             first.release()
             raise
@@ -170,16 +179,21 @@ class Discovery:
     ) -> tuple[RecordedGraph, list[torch.Tensor], list[tuple[int, int]]]:
         position = -1
         allocations: list[tuple[int, int]] = []
+        allocations_of = self.body.allocations if self._allocates else []
+        allocated: dict[fx.Node, Any] = {
+            node: node.target(*node.args, **node.kwargs)  # pyright: ignore
+            for node in allocations_of
+        }
         actual = [empty if tensor is None else tensor for tensor, empty in zip(inputs, self._empties, strict=True)]
 
         def record(generators: Sequence[GraphGenerator], mark: Callable[[int], None]) -> list[torch.Tensor]:
             walls: list[torch.Tensor] = []
             before = self._allocated()
-            places = ResultPlaces(sizes, self._taken, self.driver.device)
+            reservations = Reservations(sizes, self._taken, self.driver.device)
             if sizes:
-                self._places = places.extents
+                self._reservations = reservations.extents
             after = self._allocated()
-            made, held = after[0] - before[0], after[1] - before[1]  # of `walls` and `places`, not of operations
+            made, held = after[0] - before[0], after[1] - before[1]  # of `walls` and `reservations`, not of operations
 
             def note_allocations() -> None:
                 total, live = self._allocated()
@@ -189,10 +203,10 @@ class Discovery:
                 nonlocal position, made, held
                 position = index
                 note_allocations()
-                if walls or index in self._room or places.concerns(index):
+                if walls or index in self._room or reservations.concerns(index):
                     before = self._allocated()
                     walls.clear()
-                    places.move_to(index)
+                    reservations.free_for(index)
                     walls.extend(_make_room(self._room.get(index, ()), self.driver.device))
                     after = self._allocated()
                     made, held = made + after[0] - before[0], held + after[1] - before[1]
@@ -200,7 +214,7 @@ class Discovery:
 
             allocations.clear()
             own = {generator.original: generator.own for generator in generators}
-            outputs = self.body.run(actual, numbers, before_operation, generators=own)  # pyright: ignore[reportArgumentType]
+            outputs = self.body.run(actual, numbers, before_operation, generators=own, allocated=allocated)  # pyright: ignore[reportArgumentType]
             note_allocations()
             return outputs
 
@@ -216,9 +230,9 @@ class Discovery:
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
         return graph, outputs, allocations
 
-    def _is_placed(self, extent: Extent) -> bool:
-        places = self._places.get(extent.first_op, ())
-        return any(start <= extent.start and extent.start + extent.size <= start + size for start, size in places)
+    def _is_reserved(self, extent: Extent) -> bool:
+        pieces = self._reservations.get(extent.first_op, ())
+        return any(start <= extent.start and extent.start + extent.size <= start + size for start, size in pieces)
 
     def _allocated(self) -> tuple[int, int]:
         """Bytes allocated since the start, and those in use."""

@@ -112,6 +112,10 @@ class Pool(abc.ABC):
     def order(self) -> None:
         """Make work on the current stream wait for the pool's last replay, if that was on another stream."""
 
+    def end_use(self, graph: RecordedGraph) -> None:
+        """Note that a graph is not replayed any more."""
+        self.graphs.discard(graph)
+
     def is_blocked(self) -> bool:
         """Whether nothing can wait for the last replay now, because its stream is being captured."""
         return False
@@ -180,6 +184,7 @@ class Driver(abc.ABC):
         """A block in which the device may be waited for also where the user has errors raised for that."""
         return contextlib.nullcontext()
 
+    @abc.abstractmethod
     def give_back(self) -> None:
         """Return memory that the allocator has cached to the device, as that of pools whose graphs are gone."""
 

@@ -1,10 +1,10 @@
-"""Results that may lie where a graph was recorded with them, from call to call.
+"""Memory of results that only the patched pointers of a graph reach: nothing is written where it was recorded.
 
-A replay writes results to memory that it is given. That of the recording is as good as any other if nothing but the
-patched pointers of the results leads there. It has to be a place that the recording has held for them, see
-`pygraph.runtime.result_places`, so that no value before them and no other graph has it. What an operation does there
-itself, with scratch memory or through hidden pointers, is put to the test: replays whose results go elsewhere leave the
-place as it is.
+A replay writes results to memory that it is given. Then the memory of the recording is as good as any other, and may be
+what replays are given, or may be freed. In a pool it has to be what the recording has reserved for the result, see
+`pygraph.runtime.reservations`, so that no value before it and no other graph has it. What operations do there beside
+the patched pointers, with scratch memory or through hidden ones, is put to the test: replays whose results go elsewhere
+leave the memory of the recording as it is.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from pygraph.runtime.recorded_region import RecordedRegion
 from pygraph.runtime.replay_proof import ReplayProof
 
 
-def own_results(proof: ReplayProof, numbers: Iterable[int]) -> frozenset[int]:
-    """The entries of a region's ``memory`` whose memory of the recording only the patched pointers of results reach.
+def own_results(proof: ReplayProof, saved: Iterable[int]) -> frozenset[int]:
+    """The entries of ``memory``, outside of the pool or reserved in it, whose memory of the recording replays leave alone.
 
     Args:
         proof: Where the region is, which is proven.
-        numbers: The entries in question.
+        saved: The entries of interest among those in the pool.
     """
     region = proof.region
-    return _left_alone(proof, {n for n in numbers if _is_patched(region, n)} & region.placed - _computed_indices(region))
+    candidates = region.outside | (region.reserved & frozenset(saved))
+    patched = {number for number in candidates if _is_patched(region, number)}
+    return _left_alone(proof, patched - _computed_indices(region))
 
 
 def _is_patched(region: RecordedRegion, number: int) -> bool:

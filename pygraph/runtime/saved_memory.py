@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -33,10 +33,11 @@ class SavedMemory:
     Args:
         specs: By number of the graph's memory, how it is allocated.
         own: Tensors in the memory that the graph was recorded with, by number.
+        in_pool: Which of these lie in the pool of the graph.
         current_stream: The raw current stream; None on a device without streams.
 
     Attributes:
-        bases: A tensor for each memory, in the order of ``specs``; None where none is kept. Native plans share the list.
+        bases: A tensor for each memory, in the order of ``specs``; None where none is kept. Native plans share it.
         streams: The raw stream that has used each; `ANY_STREAM` if none has.
         is_keeper: Nonzero if the graph is among those that keep memory now.
     """
@@ -45,13 +46,17 @@ class SavedMemory:
         self,
         specs: Mapping[int, TensorSpec],
         own: Mapping[int, torch.Tensor],
+        in_pool: Container[int],
         current_stream: Callable[[], int] | None,
     ) -> None:
         self._specs = dict(specs)
         self._position = {number: position for position, number in enumerate(specs)}
         self._current_stream = current_stream
         self.bases: list[torch.Tensor | None] = [own.get(number) for number in specs]
-        self.streams = (ctypes.c_uint64 * len(self.bases))(*[ANY_STREAM] * len(self.bases))
+        #: Whether each has only been that of the recording: only replays, which are ordered, get memory of the pool.
+        self._is_pooled = [number in in_pool for number in specs]
+        now = self._stream()
+        self.streams = (ctypes.c_uint64 * len(self.bases))(*[ANY_STREAM if one else now for one in self._is_pooled])
         self.is_keeper = ctypes.c_int64(0)
 
     def position(self, number: int) -> int | None:
@@ -64,11 +69,12 @@ class SavedMemory:
         if _fills_memory() or _has_hooks() or torch.is_inference_mode_enabled():
             return {}
         self.keep()
-        stream = 0 if self._current_stream is None else self._current_stream()
-        return {number: self._take(position, spec, stream) for (number, spec), position in self._places()}
+        stream = self._stream()
+        positions = self._position.items()
+        return {number: self._take(position, self._specs[number], stream) for number, position in positions}
 
-    def _places(self) -> list[tuple[tuple[int, TensorSpec], int]]:
-        return list(zip(self._specs.items(), range(len(self.bases)), strict=True))
+    def _stream(self) -> int:
+        return 0 if self._current_stream is None else self._current_stream() % 2**64
 
     def _take(self, position: int, spec: TensorSpec, stream: int) -> torch.Tensor:
         base = self.bases[position]
@@ -76,6 +82,7 @@ class SavedMemory:
         is_here = self.streams[position] in (ANY_STREAM, stream)
         if base is None or not is_here or base.untyped_storage().nbytes() < spec.nbytes or not is_sole_owner(base):
             base = self.bases[position] = spec.empty()
+            self._is_pooled[position] = False
         self.streams[position] = stream
         return base.data  # not `detach`: the tensors of two calls have versions of their own
 
@@ -84,9 +91,10 @@ class SavedMemory:
         return any(base is not None and not is_sole_owner(base) for base in list(self.bases))
 
     def forget_streams(self) -> None:
-        """Let the next call have it on whatever stream; all work with it is done or ordered before that call."""
-        for position in range(len(self.bases)):
-            self.streams[position] = ANY_STREAM
+        """Let the next call have memory of the pool on whatever stream: until now only replays have."""
+        for position, is_pooled in enumerate(self._is_pooled):
+            if is_pooled:
+                self.streams[position] = ANY_STREAM
 
     def keep(self) -> None:
         """Be among those that keep memory, and have others give back what nobody uses."""
@@ -121,8 +129,8 @@ def release_unused() -> None:
 
 def _fills_memory() -> bool:
     """Whether torch fills fresh memory with a value, as a debugging aid."""
-    fills: bool = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAssignmentType]
-    return torch.are_deterministic_algorithms_enabled() and fills
+    settings: Any = torch.utils.deterministic
+    return torch.are_deterministic_algorithms_enabled() and bool(settings.fill_uninitialized_memory)
 
 
 def _has_hooks() -> bool:

@@ -114,6 +114,9 @@ class CudaDriver(Driver):
     def _record(
         self, body: Callable[[Callable[[int], None]], T], pool: CudaPool, generators: Sequence[GraphGenerator]
     ) -> tuple[RecordedGraph, T]:
+        if pool.handle is None:
+            pool.renew()
+        handle = pool.handle
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         _register(graph, generators)
@@ -128,7 +131,7 @@ class CudaDriver(Driver):
 
         try:
             with self._on(captures.capture_stream(self.device)):
-                result = captures.capture(graph, pool.handle, launch)
+                result = captures.capture(graph, handle, launch)
         except BaseException:
             torch.cuda.synchronize(self.device)
             pool.renew()

@@ -67,6 +67,11 @@ class EmulatedDriver(Driver):
         return EmulatedPool(memory.allocator)
 
     @override
+    def give_back(self) -> None:
+        """Settle what has been freed; nothing is ever given back."""
+        memory.allocator.settle()
+
+    @override
     def record(
         self, body: Callable[[Callable[[int], None]], T], pool: Pool, generators: Sequence[GraphGenerator] = ()
     ) -> tuple[RecordedGraph, T]:

@@ -19,7 +19,7 @@ from pygraph.runtime.replay_proof import ReplayProof
 
 
 def own_results(proof: ReplayProof, saved: Iterable[int]) -> frozenset[int]:
-    """The entries of ``memory``, outside of the pool or reserved in it, whose memory of the recording replays leave alone.
+    """The entries of ``memory``, outside of the pool or reserved in it, to whose memory no replay writes any more.
 
     Args:
         proof: Where the region is, which is proven.

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import pygraph
 from pygraph.calls.options import Options
 from pygraph.interop import live
 from pygraph.interop.boxed import BoxedReplay
@@ -17,7 +16,7 @@ from pygraph.lowering.states import Crossing
 from pygraph.runtime import own_results
 from pygraph.runtime.capture import RegionGraph
 
-SIZE = 1024
+SIZE = 800
 
 
 def call(args: list[Any]) -> Any:
@@ -54,11 +53,6 @@ def check(called: BoxedReplay, device: torch.device, calls: int = 5) -> None:
         found.append((called([x]), call([x])))
     for got, expected in found:
         torch.testing.assert_close(tuple(got), expected)
-
-
-@pytest.fixture
-def device() -> torch.device:
-    return pygraph.default_device()
 
 
 def test_the_pool_has_none_of_them(device: torch.device) -> None:

@@ -98,6 +98,7 @@ class RegionGraph:
         if self._saved_nodes:
             release_unused()
             taken = self.pool.taken()
+        self.pool.unwritten.clear()  # the recording may use any of it
         while attempts:
             request = attempts[0]
             progress.phase("capturing")
@@ -195,7 +196,7 @@ class RegionGraph:
             saved = {number: specs[number] for number in self._saved_numbers(region)}
             if saved:
                 own = {n: owners[n].as_strided(s.shape, s.stride, 0).data for n, s in saved.items() if n in self._own}
-                self.saved = SavedMemory(saved, own, region.reserved, self._current_stream())
+                self.saved = SavedMemory(saved, own, region.reserved, self._current_stream(), self.pool.unwritten)
             written = {slot - len(self.slots) for slot in self.choice.copied}
             written |= region.outside - self._own - region.blank  # else others would get what replays may write to
             region.output_buffers = [tensor for tensor, (number, _) in buffers if number in written]

@@ -95,6 +95,8 @@ class Pool(abc.ABC):
     def __init__(self) -> None:
         #: The graphs that are replayed on it.
         self.graphs = weakref.WeakSet[RecordedGraph]()
+        #: Address and size of memory that was given back since the last recording, and to which no graph writes.
+        self.unwritten: list[tuple[int, int]] = []
 
     @abc.abstractmethod
     def segments(self) -> list[tuple[int, int]]:
@@ -106,7 +108,10 @@ class Pool(abc.ABC):
 
     def taken(self) -> list[tuple[int, int]]:
         """Address and size of the pieces of which its graphs may use any part."""
-        return self.segments() if self.graphs else []
+        found = self.segments() if self.graphs else []
+        for start, size in self.unwritten:
+            found = [part for piece in found for part in _without(piece, start, start + size)]
+        return found
 
     @abc.abstractmethod
     def order(self) -> None:
@@ -119,6 +124,17 @@ class Pool(abc.ABC):
     def is_blocked(self) -> bool:
         """Whether nothing can wait for the last replay now, because its stream is being captured."""
         return False
+
+
+def _without(piece: tuple[int, int], start: int, end: int) -> list[tuple[int, int]]:
+    """The parts of a piece of memory before and behind these addresses.
+
+    >>> _without((100, 50), 110, 120), _without((100, 50), 90, 120), _without((100, 50), 150, 160)
+    ([(100, 10), (120, 30)], [(120, 30)], [(100, 50)])
+    """
+    first, last = piece[0], sum(piece)
+    parts = [(first, min(start, last)), (max(end, first), last)]
+    return [(begin, stop - begin) for begin, stop in parts if begin < stop] if start < last and first < end else [piece]
 
 
 @dataclasses.dataclass

@@ -35,6 +35,7 @@ class SavedMemory:
         own: Tensors in the memory that the graph was recorded with, by number.
         in_pool: Which of these lie in the pool of the graph.
         current_stream: The raw current stream; None on a device without streams.
+        unwritten: Where address and size of memory of the pool go that is given back while the graph stays.
 
     Attributes:
         bases: A tensor for each memory, in the order of ``specs``; None where none is kept. Native plans share it.
@@ -48,15 +49,17 @@ class SavedMemory:
         own: Mapping[int, torch.Tensor],
         in_pool: Container[int],
         current_stream: Callable[[], int] | None,
+        unwritten: list[tuple[int, int]],
     ) -> None:
         self._specs = dict(specs)
         self._position = {number: position for position, number in enumerate(specs)}
         self._current_stream = current_stream
         self.bases: list[torch.Tensor | None] = [own.get(number) for number in specs]
-        #: Whether each has only been that of the recording: only replays, which are ordered, get memory of the pool.
-        self._is_pooled = [number in in_pool for number in specs]
+        #: The address of each that lies in the pool: only replays, which are ordered, get such memory.
+        self._pooled = [own[number].data_ptr() if number in in_pool and number in own else 0 for number in specs]
         now = self._stream()
-        self.streams = (ctypes.c_uint64 * len(self.bases))(*[ANY_STREAM if one else now for one in self._is_pooled])
+        self.streams = (ctypes.c_uint64 * len(self.bases))(*[ANY_STREAM if one else now for one in self._pooled])
+        self._unwritten = unwritten
         self.is_keeper = ctypes.c_int64(0)
 
     def position(self, number: int) -> int | None:
@@ -82,7 +85,6 @@ class SavedMemory:
         is_here = self.streams[position] in (ANY_STREAM, stream)
         if base is None or not is_here or base.untyped_storage().nbytes() < spec.nbytes or not is_sole_owner(base):
             base = self.bases[position] = spec.empty()
-            self._is_pooled[position] = False
         self.streams[position] = stream
         return base.data  # not `detach`: the tensors of two calls have versions of their own
 
@@ -92,8 +94,8 @@ class SavedMemory:
 
     def forget_streams(self) -> None:
         """Let the next call have memory of the pool on whatever stream: until now only replays have."""
-        for position, is_pooled in enumerate(self._is_pooled):
-            if is_pooled:
+        for position, base in enumerate(self.bases):
+            if base is not None and base.data_ptr() == self._pooled[position]:
                 self.streams[position] = ANY_STREAM
 
     def keep(self) -> None:
@@ -103,6 +105,14 @@ class SavedMemory:
             self.is_keeper.value = 1
             _keepers.append(weakref.ref(self))
 
+    def give_back(self) -> None:
+        """Keep nothing, until the next call. What lies in the pool, another recording may have for such results."""
+        pairs = zip(self.release(), self._pooled, strict=True)
+        addresses = [
+            (base.data_ptr(), base.nbytes) for base, own in pairs if base is not None and base.data_ptr() == own
+        ]
+        self._unwritten += [(start, -(-size // _GRANULE) * _GRANULE) for start, size in addresses]
+
     def release(self) -> list[torch.Tensor | None]:
         """Keep nothing, until the next call; return what was kept."""
         self.is_keeper.value = 0
@@ -111,6 +121,9 @@ class SavedMemory:
             self.bases[position] = None
         return kept
 
+
+_GRANULE = 512
+"""Torch's allocator gives out multiples of this many bytes."""
 
 _keepers: list[weakref.ref[SavedMemory]] = []
 
@@ -124,7 +137,7 @@ def release_unused() -> None:
         if reference in _keepers:
             _keepers.remove(reference)
         if saved is not None and saved.is_keeper.value:
-            saved.release()
+            saved.give_back()
 
 
 def _fills_memory() -> bool:

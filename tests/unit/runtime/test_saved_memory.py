@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import pygraph
 from pygraph.interop import live
@@ -174,6 +175,28 @@ def test_graphs_that_are_used_in_turn_do_not(device: torch.device) -> None:
     assert len(holders) == 1
 
 
+def test_blocks_that_are_recomputed_need_the_pool_of_one(device: torch.device) -> None:
+    """Each is recorded where the one before it has given its memory back."""
+
+    def pool_of(count: int) -> int:
+        parts = [compiled(lambda x, k=k: block(block(x * k))) for k in range(count)]
+        for _ in range(2):
+            y = x = torch.ones(1 << 20, device=device, requires_grad=True)
+            for part in parts:
+                y = checkpoint(part, y, use_reentrant=True)
+            y.sum().backward()  # pyright: ignore
+        found = graphs()
+        assert len(found) == count
+        nbytes = found[0].pool.nbytes()
+        del found, parts
+        torch._dynamo.reset()
+        gc.collect()
+        return nbytes
+
+    one = pool_of(1)
+    assert pool_of(3) <= one
+
+
 def test_fresh_memory_where_torch_fills_it_and_under_hooks(device: torch.device) -> None:
     fast, x = compiled(), leaf(device)
     check_gradient(fast, x)
@@ -229,7 +252,7 @@ def test_modules_and_jitted_functions_keep_theirs(device: torch.device) -> None:
 
 def memory_on(stream: list[int], device: torch.device) -> SavedMemory:
     spec = TensorSpec((8,), (1,), torch.float32, device)
-    return SavedMemory({0: spec, 2: spec}, {0: spec.empty()}, {0}, lambda: stream[0])
+    return SavedMemory({0: spec, 2: spec}, {0: spec.empty()}, {0}, lambda: stream[0], [])
 
 
 def test_another_stream_has_other_memory(device: torch.device) -> None:

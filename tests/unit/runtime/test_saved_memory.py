@@ -181,7 +181,7 @@ def test_blocks_that_are_recomputed_need_the_pool_of_one(device: torch.device) -
     def pool_of(count: int) -> int:
         parts = [compiled(lambda x, k=k: block(block(x * k))) for k in range(count)]
         for _ in range(2):
-            y = x = torch.ones(1 << 20, device=device, requires_grad=True)
+            y = torch.ones(1 << 20, device=device, requires_grad=True)
             for part in parts:
                 y = checkpoint(part, y, use_reentrant=True)
             y.sum().backward()  # pyright: ignore

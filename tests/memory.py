@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Generator
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # checked with torch 2.11 and 2.13
 
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.emulated.tensors import allocator
 
 
 def free_objects() -> None:
@@ -38,3 +42,28 @@ def _let_autograd_finish(device: torch.device) -> None:
     nothing = torch.empty(0, device=device, requires_grad=True)
     with torch.enable_grad():
         torch.autograd.grad(nothing * 1, nothing, torch.empty(0, device=device))
+
+
+@contextlib.contextmanager
+def peak_followed(device: torch.device) -> Generator[list[int], None, None]:
+    """Follow the most bytes in use at once, from now on: the first number of the list, at the end."""
+    found = [0]
+    driver = driver_for(device)
+    assert driver is not None
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield found
+        found[0] = torch.cuda.max_memory_allocated(device)
+        return
+    allocate = allocator.allocate
+
+    def allocate_and_note(*args: Any, **kwargs: Any) -> Any:
+        memory = allocate(*args, **kwargs)
+        found[0] = max(found[0], driver.live_bytes())
+        return memory
+
+    allocator.allocate = allocate_and_note
+    try:
+        yield found
+    finally:
+        del allocator.allocate

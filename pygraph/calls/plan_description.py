@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pygraph.runtime.calling_convention import CallingConvention
     from pygraph.runtime.capture import RegionGraph
     from pygraph.runtime.executable import Executable
+    from pygraph.runtime.saved_memory import SavedMemory
 
 
 def is_describable(leaves: Sequence[Any], live: frozenset[int]) -> bool:
@@ -91,7 +92,8 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     captured = {id(tensor): index for index, tensor in enumerate(executable.captured)}
     return {
         "inputs": tuple(tensors[body.inputs[position]] for position in graph.slots),
-        "memory": _memory(graph, convention, outputs),
+        "memory": _memory(graph),
+        "keeps": None if graph.saved is None else _saved_memory(graph.saved),
         "slots": slots,
         "numbers": tuple(
             (numbers[node], *cells) for node, cells in zip(body.numbers, values, strict=True)
@@ -108,18 +110,28 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _memory(
-    graph: RegionGraph, convention: CallingConvention, outputs: dict[fx.Node, int]
-) -> tuple[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], bool], ...]:
-    """The memory of results: its dtype and device, sizes and strides, and whether only saved tensors lie in it."""
-    numbers: dict[bool, set[int]] = {True: set(), False: set()}
-    for leaf, node, _ in convention.results:
-        numbers[leaf in convention.saved].add(graph.views[outputs[node]][0])
-    saved = numbers[True] - numbers[False]
+def _memory(graph: RegionGraph) -> tuple[tuple[Any, ...], ...]:
+    """The memory of results: its dtype and device, sizes and strides, and its position among that of saved tensors."""
+    saved = graph.saved
     return tuple(
-        (_empty(one.spec.dtype, one.spec.device), one.spec.shape, one.spec.stride, number in saved)
+        (
+            _empty(one.spec.dtype, one.spec.device),
+            one.spec.shape,
+            one.spec.stride,
+            None if saved is None else saved.position(number),
+        )
         for number, one in enumerate(graph.memory)
     )
+
+
+def _saved_memory(saved: SavedMemory) -> dict[str, Any]:
+    """The memory of saved tensors, which the plan shares with calls in Python."""
+    return {
+        "bases": saved.bases,
+        "streams": ctypes.addressof(saved.streams),
+        "is_keeper": ctypes.addressof(saved.is_keeper),
+        "keep": saved.keep,
+    }
 
 
 def _outputs(graph: RegionGraph) -> tuple[tuple[int, tuple[Any, ...] | None], ...]:

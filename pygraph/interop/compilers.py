@@ -114,7 +114,7 @@ class Compilers:
         # Inductor mutates the graph that it compiles, and orders draws by their data alone.
         original = copy_graph(graph) if len(draws) > 1 else graph
         if needs_host(graph.graph):
-            return self._replay(self._source_with_host_work(original, inputs, options), static, kind)
+            return self._replay(self._source_with_host_work(original, inputs, options, kind), static, kind)
         with settings(**self.chosen.inductor):
             compiled = compile_graph(graph, inputs, self._name(kind), **options)
         if compiled is None:
@@ -130,7 +130,7 @@ class Compilers:
         return ReplayedGraph.of(compiled, static, kind, self._replay(source, static, kind), inputs)
 
     def _source_with_host_work(
-        self, graph: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]
+        self, graph: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], kind: str
     ) -> GraphSource:
         """The source of a graph that no CUDA graph can hold as a whole; `devicify` and `fuse` see to its parts."""
         # Its results have the strides that they have in eager, however it runs.
@@ -139,7 +139,7 @@ class Compilers:
         ordinary = _LazilyCompiled(copy_graph(graph), inputs, options, self.chosen)
         settle(graph.graph, device_of(graph))
         graph.recompile()
-        return AtenSource(graph, PASSES, ordinary)
+        return AtenSource(graph, PASSES, ordinary, _saved_results(len(values)) if kind == "forward" else ())
 
     def aten(self, kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         """A compiler that leaves ATen operations as they are.
@@ -152,7 +152,7 @@ class Compilers:
             if not self._replays(kind) or _is_bisected_away():
                 return _boxed(graph)
             static = None if kind == "backward" else _static_inputs()
-            saved = _saved_results(len(output_values(graph.graph))) if kind == "forward" else frozenset[int]()
+            saved = _saved_results(len(output_values(graph.graph))) if kind == "forward" else ()
             return self._replay(AtenSource(graph, UNFUSED, lambda inputs: graph(*inputs), saved), static, kind)
 
         return compiler

@@ -97,8 +97,10 @@ void count(DispatcherObject* self, PlanState& plan) {
 
 // Make way for a replay under the function's lock.
 void enter_replay(FunctionLock& lock, PlanObject* plan) {
-  if (plan->state->replay->launcher != nullptr || !plan->state->released.empty()) lock.mark();
-  if (plan->state->replay->results.keeps) keep_alone(plan);
+  const Replay& replay = *plan->state->replay;
+  const bool must_keep = replay.results.kept.must_keep();
+  if (replay.launcher != nullptr || !plan->state->released.empty() || must_keep) lock.mark();
+  if (must_keep) Py_DECREF(checked(PyObject_CallNoArgs(replay.results.kept.keep)));  // others give memory back
 }
 
 PyObject* run_plan(DispatcherObject* self, PlanObject* found, Call& call, PyObject* args, PyObject* kwargs,
@@ -171,7 +173,7 @@ void remove_plans(DispatcherObject* self) {
   std::vector<PlanObject*> plans;
   plans.swap(*self->plans);
   for (PlanObject* plan : plans) {
-    mark_dead(plan);
+    plan->state->dead = true;
     Py_DECREF(plan);
   }
 }
@@ -191,7 +193,7 @@ PyObject* dispatcher_remove(PyObject* object, PyObject* plan) {
   auto found = std::find(plans.begin(), plans.end(), reinterpret_cast<PlanObject*>(plan));
   if (found != plans.end()) {
     plans.erase(found);
-    mark_dead(reinterpret_cast<PlanObject*>(plan));
+    reinterpret_cast<PlanObject*>(plan)->state->dead = true;
     Py_DECREF(plan);
   }
   Py_RETURN_NONE;

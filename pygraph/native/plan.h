@@ -47,29 +47,6 @@ struct PlanObject {
   PlanState* state;
 };
 
-// The plan that keeps memory for saved tensors: the last one that has such. If all plans did, blocks that are recomputed
-// one after the other in a backward would need the memory of all blocks.
-PlanObject* keeper = nullptr;
-
-void release_keeper() {
-  if (keeper == nullptr) return;
-  PlanObject* last = std::exchange(keeper, nullptr);
-  Py_INCREF(last);  // freeing memory may run any code
-  release_kept(last->state->replay->results);
-  Py_DECREF(last);
-}
-
-void keep_alone(PlanObject* plan) {
-  if (keeper == plan) return;
-  release_keeper();
-  keeper = plan;
-}
-
-void mark_dead(PlanObject* plan) {
-  plan->state->dead = true;
-  if (keeper == plan) release_keeper();
-}
-
 // The guards of many modules must not cost every eager call their time: after some calls, comparing them may take a
 // thousandth of the time, and they are compared again within a second, since the function may be a graph by now. Cheap
 // ones are always compared.

@@ -108,7 +108,7 @@ int plan_traverse(PyObject* object, visitproc visit, void* arg) {
 int plan_clear(PyObject* object) {
   auto* self = reinterpret_cast<PlanObject*>(object);
   if (self->state != nullptr) {
-    mark_dead(self);
+    self->state->dead = true;
     self->state->environment.clear();
     Py_CLEAR(self->state->references.list);
   }
@@ -118,7 +118,6 @@ int plan_clear(PyObject* object) {
 void plan_dealloc(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
-  if (reinterpret_cast<PyObject*>(keeper) == object) keeper = nullptr;  // its memory goes with the state
   plan_clear(object);
   delete reinterpret_cast<PlanObject*>(object)->state;
   type->tp_free(object);

@@ -9,7 +9,9 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <torch/csrc/Storage.h>
 
 #include <optional>
 #include <string>
@@ -24,6 +26,7 @@ struct ResultMemory {
   at::TensorOptions options;
   c10::Allocator* allocator;  // nullptr where a device makes tensors in a way of its own
   size_t bytes;               // of its storage
+  Py_ssize_t kept = -1;       // its position among kept memory; -1 if it is not kept
 
   // As torch does (2.11 and 2.13), without the dispatcher, which takes half as long again.
   at::Tensor make(bool filled) const {
@@ -55,32 +58,56 @@ bool fits_as_result(const at::Tensor& tensor, const ResultMemory& memory) {
       !tensor.is_neg() && !tensor.is_inference();
 }
 
-// Memory of results that only autograd refers to, saved tensors: it stays with the plan, and the next call has it again
-// if nothing else refers to it then, as after a backward. Nothing is allocated, and no pointer to it changes.
-class KeptMemory {
- public:
-  at::Tensor take(const ResultMemory& memory, uint64_t stream) {
+// Who else refers to a storage, by counts that are compared: of references, and of those to its object in Python.
+std::pair<size_t, Py_ssize_t> owners_of(const at::Storage& storage) {
+  PyObject* object = checked(THPStorage_Wrap(storage));
+  const std::pair<size_t, Py_ssize_t> owners(storage.use_count(), Py_REFCNT(object));
+  Py_DECREF(object);
+  return owners;
+}
+
+// Whether nothing refers to a storage but one tensor, and its object in Python if it has one. Since torch 2.13 that object
+// stays as long as the storage, and refers to it.
+bool is_sole_owner(const at::Storage& storage) {
+  if (storage.use_count() == 1) return true;
+  static const auto sole = owners_of(at::empty({1}).storage());
+  return owners_of(storage) == sole;
+}
+
+constexpr uint64_t kAnyStream = ~uint64_t{0};  // of memory that no stream has used yet
+
+// Memory for the saved tensors of a graph, `pygraph.runtime.saved_memory`: calls in Python and other plans share it.
+struct KeptMemory {
+  PyObject* bases = nullptr;    // borrowed from the plan: a list of tensors and None; nullptr if nothing is kept
+  uint64_t* streams = nullptr;  // which has used each
+  int64_t* is_keeper = nullptr;
+  PyObject* keep = nullptr;     // borrowed from the plan; has the graph be one that keeps memory
+
+  bool must_keep() const { return bases != nullptr && *is_keeper == 0; }
+
+  // A tensor in the memory at a position: what is kept, if nothing else refers to it now.
+  at::Tensor take(Py_ssize_t position, const ResultMemory& memory, uint64_t stream) const {
+    at::Tensor base;
+    PyObject* kept = PyList_GetItem(bases, position);
+    if (kept == nullptr) throw PythonError();
+    if (THPVariable_Check(kept)) base = THPVariable_Unpack(kept);
     // On another stream, the allocator could give it away too early; its storage may have been resized.
-    const bool is_free = base_.defined() && base_.storage().use_count() == 1;
-    if (!is_free || stream_ != stream || base_.storage().nbytes() != bytes_) {
-      base_ = memory.make(false);
-      bytes_ = base_.storage().nbytes();
-      stream_ = stream;
+    const bool is_here = streams[position] == stream || streams[position] == kAnyStream;
+    if (!base.defined() || !is_here || base.storage().nbytes() < memory.bytes ||
+        !is_sole_owner(base.storage())) {
+      base = memory.make(false);
+      if (PyList_SetItem(bases, position, checked(THPVariable_Wrap(base))) < 0) throw PythonError();
     }
+    streams[position] = stream;
     if (memory.allocator == nullptr) {
       at::AutoDispatchBelowADInplaceOrView no_view;
-      return at::as_strided(base_, memory.sizes, memory.strides, 0);
+      return at::as_strided(base, memory.sizes, memory.strides, 0);
     }
     const c10::DispatchKeySet keys(memory.options.computeDispatchKey());
-    auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base_.storage()), keys, memory.options.dtype());
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()), keys, memory.options.dtype());
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(memory.sizes, memory.strides);
     return tensor;
   }
-
- private:
-  at::Tensor base_;
-  size_t bytes_ = 0;
-  uint64_t stream_ = 0;
 };
 
 struct Output {
@@ -99,8 +126,7 @@ struct ResultLeaf {
 
 struct Results {
   std::vector<ResultMemory> memory;
-  std::vector<std::optional<KeptMemory>> kept;  // of each memory that is kept
-  bool keeps = false;                           // whether any is
+  KeptMemory kept;
   std::vector<Output> outputs;
   std::vector<ResultLeaf> leaves;
   Tree tree;                      // of the returned object
@@ -123,21 +149,14 @@ std::vector<at::Tensor> allocate(Results& results, uint64_t stream, std::vector<
   // Hooks get saved tensors, and may have other streams read them for longer than they refer to them.
   const bool keeps = !filled && !at::SavedTensorDefaultHooks::get_hooks().has_value();
   for (size_t i = 0; i < results.memory.size(); ++i) {
-    auto& kept = results.kept[i];
+    const ResultMemory& one = results.memory[i];
     if (i < replaced.size() && replaced[i].defined()) {
       memory.push_back(std::move(replaced[i]));
       continue;
     }
-    memory.push_back(kept && keeps ? kept->take(results.memory[i], stream) : results.memory[i].make(filled));
+    memory.push_back(one.kept >= 0 && keeps ? results.kept.take(one.kept, one, stream) : one.make(filled));
   }
   return memory;
-}
-
-// Give back the memory that is kept.
-void release_kept(Results& results) {
-  for (auto& kept : results.kept) {
-    if (kept) kept.emplace();
-  }
 }
 
 std::vector<at::Tensor> outputs_in(const Results& results, const std::vector<at::Tensor>& memory) {
@@ -239,14 +258,27 @@ bool begin_with_gradients(const Results& results, size_t count) {
 
 // ---- their description ---------------------------------------------------------------------------------------------
 
-// (an empty tensor of the right dtype and device, sizes, strides, whether it is kept)
+// (an empty tensor of the right dtype and device, sizes, strides, the position among kept memory or None)
 ResultMemory describe_memory(PyObject* description) {
   const at::Tensor& tensor = THPVariable_Unpack(item(description, 0));
   const bool known = tensor.is_cuda() || tensor.is_cpu();
   c10::Allocator* allocator = known ? tensor.storage().allocator() : nullptr;
   std::vector<int64_t> sizes = to_ints(item(description, 1)), strides = to_ints(item(description, 2));
   const size_t bytes = at::detail::computeStorageNbytes(sizes, strides, tensor.itemsize());
-  return {std::move(sizes), std::move(strides), tensor.options(), allocator, bytes};
+  PyObject* kept = item(description, 3);
+  const Py_ssize_t position = kept == Py_None ? -1 : static_cast<Py_ssize_t>(to_int(kept));
+  return {std::move(sizes), std::move(strides), tensor.options(), allocator, bytes, position};
+}
+
+// The memory of saved tensors, or None.
+KeptMemory describe_kept(PyObject* description) {
+  if (description == Py_None) return {};
+  return {
+      field(description, "bases"),
+      reinterpret_cast<uint64_t*>(to_word(field(description, "streams"))),
+      reinterpret_cast<int64_t*>(to_word(field(description, "is_keeper"))),
+      field(description, "keep"),
+  };
 }
 
 // (memory, None) or (memory, (sizes, strides, offset))
@@ -288,11 +320,8 @@ void find_single_results(Results& results) {
 
 Results describe_results(PyObject* description) {
   Results results;
-  for_each(field(description, "memory"), [&](PyObject* one) {
-    results.memory.push_back(describe_memory(one));
-    results.kept.push_back(item(one, 3) == Py_True ? std::make_optional<KeptMemory>() : std::nullopt);
-    results.keeps = results.keeps || results.kept.back();
-  });
+  for_each(field(description, "memory"), [&](PyObject* one) { results.memory.push_back(describe_memory(one)); });
+  results.kept = describe_kept(field(description, "keeps"));
   for_each(field(description, "outputs"), [&](PyObject* one) { results.outputs.push_back(describe_output(one)); });
   for_each(field(description, "results"), [&](PyObject* one) { results.leaves.push_back(describe_result(one)); });
   find_single_results(results);

@@ -103,6 +103,11 @@ class RegionBody:
         """How values reach the indices that the region uses; values that reach none are left out."""
         return index_reach(self.nodes)
 
+    @property
+    def allocations(self) -> list[fx.Node]:
+        """The nodes that only allocate memory of outputs, as Inductor's code does for its kernels."""
+        return [node for node in self.nodes if node in self.producers and node.target in _ALLOCATIONS]
+
     def _last_uses(self) -> list[list[fx.Node]]:
         keep = set(self.outputs)
         last: dict[fx.Node, int] = {}
@@ -124,15 +129,17 @@ class RegionBody:
         mark: Callable[[int], None] | None = None,
         statics: Sequence[torch.Tensor] | None = None,
         generators: Mapping[torch.Generator, torch.Generator] | None = None,
+        allocated: Mapping[fx.Node, torch.Tensor] | None = None,
     ) -> list[Any]:
         """Run the nodes and return the values of ``outputs``; ``mark(i)`` is called before node ``i``.
 
-        ``generators`` are drawn from instead of those of the region, in a run with ``mark``.
+        In a run with ``mark``, ``generators`` are drawn from instead of those of the region, and ``allocated`` are the
+        values of some of its ``allocations``.
         """
         statics = self.static_values if statics is None else statics
         with without_autocast():
             if mark is not None:
-                return self._interpret(inputs, numbers, mark, statics, generators or {})
+                return self._interpret(inputs, numbers, mark, statics, generators or {}, allocated or {})
             if self._straight is None:
                 self._straight = straight_line(self, own_memory)
             results = self._straight(inputs, statics, numbers)
@@ -148,6 +155,7 @@ class RegionBody:
         mark: Callable[[int], None],
         statics: Sequence[torch.Tensor],
         generators: Mapping[torch.Generator, torch.Generator],
+        allocated: Mapping[fx.Node, torch.Tensor],
     ) -> list[Any]:
         env: dict[fx.Node, Any] = dict(zip(self.inputs, inputs, strict=True))
         env.update(zip(self.statics, statics, strict=True))
@@ -159,6 +167,9 @@ class RegionBody:
 
         for index, node in enumerate(self.nodes):
             mark(index)
+            if node in allocated:
+                env[node] = allocated[node]
+                continue
             args: Any = map_arg(node.args, value)
             kwargs: Any = map_arg(node.kwargs, value)
             target: Any = node.target
@@ -260,5 +271,7 @@ def _shares_no_memory(result: torch.Tensor, args: Any) -> bool:
             return False
     return True
 
+
+_ALLOCATIONS = (torch.ops.aten.empty_strided.default, torch.ops.aten.empty.memory_format)
 
 _NO_TENSORS = (int, float, str, bool, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))

@@ -85,6 +85,15 @@ class CallingConvention:
             out_tree=program.out_tree,
         )
 
+    def saved_nodes(self) -> frozenset[fx.Node]:
+        """The nodes whose values go to autograd alone."""
+        shown = {earlier for leaf, earlier in self.repeats if leaf not in self.saved}
+        others = {node for leaf, node, _ in self.results if leaf not in self.saved or leaf in shown}
+        others |= {
+            source for alias, source in self.aliases if isinstance(source, fx.Node) and alias.leaf not in self.saved
+        }
+        return frozenset(node for leaf, node, _ in self.results if leaf in self.saved) - others
+
     def values(self, leaves: Sequence[Any]) -> Values:
         """The values of the nodes that are inputs, from the leaves of ``(args, kwargs)``."""
         found: Values = {node: leaves[leaf] for node, leaf in self.tensors}

@@ -7,10 +7,12 @@ be what ordinary launches give. Whatever fails the proof is copied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from pygraph.errors import CaptureError
 from pygraph.guards.donated import DonatedTensor
@@ -21,11 +23,14 @@ from pygraph.runtime.body import RegionBody
 from pygraph.runtime.discovery import Discovery, RefusedError
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.mechanisms import Question, choose
+from pygraph.runtime.own_results import own_results
 from pygraph.runtime.patchable import CrowdedError, find_blank_outputs, patchable_slots
 from pygraph.runtime.proof import Example, LaunchSpread
 from pygraph.runtime.recorded_region import RecordedRegion, UnprovenError
 from pygraph.runtime.replay_proof import ReplayProof
+from pygraph.runtime.reservations import sizes_of_results
 from pygraph.runtime.reuse import ReusedMemory
+from pygraph.runtime.saved_memory import SavedMemory, release_unused
 
 
 class RegionGraph:
@@ -39,6 +44,7 @@ class RegionGraph:
         way: ``patch`` or ``copy``.
         mechanism: How pointers change; what cannot be done falls back to less.
         reused: Where results go that stay in the graph's memory; None for fresh results.
+        saved: Outputs that go to autograd alone.
 
     Raises:
         RefusedError: The device does not record a node, or a replay does not give what ordinary launches give.
@@ -53,6 +59,7 @@ class RegionGraph:
         outputs_are_memory: Whether the entries of ``memory`` are the outputs as they are.
         lazy: Outputs that are conjugated or negated when they are read: whether the one and whether the other.
         fallbacks: Why what is copied is copied.
+        saved: Memory for saved tensors, which stays with the graph; None if it has none.
         spread: How far ordinary launches of the region are apart.
     """
 
@@ -65,12 +72,15 @@ class RegionGraph:
         way: Way,
         mechanism: Mechanism = "auto",
         reused: ReusedMemory | None = None,
+        saved: frozenset[fx.Node] = frozenset(),
     ) -> None:
         self.body = body
         self.driver = driver
         self.pool = pool
         self.spread = LaunchSpread(body, driver)
         self._reused = reused
+        self._saved_nodes = saved
+        self._own = frozenset[int]()
         _refuse_host_memory(body, example.inputs)
         self._input_specs = [TensorSpec.of(tensor) for tensor in example.inputs]
         self._alignments = [alignment_of(tensor.data_ptr()) for tensor in example.inputs]
@@ -83,16 +93,26 @@ class RegionGraph:
         notes: list[Fallback] = []
         room: dict[int, list[int]] = {}
         attempts: list[Mechanism | None] = list(dict.fromkeys((mechanism, "host", "copy", None)))
+        taken: list[tuple[int, int]] = []
+        reserved = sizes_of_results(self.body, self._saved_nodes)
+        if self._saved_nodes:
+            release_unused()
+            taken = self.pool.taken()
+        self.pool.unwritten.clear()  # the recording may use any of it
         while attempts:
             request = attempts[0]
             progress.phase("capturing")
-            found = Discovery(self.body, self.driver, self.pool, example.inputs, example.numbers, room)
+            outside = self._reused is None
+            found = Discovery(
+                self.body, self.driver, self.pool, example.inputs, example.numbers, reserved, taken, outside, room
+            )  # fmt: skip
             region = RecordedRegion(self.body, self.driver, self.pool, found)
             region.fallbacks[:0] = notes
             proof = ReplayProof(region, example, self.spread, self._reused is not None)
             progress.phase("proving")
             try:
                 self._prove(proof, found, request, may_ask_for_room=not room)
+                self._own = own_results(proof, self._saved_numbers(region))
                 return region
             except CrowdedError as error:
                 region.release()
@@ -143,6 +163,14 @@ class RegionGraph:
             if not passes:
                 raise UnprovenError("its proof by poisoned buffers failed")
 
+    def _saved_numbers(self, region: RecordedRegion) -> list[int]:
+        """The entries of ``memory`` in which nothing but saved tensors lies."""
+        if self._reused is not None or region.lazy:
+            return []
+        views = list(zip(self.body.outputs, region.views, strict=True))
+        shown = {number for node, (number, _) in views if node not in self._saved_nodes}
+        return [number for number in range(len(region.memory)) if number not in shown]
+
     def _take(self, region: RecordedRegion) -> None:
         """Use a proven recording from now on, without the buffers that its graph does not read or write any more."""
         self._region = region
@@ -155,17 +183,27 @@ class RegionGraph:
         ] == list(self.views)
         #: The outputs' memory, if it is the same at every replay.
         self._reused_memory: list[torch.Tensor] | None = None
+        self.saved: SavedMemory | None = None
         for position in self.patched:
             region.input_buffers[position] = None
         buffers = list(zip(region.output_buffers, region.views, strict=True))
+        owners = {number: tensor for tensor, (number, _) in buffers}
+        specs = [memory.spec for memory in self.memory]
         if self._reused is not None:
             self._reused.add(region.output_buffers)
-            owners = {number: tensor for tensor, (number, _) in buffers}
-            specs = [memory.spec for memory in self.memory]
             self._reused_memory = [owners[number].as_strided(s.shape, s.stride, 0) for number, s in enumerate(specs)]
         else:
-            copied = self.choice.copied
-            region.output_buffers = [tensor for tensor, (number, _) in buffers if len(self.slots) + number in copied]
+            saved = {number: specs[number] for number in self._saved_numbers(region)}
+            if saved:
+                own = {n: owners[n].as_strided(s.shape, s.stride, 0).data for n, s in saved.items() if n in self._own}
+                self.saved = SavedMemory(saved, own, region.reserved, self._current_stream(), self.pool.unwritten)
+            written = {slot - len(self.slots) for slot in self.choice.copied}
+            written |= region.outside - self._own - region.blank  # else others would get what replays may write to
+            region.output_buffers = [tensor for tensor, (number, _) in buffers if number in written]
+
+    def _current_stream(self) -> Callable[[], int] | None:
+        stream = self.driver.native_stream()
+        return None if stream is None else functools.partial(stream[0], self.driver.device.index or 0)
 
     def fits(self, position: int, tensor: torch.Tensor) -> bool:
         """Whether input number ``position`` may be ``tensor``: laid out and aligned as it was recorded."""
@@ -189,8 +227,10 @@ class RegionGraph:
         reused = self._reused_memory
         if reused is not None:
             fresh = reused
-        elif taken:
-            fresh = [taken[i] if i in taken else memory.spec.empty() for i, memory in enumerate(self.memory)]
+        elif taken or self.saved is not None:
+            found: dict[int, torch.Tensor] = {} if self.saved is None else self.saved.take()
+            found.update(taken or {})
+            fresh = [found[i] if i in found else memory.spec.empty() for i, memory in enumerate(self.memory)]
         else:
             fresh = [memory.spec.empty() for memory in self.memory]
         self._region.replay(inputs, numbers, fresh)
@@ -262,7 +302,7 @@ class RegionGraph:
 
     def release(self) -> None:
         """Give the graph and its buffers back."""
-        self._region.release()
+        self._region.release([] if self.saved is None else self.saved.release())
         self._reused_memory = None
 
 

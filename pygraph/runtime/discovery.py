@@ -1,7 +1,8 @@
 """Discovery of the pointers, numbers and allocations of a region's graph, from two recordings.
 
 The recordings have their inputs and outputs at different addresses and different numbers; words that moved along are
-pointers, and bytes that changed with a number are that number.
+pointers, and bytes that changed with a number are that number. The second one only serves the comparison: it is made
+with the example inputs themselves, as a recording changes nothing, and in a pool that is given back afterwards.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, pointer_words, same_structure, value_words
 from pygraph.runtime.proof import Trial, Undisturbed
 from pygraph.runtime.recorded_graph import RecordedGraph
+from pygraph.runtime.reservations import Reservations
 
 _PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
 
@@ -78,6 +80,11 @@ class Discovery:
         pool: Memory for what the region allocates.
         inputs: Example inputs, which are not changed.
         numbers: Example numbers.
+        reserved: Bytes of results by the operation that makes them, which the first recording shall have where neither
+            values before them nor other graphs have been; see `pygraph.runtime.reservations`.
+        taken: Address and size of memory that other graphs use.
+        allocates: Whether memory of outputs that the region only allocates is to be outside of the pool: replays write
+            elsewhere, so that no graph has to have it.
         room: Sizes of results by the operation that makes them, for which there shall be free memory of exactly these
             sizes. Otherwise a result may begin where its operation had larger scratch memory, whose pointers look like
             the result's.
@@ -97,6 +104,8 @@ class Discovery:
         values: Where the numbers are.
         unfound: Slots that some kernel reads through a pointer that was not found.
         blank: Memory that no operation writes to.
+        reserved: Memory that lies where it was reserved.
+        outside: Memory that lies outside of the pool.
         unpointed: Other memory that no pointer was found to, and what to report about it.
         notes: Pointers that were not found, for the report.
     """
@@ -110,51 +119,81 @@ class Discovery:
         pool: Pool,
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
+        reserved: Mapping[int, Sequence[int]],
+        taken: Sequence[tuple[int, int]] = (),
+        allocates: bool = False,
         room: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         self.body = body
         self._room = room or {}
+        sizes = {op: its for op, its in reserved.items() if op not in self._room}
+        self._reservations: Mapping[int, Sequence[tuple[int, int]]] = {}
+        self._taken = taken
+        self._allocates = allocates
         self.driver = driver
-        self.pool = pool
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
         self.input_buffers: list[torch.Tensor | None] = [aligned_copy(t) if t.numel() else None for t in inputs]
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, numbers
-        self._record(inputs, list(numbers))
+        self._record(inputs, list(numbers), pool, sizes)
+        self.reserved = frozenset(number for number, one in enumerate(self.memory) if self._is_reserved(one.extent))
+        outside = {body.nodes.index(node) for node in body.allocations} if allocates else set[int]()
+        self.outside = frozenset(n for n, one in enumerate(self.memory) if one.extent.first_op in outside)
 
-    def _record(self, inputs: Sequence[torch.Tensor], numbers: list[Any]) -> None:
+    def _record(
+        self, inputs: Sequence[torch.Tensor], numbers: list[Any], pool: Pool, sizes: Mapping[int, Sequence[int]]
+    ) -> None:
         body = self.body
         sentinels: list[list[Any]] = [list(numbers), list(numbers)]
         for _, position, dtype in body.scalar_nodes():
             kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
             sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
-        first, outputs, allocations = self._record_once(self.input_buffers, sentinels[0])
+        first, outputs, allocations = self._record_once(self.input_buffers, sentinels[0], pool, sizes)
         self.graph = first
-        others = [aligned_copy(tensor) if tensor.numel() else None for tensor in inputs]
+        # Not `detach`, which would let the recording increment the versions of the examples.
+        examples = [tensor.data if tensor.numel() else None for tensor in inputs]
         try:
-            second, outputs_again, _ = self._record_once(others, sentinels[1])
+            second, outputs_again, _ = self._record_once(
+                examples, sentinels[1], self.driver.new_pool(lasting=False), {}
+            )
         except BaseException:
             first.release()
             raise
+        addresses_again = [output.untyped_storage().data_ptr() for output in outputs_again]
+        second.release()  # its nodes stay known
+        del outputs_again
+        self.driver.give_back()
         try:
-            self._plan(outputs, outputs_again, others, allocations, second, sentinels)
+            self._plan(outputs, addresses_again, examples, allocations, second, sentinels)
         except BaseException:
             first.release()
             raise
-        finally:
-            second.release()
 
     def _record_once(
-        self, inputs: Sequence[torch.Tensor | None], numbers: list[Any]
+        self,
+        inputs: Sequence[torch.Tensor | None],
+        numbers: list[Any],
+        pool: Pool,
+        sizes: Mapping[int, Sequence[int]],
     ) -> tuple[RecordedGraph, list[torch.Tensor], list[tuple[int, int]]]:
         position = -1
         allocations: list[tuple[int, int]] = []
+        allocations_of = self.body.allocations if self._allocates else []
+        allocated: dict[fx.Node, Any] = {
+            node: node.target(*node.args, **node.kwargs)  # pyright: ignore
+            for node in allocations_of
+        }
         actual = [empty if tensor is None else tensor for tensor, empty in zip(inputs, self._empties, strict=True)]
 
         def record(generators: Sequence[GraphGenerator], mark: Callable[[int], None]) -> list[torch.Tensor]:
             walls: list[torch.Tensor] = []
-            made = held = 0  # bytes of `walls`, which are none of the operations'
+            before = self._allocated()
+            reservations = Reservations(sizes, self._taken, self.driver.device)
+            if sizes:
+                self._reservations = reservations.extents
+            after = self._allocated()
+            made, held = after[0] - before[0], after[1] - before[1]  # of `walls` and `reservations`, not of operations
 
             def note_allocations() -> None:
                 total, live = self._allocated()
@@ -164,23 +203,24 @@ class Discovery:
                 nonlocal position, made, held
                 position = index
                 note_allocations()
-                if walls or index in self._room:
-                    walls.clear()
+                if walls or index in self._room or reservations.concerns(index):
                     before = self._allocated()
+                    walls.clear()
+                    reservations.free_for(index)
                     walls.extend(_make_room(self._room.get(index, ()), self.driver.device))
                     after = self._allocated()
-                    made, held = made + after[0] - before[0], after[1] - before[1]
+                    made, held = made + after[0] - before[0], held + after[1] - before[1]
                 mark(index)
 
             allocations.clear()
             own = {generator.original: generator.own for generator in generators}
-            outputs = self.body.run(actual, numbers, before_operation, generators=own)  # pyright: ignore[reportArgumentType]
+            outputs = self.body.run(actual, numbers, before_operation, generators=own, allocated=allocated)  # pyright: ignore[reportArgumentType]
             note_allocations()
             return outputs
 
         def attempt() -> tuple[RecordedGraph, list[torch.Tensor]]:
             generators = [GraphGenerator(generator) for generator in dict.fromkeys(self.body.generators.values())]
-            return self.driver.record(functools.partial(record, generators), self.pool, generators)
+            return self.driver.record(functools.partial(record, generators), pool, generators)
 
         try:
             with Undisturbed(self.driver, None):
@@ -189,6 +229,10 @@ class Discovery:
             self._settle_libraries()
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error
         return graph, outputs, allocations
+
+    def _is_reserved(self, extent: Extent) -> bool:
+        pieces = self._reservations.get(extent.first_op, ())
+        return any(start <= extent.start and extent.start + extent.size <= start + size for start, size in pieces)
 
     def _allocated(self) -> tuple[int, int]:
         """Bytes allocated since the start, and those in use."""
@@ -202,8 +246,8 @@ class Discovery:
     def _plan(
         self,
         outputs: list[torch.Tensor],
-        outputs_again: list[torch.Tensor],
-        others: Sequence[torch.Tensor | None],
+        addresses_again: list[int],
+        examples: Sequence[torch.Tensor | None],
         allocations: list[tuple[int, int]],
         second: RecordedGraph,
         sentinels: list[list[Any]],
@@ -211,13 +255,13 @@ class Discovery:
         """Find the words of every input, output memory and number."""
         self.output_buffers = [physical(output) for output in outputs]
         self.lazy = {i: (t.is_conj(), t.is_neg()) for i, t in enumerate(outputs) if t.is_conj() or t.is_neg()}
-        memory_again = self._find_memory(outputs, outputs_again, allocations)
+        memory_again = self._find_memory(outputs, addresses_again, allocations)
         nodes, nodes_again = self.graph.nodes, second.nodes
         comparable = same_structure(nodes, nodes_again)
         if not comparable:
             self.notes.append(Fallback("every pointer", "two recordings of the region differ in their kernels"))
         extents = [extent_of(self.input_buffers[i]) for i in self.slots] + [m.extent for m in self.memory]
-        extents_again = [extent_of(others[i]) for i in self.slots] + memory_again
+        extents_again = [extent_of(examples[i]) for i in self.slots] + memory_again
         self.words = pointer_words(nodes, nodes_again, extents, extents_again) if comparable else []
         self.values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or self.body.numbers else []
         self.unfound = self._unproven_inputs(self.words) if comparable else set(range(len(self.slots)))
@@ -227,21 +271,21 @@ class Discovery:
             self._find_unpointed()
 
     def _find_memory(
-        self, outputs: list[torch.Tensor], outputs_again: list[torch.Tensor], allocations: list[tuple[int, int]]
+        self, outputs: list[torch.Tensor], addresses_again: list[int], allocations: list[tuple[int, int]]
     ) -> list[Extent]:
         """Find the memory of the outputs; return where it was in the second recording."""
         self.memory: list[FreshMemory] = []
         self.views: list[tuple[int, TensorSpec]] = []
         again_extents: list[Extent] = []
         known: dict[int, int] = {}
-        for index, (tensor, again) in enumerate(zip(outputs, outputs_again, strict=True)):
+        for index, (tensor, again) in enumerate(zip(outputs, addresses_again, strict=True)):
             storage = tensor.untyped_storage()
             # Memory without bytes has no address of its own, and is no other's.
             if storage.data_ptr() not in known or not storage.nbytes():
                 known[storage.data_ptr()] = len(self.memory)
                 op = self.body.producer(index)
                 self.memory.append(_fresh_memory(tensor, op, allocations[op], allocations[op + 1]))
-                again_extents.append(Extent(again.untyped_storage().data_ptr(), storage.nbytes(), op))
+                again_extents.append(Extent(again, storage.nbytes(), op))
             self.views.append((known[storage.data_ptr()], TensorSpec.of(tensor)))
         return again_extents
 

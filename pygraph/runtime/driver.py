@@ -9,6 +9,7 @@ import abc
 import contextlib
 import dataclasses
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -91,17 +92,49 @@ def patiently(attempt: Callable[[], T], pauses: Sequence[float]) -> T:
 class Pool(abc.ABC):
     """Private memory that recordings of one function share; replays on it are ordered one after another."""
 
+    def __init__(self) -> None:
+        #: The graphs that are replayed on it.
+        self.graphs = weakref.WeakSet[RecordedGraph]()
+        #: Address and size of memory that was given back since the last recording, and to which no graph writes.
+        self.unwritten: list[tuple[int, int]] = []
+
     @abc.abstractmethod
+    def segments(self) -> list[tuple[int, int]]:
+        """Address and size of the pieces of the device's memory that the pool holds."""
+
     def nbytes(self) -> int:
         """Bytes that the pool holds of the device's memory."""
+        return sum(size for _, size in self.segments())
+
+    def taken(self) -> list[tuple[int, int]]:
+        """Address and size of the pieces of which its graphs may use any part."""
+        found = self.segments() if self.graphs else []
+        for start, size in self.unwritten:
+            found = [part for piece in found for part in _without(piece, start, start + size)]
+        return found
 
     @abc.abstractmethod
     def order(self) -> None:
         """Make work on the current stream wait for the pool's last replay, if that was on another stream."""
 
+    def end_use(self, graph: RecordedGraph) -> None:
+        """Note that a graph is not replayed any more."""
+        self.graphs.discard(graph)
+
     def is_blocked(self) -> bool:
         """Whether nothing can wait for the last replay now, because its stream is being captured."""
         return False
+
+
+def _without(piece: tuple[int, int], start: int, end: int) -> list[tuple[int, int]]:
+    """The parts of a piece of memory before and behind these addresses.
+
+    >>> _without((100, 50), 110, 120), _without((100, 50), 90, 120), _without((100, 50), 150, 160)
+    ([(100, 10), (120, 30)], [(120, 30)], [(100, 50)])
+    """
+    first, last = piece[0], sum(piece)
+    parts = [(first, min(start, last)), (max(end, first), last)]
+    return [(begin, stop - begin) for begin, stop in parts if begin < stop] if start < last and first < end else [piece]
 
 
 @dataclasses.dataclass
@@ -138,8 +171,8 @@ class Driver(abc.ABC):
     counters: Counters
 
     @abc.abstractmethod
-    def new_pool(self) -> Pool:
-        """A fresh, empty memory pool."""
+    def new_pool(self, *, lasting: bool = True) -> Pool:
+        """A fresh, empty memory pool; one that does not last is for a single recording."""
 
     @abc.abstractmethod
     def record(
@@ -166,6 +199,10 @@ class Driver(abc.ABC):
     def unwatched(self) -> AbstractContextManager[object]:
         """A block in which the device may be waited for also where the user has errors raised for that."""
         return contextlib.nullcontext()
+
+    @abc.abstractmethod
+    def give_back(self) -> None:
+        """Return memory that the allocator has cached to the device, as that of pools whose graphs are gone."""
 
     def warm_up(self, run: Callable[[], T]) -> T:
         """Run as `record` will, but for real, so that libraries allocate and choose their kernels beforehand."""

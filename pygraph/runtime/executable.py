@@ -172,7 +172,8 @@ class Executable:
     def _record(self, bound: _BoundRegion, inputs: list[torch.Tensor], numbers: list[Any]) -> dict[Way, float]:
         """Record a region, and time the ways of running it if that is wanted.
 
-        In the order in which it needs least memory: ordinary launches come before there is a graph.
+        In the order in which it needs least memory: ordinary launches come before there is a graph, and a graph that
+        copies its inputs before the one that keeps memory for saved tensors.
         """
         body, way, times = bound.body, bound.region.way, dict[Way, float]()
         timing = self._timing
@@ -183,24 +184,42 @@ class Executable:
             times["launch"] = timing.launches[nodes]
         example = Example.of(body, self.driver, inputs, numbers)
 
-        def record(way: Way) -> RegionGraph:
-            return RegionGraph(body, self.driver, self.pool, example, way, self._mechanism, self._reused)
+        saved = self.convention.saved_nodes()
 
+        def record(way: Way) -> RegionGraph:
+            return RegionGraph(body, self.driver, self.pool, example, way, self._mechanism, self._reused, saved)
+
+        copies: float | None = None
+        notes: list[Fallback] = []
+        if timing is not None and way == "patch":
+            try:
+                copies = self._time_of_copies(body, example)
+            except RefusedError as error:
+                if error.node is not None:
+                    raise  # the device does not record it in any way
+                notes.append(Fallback("copies were not tried", error.reason))
         bound.graph = graph = record(way)
+        graph.fallbacks += notes
         if timing is None:
             return times
         times[way] = self._timed(body, inputs, numbers, graph)
-        if way == "patch":
-            try:
-                copying = record("copy")
-            except RefusedError as error:
-                graph.fallbacks.append(Fallback("copies were not tried", error.reason))
-                return times
-            times["copy"] = self._timed(body, inputs, numbers, copying)
+        if copies is not None:
+            times["copy"] = copies
             if timing.fastest(times, way) == "copy":
-                bound.graph, copying = copying, graph
-            copying.release()
+                graph.release()
+                bound.graph = graph = record("copy")
+        if graph.saved is not None:
+            graph.saved.forget_streams()
         return times
+
+    def _time_of_copies(self, body: RegionBody, example: Example) -> float:
+        """The time of a graph that copies its inputs, which hardly ever stays: it is recorded in a pool of its own."""
+        pool = self.driver.new_pool()
+        graph = RegionGraph(body, self.driver, pool, example, "copy", self._mechanism, self._reused)
+        try:
+            return self._timed(body, list(example.inputs), list(example.numbers), graph)
+        finally:
+            graph.release()
 
     def _timed(
         self,

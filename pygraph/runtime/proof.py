@@ -134,10 +134,17 @@ def _launched(
 ) -> list[torch.Tensor]:
     trial = trial_inputs(body, inputs)
 
+    # What is in the region's own memory stays as it is, but not what it returns a part of.
+    others = {tensor.untyped_storage().data_ptr() for tensor in (*trial, *body.static_values)}
+
     def run() -> list[torch.Tensor]:
-        outputs = [clone_strided(output) if output.numel() else output for output in body.run(trial, numbers)]
-        written = [trial[i].clone() for i in body.written]
-        return [*outputs, *written, *(body.static_values[i].detach().clone() for i in body.written_statics)]
+        results = body.run(trial, numbers)
+        for index, result in enumerate(results):
+            storage = result.untyped_storage()
+            if result.numel() and (storage.data_ptr() in others or storage.nbytes() > TensorSpec.of(result).nbytes):
+                results[index] = clone_strided(result)
+        results += [trial[i].clone() for i in body.written]
+        return results + [body.static_values[i].detach().clone() for i in body.written_statics]
 
     with Undisturbed(driver, body):
         return driver.warm_up(run)

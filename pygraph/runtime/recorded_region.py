@@ -41,6 +41,8 @@ class RecordedRegion:
         lazy: Outputs that are conjugated or negated when they are read: whether the one and whether the other.
         words: The pointer words of all slots.
         values: The parameter bytes that hold numbers.
+        reserved: Entries of ``memory`` that lie where neither values before them nor other graphs have been.
+        outside: Entries that lie outside of the pool, where nothing else of the region has been.
         blank: Entries of ``memory`` that replays leave as they are.
         input_buffers: The tensors that were inputs of the recording; None where a replay reads them no more.
         output_buffers: The tensors that were its outputs.
@@ -57,8 +59,10 @@ class RecordedRegion:
         self.graph, self.slots, self.memory = found.graph, found.slots, found.memory
         self.views, self.lazy = found.views, found.lazy
         self.words, self.values, self.blank = found.words, found.values, found.blank
+        self.reserved, self.outside = found.reserved, found.outside
         self.input_buffers, self.output_buffers = found.input_buffers, found.output_buffers
         self.fallbacks: list[Fallback] = found.notes
+        pool.graphs.add(self.graph)
         self.graph.draws = any(is_random(node) for node in body.nodes)
 
     # -- how pointers change --------------------------------------------------------------------------------------
@@ -170,10 +174,11 @@ class RecordedRegion:
             found[index] = as_lazy(found[index], conjugated, negated)
         return found
 
-    def release(self) -> None:
-        """Give the graph and its buffers back."""
+    def release(self, *keep: object) -> None:
+        """Give the graph and its buffers back, and drop ``keep``, which replays use as well."""
+        self.pool.end_use(self.graph)
         # A replay may still run, on another stream than the one that the buffers' memory goes back to.
-        self.graph.release(self.input_buffers, self.output_buffers, self.body)
+        self.graph.release(self.input_buffers, self.output_buffers, self.body, *keep)
         self.input_buffers, self.output_buffers = [], []
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

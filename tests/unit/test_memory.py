@@ -13,7 +13,7 @@ import pygraph
 from pygraph.calls import limits
 from pygraph.errors import FallbackError
 from pygraph.runtime.devices import driver_for
-from tests.memory import live_bytes
+from tests.memory import live_bytes, peak_followed
 
 
 def replayed(fn: Any, **options: Any) -> Any:
@@ -80,6 +80,24 @@ def test_graphs_share_one_pool(device: torch.device) -> None:
     pools = [entry["memory"]["pool"] for entry in fn.explain().to_dict()["entries"]]
     assert len(pools) == 4
     assert len(set(pools)) == 1
+
+
+def test_a_pool_has_room_for_results_once(device: torch.device) -> None:
+    """The recording that is only compared with has a pool of its own."""
+    x = torch.ones(1 << 20, device=device)
+    fn = pygraph.jit(lambda x: (torch.sin(x), torch.cos(x)))
+    fn(x)
+    assert memory(fn)["pool"] < 1.5 * 2 * x.nbytes
+
+
+def test_a_first_call_copies_arguments_twice(device: torch.device) -> None:
+    """For trials, and to be recorded with; the recording that is only compared with takes the copies for trials."""
+    x = torch.ones(1 << 20, device=device)
+    fn = replayed(lambda x: torch.tanh(x).sum())
+    before = live_bytes(device)
+    with peak_followed(device) as peak:
+        fn(x)
+    assert peak[0] - before < 3.5 * x.nbytes, "two copies, and what the function computes"
 
 
 @pytest.mark.parametrize("kind", ["plain", "view", "transposed", "small"])

@@ -52,9 +52,9 @@ class CudaDriver(Driver):
             return "torch's caching allocator is off, which keeps the memory of graphs for them"
         return None
 
-    def new_pool(self) -> CudaPool:
+    def new_pool(self, *, lasting: bool = True) -> CudaPool:
         """A fresh private pool."""
-        return CudaPool(self.device)
+        return CudaPool(self.device, lasting)
 
     @contextlib.contextmanager
     def _on(self, stream: torch.cuda.Stream) -> Generator[None, None, None]:
@@ -81,6 +81,17 @@ class CudaDriver(Driver):
         finally:
             torch.cuda.set_sync_debug_mode(mode)
 
+    def give_back(self) -> None:
+        """Return what the allocator has cached to the device.
+
+        That is where the segments of a private pool go whose last graph has been destroyed: torch (2.11 and 2.13) keeps
+        them cached for the pool, which nothing allocates from any more, until its cache is emptied or an allocation
+        finds no memory. A segment in which a tensor is alive waits for that.
+        """
+        with captures.exclusive():
+            captures.give_back()  # graphs first whose destruction has been put off
+            torch.cuda.empty_cache()
+
     def warm_up(self, run: Callable[[], T]) -> T:
         """Run on the stream that captures, so that libraries have loaded and chosen before a capture begins."""
         with captures.exclusive(), torch.cuda.device(self.device):
@@ -103,6 +114,9 @@ class CudaDriver(Driver):
     def _record(
         self, body: Callable[[Callable[[int], None]], T], pool: CudaPool, generators: Sequence[GraphGenerator]
     ) -> tuple[RecordedGraph, T]:
+        if pool.handle is None:
+            pool.renew()
+        handle = pool.handle
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         _register(graph, generators)
@@ -117,7 +131,7 @@ class CudaDriver(Driver):
 
         try:
             with self._on(captures.capture_stream(self.device)):
-                result = captures.capture(graph, pool.handle, launch)
+                result = captures.capture(graph, handle, launch)
         except BaseException:
             torch.cuda.synchronize(self.device)
             pool.renew()

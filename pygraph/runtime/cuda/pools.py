@@ -17,6 +17,7 @@ from pygraph.errors import CaptureError
 from pygraph.process.collection import no_collection
 from pygraph.runtime.cuda import captures
 from pygraph.runtime.driver import Pool, patiently
+from pygraph.runtime.recorded_graph import RecordedGraph
 
 
 class StreamOrder:
@@ -67,21 +68,43 @@ def random_order(device: torch.device) -> StreamOrder:
 
 
 class CudaPool(StreamOrder, Pool):
-    """A private pool of PyTorch's caching allocator; replays on it are ordered across streams."""
+    """A private pool of PyTorch's caching allocator; replays on it are ordered across streams.
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+    Args:
+        device: The device.
+        lasting: Whether more than one recording uses it. The memory of the other kind goes back with its only graph.
+    """
+
+    def __init__(self, device: torch.device, lasting: bool = True) -> None:
+        StreamOrder.__init__(self, device)
+        Pool.__init__(self)
         self._keepers: list[tuple[Any, torch.cuda.CUDAGraph]] = []
-        self.renew()
+        #: What captures are given; None if the next one has to `renew` it.
+        self.handle: Any = None
+        if lasting:
+            self.renew()
+        else:
+            self.handle = torch.cuda.graph_pool_handle()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Bound above, as at the end of a process a module's names are gone; CUDA may be gone as well then.
         if not is_finalizing():
-            for _, keeper in self._keepers:
-                captures.when_possible(functools.partial(destroy_graph, keeper))
+            self._destroy_keepers()
+
+    def _destroy_keepers(self) -> None:
+        keepers, self._keepers = self._keepers, []
+        for _, keeper in keepers:
+            captures.when_possible(functools.partial(destroy_graph, keeper))
+
+    def end_use(self, graph: RecordedGraph) -> None:
+        """Note that a graph is not replayed any more; after the last one the allocator can give the memory back."""
+        super().end_use(graph)
+        if not self.graphs:
+            self.handle = None
+            self._destroy_keepers()
 
     def renew(self) -> None:
-        """Go on in fresh memory, after a capture that failed.
+        """Go on in fresh memory, after a capture that failed, or after the last graph is gone.
 
         torch's allocator of pinned host memory counts such a capture as still running in its pool (torch 2.11), and
         refuses another. Graphs in the old memory stay as they are.
@@ -93,12 +116,13 @@ class CudaPool(StreamOrder, Pool):
         """Whether its own last replay, or the last one that drew random numbers, cannot be waited for now."""
         return super().is_blocked() or random_order(self.device).is_blocked()
 
-    def nbytes(self) -> int:
-        """Bytes of the segments that the pool holds."""
+    def segments(self) -> list[tuple[int, int]]:
+        """Address and size of the segments that the pool holds."""
         # Of everything, and then chosen: with a pool's identifier, torch 2.11 takes references that are not its own.
         segments: list[Any] = torch.cuda.memory_snapshot()  # pyright: ignore
-        mine = {tuple(handle) for handle, _ in self._keepers}
-        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) in mine)
+        mine = {tuple(handle) for handle in (self.handle, *(handle for handle, _ in self._keepers)) if handle}
+        chosen = [segment for segment in segments if tuple(segment["segment_pool_id"]) in mine]
+        return [(segment["address"], segment["total_size"]) for segment in chosen]
 
 
 def _new_pool(device: torch.device) -> tuple[Any, torch.cuda.CUDAGraph]:

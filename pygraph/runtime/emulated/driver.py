@@ -63,8 +63,13 @@ class EmulatedDriver(Driver):
             memory.allocator.current, memory.allocator.freed = memory.allocator.default, None
 
     @override
-    def new_pool(self) -> Pool:
+    def new_pool(self, *, lasting: bool = True) -> Pool:
         return EmulatedPool(memory.allocator)
+
+    @override
+    def give_back(self) -> None:
+        """Settle what has been freed; nothing is ever given back."""
+        memory.allocator.settle()
 
     @override
     def record(

@@ -80,19 +80,21 @@ class EmulatedPool(Pool):
     """Memory that only allocations of one owner use.
 
     Attributes:
+        owned: The pieces of host memory.
         holds: Recordings in progress and recorded graphs alive; while there are any, no memory leaves the pool.
     """
 
     def __init__(self, allocator: Allocator) -> None:
+        super().__init__()
         self._allocator = allocator
-        self.segments: list[Segment] = []
+        self.owned: list[Segment] = []
         self.free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}  # small or not: (size, address)
         self.holds = 0
 
     @override
-    def nbytes(self) -> int:
+    def segments(self) -> list[tuple[int, int]]:
         self._allocator.settle()
-        return sum(segment.nbytes for segment in self.segments)
+        return [(segment.base, segment.nbytes) for segment in self.owned]
 
     @override
     def order(self) -> None:
@@ -168,7 +170,7 @@ class Allocator:
     def poison_owned(self, pool: EmulatedPool) -> None:
         """Poison the memory that the recording in progress has allocated, and end its ownership."""
         with self.lock, no_collection():
-            for segment in pool.segments:
+            for segment in pool.owned:
                 segment.bytes.reshape(-1, GRANULE)[segment.owned] = POISON
                 segment.owned.fill(False)
 
@@ -222,10 +224,10 @@ class Allocator:
     def _segment(self, nbytes: int, small: bool) -> Segment:
         """An empty segment for the current pool: one that a pool has left, or a new one."""
         default = self.default
-        for segment in default.segments if self.current is not default else ():
+        for segment in default.owned if self.current is not default else ():
             if (segment.nbytes, segment.small) == (nbytes, small) and segment.first.free and not segment.first.after:
                 self._unlist(segment.first)
-                default.segments.remove(segment)
+                default.owned.remove(segment)
                 segment.pool = self.current
                 break
         else:
@@ -233,7 +235,7 @@ class Allocator:
             at = bisect.bisect_left(self._bases, segment.base)
             self._bases.insert(at, segment.base)
             self._segments.insert(at, segment)
-        self.current.segments.append(segment)
+        self.current.owned.append(segment)
         return segment
 
     def _put(self, block: Block) -> None:
@@ -268,11 +270,11 @@ class Allocator:
 
     def _trim(self, pool: EmulatedPool) -> None:
         """Move the pool's unused segments to the default pool."""
-        for segment in [segment for segment in pool.segments if segment.first.free and segment.first.after is None]:
+        for segment in [segment for segment in pool.owned if segment.first.free and segment.first.after is None]:
             self._unlist(segment.first)
-            pool.segments.remove(segment)
+            pool.owned.remove(segment)
             segment.pool = self.default
-            self.default.segments.append(segment)
+            self.default.owned.append(segment)
             self._put(segment.first)
 
 

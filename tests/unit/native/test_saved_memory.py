@@ -85,6 +85,29 @@ def test_it_stays_where_it_is(training: Training) -> None:
     assert all(one == found[0] for one in found)
 
 
+def test_it_begins_with_the_memory_of_the_recording(device: torch.device) -> None:
+    """From the first call in Python to native ones."""
+    training = Training(device)
+    x, found = training.inputs(), []
+    for _ in range(6):
+        result = training.fast(x)
+        found.append([address for address in saved(result) if address != x.data_ptr()])
+        result.sum().backward()
+        del result
+    (graph,) = [
+        graph
+        for called in live.CALLABLES
+        for f in called.functions()
+        for entry in f.cache.entries
+        for graph in entry.executable.graphs
+        if graph.saved is not None
+    ]
+    pieces = graph.pool.segments()
+    assert found[0]
+    assert all(any(start <= address < start + size for start, size in pieces) for address in found[0])
+    assert all(one == found[0] for one in found)
+
+
 def test_two_forwards_before_a_backward(training: Training) -> None:
     """As in gradient accumulation: each has memory of its own, also in the next step."""
     for _ in range(3):
@@ -158,6 +181,19 @@ def test_another_batch_size_takes_over(device: torch.device, training: Training)
     for rows in (8, 8, 8):
         training.check(training.inputs(rows))
     assert live_bytes(device) - small < 512 * 64 * 4, "the memory that the large batch saved is back"
+
+
+def test_parts_of_one_model_all_keep_theirs(device: torch.device) -> None:
+    """Their saved tensors live at the same time."""
+    trainings = [Training(device) for _ in range(2)]
+    found: list[list[int]] = []
+    for _ in range(6):
+        x = trainings[0].inputs()
+        results = [training.fast(x) for training in trainings]
+        found.append([one for result in results for one in saved(result) if one != x.data_ptr()])
+        (results[0] * results[1]).sum().backward()
+        del results
+    assert all(one == found[0] for one in found)
 
 
 def test_blocks_that_are_recomputed_need_the_memory_of_one(device: torch.device) -> None:

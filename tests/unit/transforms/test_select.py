@@ -19,10 +19,10 @@ WAYS = ("launch", "patch", "copy")
 
 
 class Clock:
-    """A timer that runs what it is given and says what it is told, in turn: launch, patch, copy."""
+    """A timer that runs what it is given and says what it is told, in turn: launch, copy, patch."""
 
     def __init__(self, fastest: str) -> None:
-        self.times = [1.0 if way == fastest else 2.0 for way in WAYS]
+        self.times = [1.0 if way == fastest else 2.0 for way in ("launch", "copy", "patch")]
         self.asked = 0
 
     def __call__(self, run: Callable[[], object]) -> float:

@@ -13,7 +13,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/Storage.h>
 
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

@@ -13,7 +13,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/Storage.h>
 
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,8 +65,8 @@ std::pair<size_t, Py_ssize_t> owners_of(const at::Storage& storage) {
   return owners;
 }
 
-// Whether nothing refers to a storage but one tensor, and its object in Python if it has one. Since torch 2.13 that object
-// stays as long as the storage, and refers to it.
+// Whether nothing refers to a storage but one tensor, and its object in Python if it has one. In torch 2.13 that object
+// stays as long as the storage, and counts as a reference to it.
 bool is_sole_owner(const at::Storage& storage) {
   if (storage.use_count() == 1) return true;
   static const auto sole = owners_of(at::empty({1}).storage());

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
 import torch
@@ -188,13 +188,19 @@ class LaunchSpread:
             self._spread = Spread.of(example.expected, runs)
         if self._spread.largest is None:
             return False
-        replays: list[Sequence[torch.Tensor]] = []
-        for _ in range(_RUNS):
-            found = replay()
-            if found is None:
-                return False
-            replays.append(found)
-        return self._spread.minimum(Spread.of(results, replays)).covers(results, example.expected)
+        strayed = False
+
+        def replays() -> Generator[Sequence[torch.Tensor], None, None]:
+            nonlocal strayed
+            for _ in range(_RUNS):
+                found = replay()
+                if found is None:
+                    strayed = True
+                    return
+                yield found
+
+        distances = Spread.of(results, replays())  # one after the other, as each needs memory for all results
+        return not strayed and self._spread.minimum(distances).covers(results, example.expected)
 
 
 class RedZones:

@@ -82,6 +82,9 @@ def patchable_slots(
     """
     region = proof.region
     candidates -= _unprovable_slots(region, candidates)
+    refused = {slot: note for slot, note in region.body.refused_slots.items() if slot in candidates}
+    region.fallbacks += refused.values()
+    candidates -= refused.keys()
     if _works(proof, candidates)[0]:
         return candidates
     if not _works(proof, frozenset())[0]:
@@ -89,7 +92,9 @@ def patchable_slots(
     wrong = _wrong_slots(proof, sorted(candidates), None)
     if look_for_room:
         _look_for_room(region, wrong)
-    region.fallbacks += [_why_copied(region, found, slot, refusal) for slot, refusal in wrong.items()]
+    notes = {slot: _why_copied(region, found, slot, refusal) for slot, refusal in wrong.items()}
+    region.fallbacks += notes.values()
+    region.body.refused_slots |= {slot: notes[slot] for slot, refusal in wrong.items() if refusal is not None}
     if _works(proof, candidates - wrong.keys())[0]:
         return candidates - wrong.keys()
     region.fallbacks.append(Fallback("every pointer", "the proof failed only for several together"))

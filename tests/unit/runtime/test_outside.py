@@ -64,7 +64,8 @@ def test_the_pool_has_none_of_them(device: torch.device) -> None:
     bases = [base for base in graph.saved.bases if base is not None]  # pyright: ignore
     assert bases
     assert not any(start <= base.data_ptr() < start + size for base in bases for start, size in pieces)
-    assert sum(size for _, size in pieces) < SIZE * SIZE * 4
+    if device.type != "cuda":  # where the workspace of cuBLAS is in the pool
+        assert sum(size for _, size in pieces) < SIZE * SIZE * 4
 
 
 def test_saved_tensors_begin_with_the_memory_of_the_recording(device: torch.device) -> None:

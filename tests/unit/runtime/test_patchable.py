@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.runtime import patchable
 from pygraph.runtime.discovery import FreshMemory, _fresh_memory
-from pygraph.runtime.patchable import CrowdedError, _look_for_room, _wrong_slots
+from pygraph.runtime.patchable import CrowdedError, _look_for_room, _wrong_slots, patchable_slots
 from pygraph.runtime.pointers import Extent
 
 
@@ -62,3 +62,24 @@ def test_memory_that_an_operation_has_used_beside_its_result(live_after: int, sc
     assert found.spec == TensorSpec.of(torch.empty(8))
     part = _fresh_memory(torch.empty(2, 4)[1], 3, (0, 0), (32, 32))
     assert part.spec == part.flat == TensorSpec((8,), (1,), torch.float32, torch.device("cpu"))
+
+
+def test_what_the_driver_has_refused_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another recording of the region has the same slots, and nodes of the same kinds."""
+    asked: list[frozenset[int]] = []
+
+    def works(_: Any, patched: frozenset[int]) -> tuple[bool, str | None]:
+        asked.append(patched)
+        return 2 not in patched, "not this one"
+
+    monkeypatch.setattr(patchable, "_works", works)
+    monkeypatch.setattr(patchable, "_unprovable_slots", lambda *_: set())
+    monkeypatch.setattr(patchable, "_why_copied", lambda *_: Fallback("a result is copied", "not this one"))
+    body = SimpleNamespace(refused_slots={})
+    found: Any = None
+    for searches in (7, 1):
+        asked.clear()
+        proof: Any = SimpleNamespace(region=SimpleNamespace(body=body, fallbacks=[]))
+        assert patchable_slots(proof, found, frozenset(range(4)), False) == {0, 1, 3}
+        assert len(asked) == searches
+        assert proof.region.fallbacks == [Fallback("a result is copied", "not this one")]

@@ -6,8 +6,8 @@ A step is ``zero_grad``, forward with autocast in bfloat16, backward and ``AdamW
 captures, of the eager step and of one whose model is compiled, replay on inputs that are copied to them. Each model has
 a process of its own; all processes compile side by side, and are measured one after the other, with all ways of a model
 in turns. For each way: wall time of a step in a row of steps, and CPU time of a few steps into an empty queue, as
-quartiles in µs; kernels and copies of one step, and how long these keep the device busy; the most memory that its steps
-need, with the model and its optimizer; and the first losses.
+quartiles in µs; kernels and copies of one step, and how long these keep the device busy; the most memory that the first
+steps and later ones need, with the model and its optimizer; and losses, of more steps with ``--steps``.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ def measure(runs: dict[str, Callable[[int], Any]], seconds: float, rounds: int =
     return {name: {"wall_us": quartiles(wall[name], 1), "cpu_us": quartiles(cpu[name], 1)} for name in runs}
 
 
-def serve(name: str, ways: list[str], seconds: float) -> None:
-    """One model: compile every way, wait for a line of input, measure."""
+def serve(name: str, ways: list[str], seconds: float, steps: int) -> None:
+    """One model: compile every way and train some steps, wait for a line of input, measure."""
     torch.manual_seed(0)
     model, make, loss = MODELS[name]()
     model = model.cuda().train()
@@ -219,15 +219,19 @@ def serve(name: str, ways: list[str], seconds: float) -> None:
     for way in ways:
         torch._dynamo.reset()
         before, start = reserved_bytes(), time.perf_counter()
+        torch.cuda.reset_peak_memory_stats()
         try:
             step = WAYS[way](Training(model, loss), batches[0])
             run = lambda i, step=step: step(*batches[i % 3])  # noqa: E731
+            torch.manual_seed(0)
             losses = [float(run(i)) for i in range(6)]
         except Exception as error:  # one way that fails must not hide the others
             found[way] = {"error": f"{type(error).__name__}: {error}"[:300]}
             continue
         torch.cuda.synchronize()
-        found[way] = {"until_steady_s": round(time.perf_counter() - start, 1), "losses": losses}
+        found[way] = {"until_steady_s": round(time.perf_counter() - start, 1)}
+        found[way]["first_reserved_mib"] = round((torch.cuda.max_memory_reserved() - before) / 2**20)
+        found[way]["losses"] = [*losses, *(float(run(i)) for i in range(6, steps))]
         found[way]["reserved_mib"] = round((most_bytes(run) - before) / 2**20)
         runs[way], steps[way] = run, step
     print("ready", flush=True)
@@ -247,10 +251,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--ways", nargs="*", default=list(WAYS))
     parser.add_argument("--seconds", type=float, default=8.0, help="of measuring for each model")
+    parser.add_argument("--steps", type=int, default=6, help="whose losses are compared")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(options.serve, options.ways, options.seconds)
+        serve(options.serve, options.ways, options.seconds, options.steps)
         return
     report: dict[str, Any] = {
         "command": command_line(), "torch": torch.__version__, "gpu": torch.cuda.get_device_name(), "models": {},
@@ -264,6 +269,8 @@ def main() -> None:
             name,
             "--seconds",
             str(options.seconds),
+            "--steps",
+            str(options.steps),
             "--ways",
             *options.ways,
         ]

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.ir.attention_states import is_unused_state, keep
 from pygraph.ir.autocasting import without_autocast
-from pygraph.ir.descriptors import Captured, CapturedGenerator, Fallback
+from pygraph.ir.descriptors import Captured, CapturedGenerator
 from pygraph.ir.effects import (
     device_of,
     is_host_number,
@@ -47,8 +47,6 @@ class RegionBody:
         versioned_statics: Captured tensors whose version counters a replay has to increment.
         producers: The nodes that allocate the memory of ``outputs``.
         last_use: Per node, the nodes whose values are not needed after it.
-        refused_slots: Slots of a recording for which the driver has taken no other pointers, with what to report about
-            each; later recordings do not look for them again.
     """
 
     def __init__(self, program: Program, region: int) -> None:
@@ -79,7 +77,6 @@ class RegionBody:
         self.producers = {_producer(node) for node in self.outputs}
         self._module = program.module
         self.last_use = self._last_uses()
-        self.refused_slots: dict[int, Fallback] = {}
         self._straight: Straight | None = None
         self._unused_states = [
             (i, device) for i, node in enumerate(self.outputs) if is_unused_state(node) and (device := device_of(node))

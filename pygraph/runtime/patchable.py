@@ -82,19 +82,21 @@ def patchable_slots(
     """
     region = proof.region
     candidates -= _unprovable_slots(region, candidates)
-    refused = {slot: note for slot, note in region.body.refused_slots.items() if slot in candidates}
-    region.fallbacks += refused.values()
-    candidates -= refused.keys()
-    if _works(proof, candidates)[0]:
+    works, refusal = _works(proof, candidates)
+    if works:
         return candidates
+    if refusal is not None:
+        refused = _refused_slots(proof, candidates)
+        region.fallbacks += [_why_copied(region, found, slot, reason) for slot, reason in refused.items()]
+        candidates -= refused.keys()
+        if refused and _works(proof, candidates)[0]:
+            return candidates
     if not _works(proof, frozenset())[0]:
         raise RefusedError(None, "its replay does not give the results of ordinary launches")
     wrong = _wrong_slots(proof, sorted(candidates), None)
     if look_for_room:
         _look_for_room(region, wrong)
-    notes = {slot: _why_copied(region, found, slot, refusal) for slot, refusal in wrong.items()}
-    region.fallbacks += notes.values()
-    region.body.refused_slots |= {slot: notes[slot] for slot, refusal in wrong.items() if refusal is not None}
+    region.fallbacks += [_why_copied(region, found, slot, reason) for slot, reason in wrong.items()]
     if _works(proof, candidates - wrong.keys())[0]:
         return candidates - wrong.keys()
     region.fallbacks.append(Fallback("every pointer", "the proof failed only for several together"))
@@ -154,6 +156,18 @@ def _works(proof: ReplayProof, patched: frozenset[int]) -> tuple[bool, str | Non
             raise
         graph.restore()  # a kernel has read poison, and says so at once, as the emulated device's do
         return False, None
+
+
+def _refused_slots(proof: ReplayProof, slots: frozenset[int]) -> dict[int, str]:
+    """The slots to which a node's driver does not take other pointers, with its reasons; nothing is replayed."""
+    region = proof.region
+    fresh = [memory.spec.empty() for memory in region.memory]
+    addresses = [proof.example.inputs[position].data_ptr() for position in region.slots]
+    addresses += [tensor.data_ptr() for tensor in fresh]
+    try:
+        return region.refusals(slots, addresses)
+    finally:
+        region.graph.restore()
 
 
 def _wrong_slots(proof: ReplayProof, slots: Sequence[int], refusal: str | None) -> dict[int, str | None]:

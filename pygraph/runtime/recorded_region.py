@@ -115,6 +115,26 @@ class RecordedRegion:
     def _make_patcher(self, words: Sequence[Word]) -> Patcher:
         return Patcher(self.graph, words, self.values, len(self.slots) + len(self.memory), len(self.body.numbers))
 
+    def refusals(self, slots: frozenset[int], addresses: Sequence[int]) -> dict[int, str]:
+        """Why the driver does not take these addresses as pointers to slots, by slot; each node is sent by itself.
+
+        The graph must be restored afterwards.
+        """
+        words: dict[int, list[Word]] = {}
+        for word in self.words:
+            if word.slot in slots:
+                words.setdefault(word.node, []).append(word)
+        found: dict[int, str] = {}
+        for node, its in words.items():
+            for word in its:
+                cell = ctypes.c_uint64.from_address(self.graph.params_address(node) + word.offset)
+                cell.value = addresses[word.slot] + word.delta
+            try:
+                self.graph.commit(node)
+            except CaptureError as error:
+                found |= {word.slot: str(error) for word in its}
+        return found
+
     def _restore_addresses(self) -> None:
         """Send the recorded addresses of all slots again."""
         for word in self.words:

@@ -10,11 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraph.ir.descriptors import Fallback, TensorSpec
+import pygraph
+from pygraph.errors import CaptureError
+from pygraph.ir.descriptors import TensorSpec
 from pygraph.runtime import patchable
+from pygraph.runtime.body import RegionBody
+from pygraph.runtime.capture import RegionGraph
+from pygraph.runtime.devices import driver_for
 from pygraph.runtime.discovery import FreshMemory, _fresh_memory
-from pygraph.runtime.patchable import CrowdedError, _look_for_room, _wrong_slots, patchable_slots
+from pygraph.runtime.patchable import CrowdedError, _look_for_room, _wrong_slots
 from pygraph.runtime.pointers import Extent
+from pygraph.runtime.proof import Example
 
 
 @given(
@@ -64,22 +70,50 @@ def test_memory_that_an_operation_has_used_beside_its_result(live_after: int, sc
     assert part.spec == part.flat == TensorSpec((8,), (1,), torch.float32, torch.device("cpu"))
 
 
-def test_what_the_driver_has_refused_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another recording of the region has the same slots, and nodes of the same kinds."""
-    asked: list[frozenset[int]] = []
+def recorded(device: torch.device, refused: str, monkeypatch: pytest.MonkeyPatch) -> tuple[RegionGraph, list[int]]:
+    """A graph of a device that takes no other pointers for kernels of an operation; and how many slots were tried."""
+    x = torch.ones(4, device=device)
+    driver: Any = driver_for(device)
+    body = RegionBody(
+        pygraph.graphify(pygraph.indirect(pygraph.trace(lambda x: [x + 1, x.sin(), x.cos(), x * 2])(x))), 0
+    )
+    example = Example.of(body, driver, [x], [])
+    tried: list[int] = []
+    original = patchable._works
 
-    def works(_: Any, patched: frozenset[int]) -> tuple[bool, str | None]:
-        asked.append(patched)
-        return 2 not in patched, "not this one"
+    def works(proof: Any, patched: frozenset[int]) -> tuple[bool, str | None]:
+        graph, names = proof.region.graph, [str(node.target) for node in body.nodes]
+        if "commit" not in vars(graph):
+            commit = graph.commit
+
+            def choosy(node: int) -> None:
+                if refused in names[graph.nodes[node].op]:
+                    raise CaptureError("not this one")
+                commit(node)
+
+            monkeypatch.setattr(graph, "commit", choosy)
+        tried.append(len(patched))
+        return original(proof, patched)
 
     monkeypatch.setattr(patchable, "_works", works)
-    monkeypatch.setattr(patchable, "_unprovable_slots", lambda *_: set())
-    monkeypatch.setattr(patchable, "_why_copied", lambda *_: Fallback("a result is copied", "not this one"))
-    body = SimpleNamespace(refused_slots={})
-    found: Any = None
-    for searches in (7, 1):
-        asked.clear()
-        proof: Any = SimpleNamespace(region=SimpleNamespace(body=body, fallbacks=[]))
-        assert patchable_slots(proof, found, frozenset(range(4)), False) == {0, 1, 3}
-        assert len(asked) == searches
-        assert proof.region.fallbacks == [Fallback("a result is copied", "not this one")]
+    return RegionGraph(body, driver, driver.new_pool(), example, "patch"), tried
+
+
+def test_what_the_driver_refuses_is_asked_of_each_node(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, tried = recorded(device, "sin", monkeypatch)
+    assert len(tried) == 2
+    reasons = [note.reason for note in graph.fallbacks]
+    assert len(reasons) == 2  # its operand and its result
+    assert all("not this one" in reason for reason in reasons)
+    assert graph.patched_outputs == [0, 2, 3]
+    for n in range(3):
+        x = torch.full((4,), float(n), device=device)
+        assert all(map(torch.equal, graph([x], []), (x + 1, x.sin(), x.cos(), x * 2)))
+    graph.release()
+
+
+def test_a_driver_that_refuses_nothing_is_not_asked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, tried = recorded(device, "tanh", monkeypatch)
+    assert len(tried) == 1
+    assert graph.fallbacks == []
+    graph.release()

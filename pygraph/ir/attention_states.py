@@ -87,15 +87,19 @@ def is_unset_state(node: fx.Node) -> bool:
 
 def is_unused_state(node: fx.Node) -> bool:
     """Whether a node picks what an operation that has drawn nothing returns instead of a state."""
-    if node.target is not operator.getitem:
-        return False
-    source, index = node.args
-    return isinstance(source, fx.Node) and not is_random(source) and is_state(source, index)  # pyright: ignore
+    source = _source_of_state(node)
+    return source is not None and not is_random(source)
 
 
 def is_drawn_state(node: fx.Node) -> bool:
     """Whether a node picks a state from the results of an operation that has drawn random numbers."""
+    source = _source_of_state(node)
+    return source is not None and is_random(source)
+
+
+def _source_of_state(node: fx.Node) -> fx.Node | None:
+    """The operation among whose results a node picks a state, or what is there instead; None for any other node."""
     if node.target is not operator.getitem:
-        return False
-    source, index = node.args
-    return isinstance(source, fx.Node) and is_random(source) and is_state(source, index)  # pyright: ignore
+        return None
+    source: Any = node.args[0]
+    return source if isinstance(source, fx.Node) and is_state(source, node.args[1]) else None  # pyright: ignore

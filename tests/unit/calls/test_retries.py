@@ -299,7 +299,7 @@ def test_calls_that_look_alike_are_looked_at_again_in_time(x: torch.Tensor, cloc
 
 
 def test_what_comes_after_a_few_fallbacks_is_looked_at_at_once(x: torch.Tensor) -> None:
-    fast = pygraph.jit(lambda x, flag: x * 2 if flag or x.sum() > 0 else x)
+    fast = pygraph.jit(lambda x, flag: x * 2 if flag or int(x.sum()) > 0 else x)
     for _ in range(3 * limits.LIMITS.lookups):
         fast(x, False)
     fast(x, True)  # which looks different
@@ -316,7 +316,7 @@ def test_what_comes_after_a_few_fallbacks_is_looked_at_at_once(x: torch.Tensor) 
 class Switching(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Branches on a value in training."""
-        return x * 2 if not self.training or x.sum() > 0 else x
+        return x * 2 if not self.training or int(x.sum()) > 0 else x
 
 
 def test_strict_functions_look_at_every_call(x: torch.Tensor) -> None:

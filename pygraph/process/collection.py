@@ -45,17 +45,16 @@ def no_collection() -> Generator[None, None, None]:
         True
     """
     global _depth
-    with _lock:
-        _depth += 1
-        _here.depth += 1
-        _begin()
-    try:
-        yield
-    finally:
+    with collection_postponed():
         with _lock:
-            _end()
-            _depth -= 1
-            _here.depth -= 1
+            _depth += 1
+            _here.depth += 1
+        try:
+            yield
+        finally:
+            with _lock:
+                _depth -= 1
+                _here.depth -= 1
 
 
 @contextlib.contextmanager

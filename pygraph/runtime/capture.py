@@ -209,8 +209,7 @@ class RegionGraph:
         """Whether input number ``position`` may be ``tensor``: laid out and aligned as it was recorded."""
         spec = self._input_specs[position]
         same = tensor.shape == spec.shape and tensor.stride() == spec.stride and tensor.dtype == spec.dtype
-        same = same and tensor.device == spec.device
-        return same and is_aligned(tensor.data_ptr(), self._alignments[position])
+        return same and tensor.device == spec.device and is_aligned(tensor.data_ptr(), self._alignments[position])
 
     # -- replay ---------------------------------------------------------------------------------------------------
 

@@ -151,8 +151,8 @@ FAULTS = (
     Fault(
         "alignment-that-is-forgotten",
         "A region runs on an argument that is placed in another way than the kernels were chosen for.",
-        "        return same and is_aligned(tensor.data_ptr(), self._alignments[position])",
-        "        return same",
+        " and is_aligned(tensor.data_ptr(), self._alignments[position])",
+        "",
     ),
     # -- the call path: keys, entries, native, steps, donation --------------------------------------------------------
     Fault(

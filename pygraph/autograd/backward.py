@@ -101,7 +101,8 @@ class Backward(TransformableFunction):
         They can be differentiated.
         """
         inner, results = self._inner, self.results
-        return inner.derive(("vjp", self._mask, results), lambda: Vjp(inner, self._mask, results))
+        key = ("vjp with zeros", self._mask, results)
+        return inner.derive(key, lambda: Vjp(inner, self._mask, results, has_zeros=True))
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], ResultSpec]:
         """Evaluate the Program, for a batch if need be."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -106,20 +107,35 @@ class Vjp(TransformableFunction):
         inner: The flat function.
         mask: Which of its tensors gradients are wanted for.
         results: Of which of its results there are cotangents.
+        has_zeros: Whether gradients that depend on no cotangent are zeros; else they are None, as in ``.backward()``.
     """
 
-    def __init__(self, inner: TransformableFunction, mask: tuple[bool, ...], results: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        inner: TransformableFunction,
+        mask: tuple[bool, ...],
+        results: tuple[int, ...],
+        *,
+        has_zeros: bool = False,
+    ) -> None:
         super().__init__(inner.function, f"vjp({inner.name})", inner.arity + len(results), inner.lifted)
         self.repeats = inner.repeats or inner.effects is not None
         self._inner = inner
         self._mask = mask
         self._results = results
+        self._has_zeros = has_zeros
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], ResultSpec]:
         """Run the function forwards and backwards."""
         primals, cotangents = tensors[: self._inner.arity], tensors[self._inner.arity :]
+        reached: set[int] = set()  # torch.func.vjp does not tell no gradient from one that is zero
+
+        def reach(number: int, _: torch.Tensor) -> None:
+            reached.add(number)
 
         def selected(*chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            for number, primal in enumerate(chosen):
+                primal.register_hook(functools.partial(reach, number))
             results, _ = self._inner.run(_merged(primals, chosen, self._mask), numbers)
             return tuple(results[index] for index in self._results or self._differentiable(results))
 
@@ -128,7 +144,8 @@ class Vjp(TransformableFunction):
         given = tuple(cotangents) if self._results else tuple(map(torch.zeros_like, found))
         with torch.enable_grad():  # without it, some formulas take shortcuts that have no derivatives
             gradients = pull(given)
-        return flatten_result(in_own_memory(gradients, tensors))
+        chosen = [g if self._has_zeros or number in reached else None for number, g in enumerate(gradients)]
+        return flatten_result(in_own_memory(chosen, tensors))
 
     def _differentiable(self, results: Sequence[torch.Tensor]) -> list[int]:
         floating = (index for index, result in enumerate(results) if result.is_floating_point() or result.is_complex())

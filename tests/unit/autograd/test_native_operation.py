@@ -414,6 +414,48 @@ def test_moved_parameters(pair: Pair) -> None:
             pair.both(lambda net: net(x).sum().backward())
 
 
+class Heads(nn.Module):
+    """Two results, each of a layer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both."""
+        y = self.trunk(x).tanh()
+        return self.left(y), self.right(y)
+
+
+@pytest.mark.parametrize("warm", [(0, 1), (0,), (1,)])
+def test_no_gradient_is_not_zero_after_parameters_have_moved(device: torch.device, warm: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    net = Heads().to(device)
+    fast = pygraph.jit(net)
+    x = torch.ones(2, 3, device=device)
+    for _ in range(WARM):
+        results = fast(x)
+        total([results[index] for index in warm]).backward()
+
+    def first_and_second(fn: Callable[..., Any], moves: bool) -> list[Any]:
+        parameters = [*net.parameters()]
+        result = fn(x)[0]
+        if moves:
+            for parameter in parameters:
+                parameter.data = parameter.data.clone()
+        first = torch.autograd.grad(result.square().sum(), parameters, create_graph=True, allow_unused=True)
+        kept = [gradient for gradient in first if gradient is not None]
+        return [*first, *torch.autograd.grad(total(kept), parameters, allow_unused=True)]
+
+    expected = first_and_second(net, False)
+    for _ in range(3):
+        found = first_and_second(fast, True)
+        assert [gradient is None for gradient in found] == [gradient is None for gradient in expected]
+        for a, b in zip(found, expected, strict=True):
+            if b is not None:
+                torch.testing.assert_close(a, b)
+
+
 def test_a_function_with_effects(device: torch.device, in_python: list[str]) -> None:
     def make() -> nn.Module:
         torch.manual_seed(0)

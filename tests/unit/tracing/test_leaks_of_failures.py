@@ -235,7 +235,7 @@ def test_a_thread_that_is_started_inside(device: torch.device) -> None:
     threads: list[threading.Thread] = []
 
     def work(y: Tensor) -> None:
-        go.wait()  # a trace that fails puts lists back, so a thread that wrote while one runs would have written nothing
+        go.wait()  # a trace that fails puts lists back: what a thread writes meanwhile is gone
         seen.append(is_fake(y))
 
     def fn(x: Tensor) -> Tensor:

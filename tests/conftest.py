@@ -226,3 +226,12 @@ def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     """Whether calls may take the path in C++; without a compiler, both ways take the one in Python."""
     monkeypatch.setenv("PYGRAPH_NATIVE", str(int(request.param)))
     return request.param
+
+
+@pytest.fixture(params=[None, 1], ids=["small", "large"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of a first call as they are, and as if all of them were large: copies on the host, shared stand-ins."""
+    if request.param is not None:
+        from pygraph.runtime import host_copies
+
+        monkeypatch.setattr(host_copies, "LARGE", request.param)

@@ -7,6 +7,7 @@ be what ordinary launches give. Whatever fails the proof is copied.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,11 +21,17 @@ from pygraph.ir.descriptors import Fallback, Mechanism, TensorSpec, Way
 from pygraph.process import progress
 from pygraph.runtime.alignment import alignment_of, is_aligned
 from pygraph.runtime.body import RegionBody
-from pygraph.runtime.discovery import Discovery, RefusedError
+from pygraph.runtime.discovery import Discovery, Placement, RefusedError
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.mechanisms import Question, choose
 from pygraph.runtime.own_results import own_results
-from pygraph.runtime.patchable import CrowdedError, find_blank_outputs, patchable_slots
+from pygraph.runtime.patchable import (
+    CrowdedError,
+    TogetherError,
+    demand_apart,
+    find_blank_outputs,
+    patchable_slots,
+)
 from pygraph.runtime.proof import Example, LaunchSpread
 from pygraph.runtime.recorded_region import RecordedRegion, UnprovenError
 from pygraph.runtime.replay_proof import ReplayProof
@@ -91,32 +98,34 @@ class RegionGraph:
     def _record(self, example: Example, mechanism: Mechanism) -> RecordedRegion:
         """Record the region, with simpler and simpler mechanisms until a graph passes its proof."""
         notes: list[Fallback] = []
-        room: dict[int, list[int]] = {}
         attempts: list[Mechanism | None] = list(dict.fromkeys((mechanism, "host", "copy", None)))
         taken: list[tuple[int, int]] = []
-        reserved = sizes_of_results(self.body, self._saved_nodes)
         if self._saved_nodes:
             release_unused()
             taken = self.pool.taken()
         self.pool.unwritten.clear()  # the recording may use any of it
+        reserved = sizes_of_results(self.body, self._saved_nodes)
+        placement = Placement(reserved, taken, allocates=self._reused is None)
         while attempts:
             request = attempts[0]
+            if request in ("copy", None):
+                placement = dataclasses.replace(placement, apart=frozenset(range(len(example.inputs))))
             progress.phase("capturing")
-            outside = self._reused is None
-            found = Discovery(
-                self.body, self.driver, self.pool, example.inputs, example.numbers, reserved, taken, outside, room
-            )  # fmt: skip
+            found = Discovery(self.body, self.driver, self.pool, example, placement)
             region = RecordedRegion(self.body, self.driver, self.pool, found)
             region.fallbacks[:0] = notes
             proof = ReplayProof(region, example, self.spread, self._reused is not None)
             progress.phase("proving")
             try:
-                self._prove(proof, found, request, may_ask_for_room=not room)
+                self._prove(proof, found, request, may_ask_for_room=not placement.room)
                 self._own = own_results(proof, self._saved_numbers(region))
                 return region
             except CrowdedError as error:
                 region.release()
-                room = error.room
+                placement = dataclasses.replace(placement, room=error.room)
+            except TogetherError as error:
+                region.release()
+                placement = dataclasses.replace(placement, apart=placement.apart | error.positions)
             except UnprovenError as error:
                 region.release()
                 notes.append(Fallback(f"mechanism {request}", str(error)))
@@ -130,6 +139,8 @@ class RegionGraph:
     def _prove(self, proof: ReplayProof, found: Discovery, request: Mechanism | None, may_ask_for_room: bool) -> None:
         """Find out which slots may be patched, choose how, and prove that; ``request`` None copies everything."""
         region = proof.region
+        if found.unpointed:
+            demand_apart(found)
         find_blank_outputs(proof, found, note=self._reused is None)
         inputs = frozenset(range(len(region.slots)))
         every = inputs
@@ -143,6 +154,7 @@ class RegionGraph:
             pointed = {word.slot for word in region.words}
             candidates = frozenset(slot for slot in candidates if slot in inputs or slot in pointed)
             proven = patchable_slots(proof, found, candidates, may_ask_for_room)
+        demand_apart(found, inputs - proven)
         question = Question(
             words=[word for word in region.words if word.slot in every],
             mechanisms=[region.graph.mechanisms(node, request or "copy") for node in range(len(region.graph.nodes))],
@@ -154,7 +166,9 @@ class RegionGraph:
         )
         if request == "table":
             _explain_tables(region, question)
-        region.follow(choose(question, self.driver.costs(), request or "copy"))
+        choice = choose(question, self.driver.costs(), request or "copy")
+        demand_apart(found, choice.copied)
+        region.follow(choice)
         if not region.choice.only_host:
             try:
                 passes = proof.passes()

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import torch
 
 # How much further apart than some runs a replay may be from launches, and how many elements even more than that.
 _FURTHER = 8.0
 _FEW = 1000
+
+
+class Results(Protocol):
+    """Results of a run, which may be somewhere else than on the device until they are looked at."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[torch.Tensor]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Spread:
     largest: float | None
 
     @classmethod
-    def of(cls, first: Sequence[torch.Tensor], others: Iterable[Sequence[torch.Tensor]]) -> Spread:
+    def of(cls, first: Results, others: Iterable[Results]) -> Spread:
         """The distances of the results of other runs from those of the first."""
         distances = [0.0] * len(first)
         largest: float | None = None
@@ -50,7 +58,7 @@ class Spread:
         largest = None if self.largest is None or other.largest is None else min(self.largest, other.largest)
         return Spread(tuple(map(min, self.distances, other.distances)), largest)
 
-    def covers(self, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    def covers(self, results: Results, expected: Results) -> bool:
         """Whether results are as close to those expected as runs are to each other."""
         largest = self.largest
         return largest is not None and all(

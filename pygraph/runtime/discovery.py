@@ -21,14 +21,14 @@ from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.effects import is_operation, is_view, root
 from pygraph.ir.evaluate import physical
 from pygraph.ir.printing import target_text
-from pygraph.runtime.alignment import aligned_copy
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.driver import Driver, Pool, patiently
 from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, pointer_words, same_structure, value_words
-from pygraph.runtime.proof import Trial, Undisturbed
+from pygraph.runtime.proof import Example, Trial, Undisturbed
 from pygraph.runtime.recorded_graph import RecordedGraph
 from pygraph.runtime.reservations import Reservations
+from pygraph.runtime.stand_ins import stand_ins
 
 _PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
 
@@ -71,15 +71,11 @@ class FreshMemory:
     scratch: int
 
 
-class Discovery:
-    """A region, recorded twice; the second recording only serves the comparison.
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where the memory of a recording is to lie.
 
-    Args:
-        body: The region.
-        driver: The device.
-        pool: Memory for what the region allocates.
-        inputs: Example inputs, which are not changed.
-        numbers: Example numbers.
+    Attributes:
         reserved: Bytes of results by the operation that makes them, which the first recording shall have where neither
             values before them nor other graphs have been; see `pygraph.runtime.reservations`.
         taken: Address and size of memory that other graphs use.
@@ -88,6 +84,25 @@ class Discovery:
         room: Sizes of results by the operation that makes them, for which there shall be free memory of exactly these
             sizes. Otherwise a result may begin where its operation had larger scratch memory, whose pointers look like
             the result's.
+        apart: Positions of inputs whose stand-ins have memory of their own; see `pygraph.runtime.stand_ins`.
+    """
+
+    reserved: Mapping[int, Sequence[int]]
+    taken: Sequence[tuple[int, int]]
+    allocates: bool
+    room: Mapping[int, Sequence[int]] = dataclasses.field(default_factory=dict[int, Sequence[int]])
+    apart: frozenset[int] = frozenset()
+
+
+class Discovery:
+    """A region, recorded twice; the second recording only serves the comparison.
+
+    Args:
+        body: The region.
+        driver: The device.
+        pool: Memory for what the region allocates.
+        example: A call, whose inputs are not changed.
+        placement: Where memory is to lie.
 
     Raises:
         RefusedError: The device does not record a node, or a number was not found.
@@ -95,6 +110,7 @@ class Discovery:
     Attributes:
         graph: The first recording.
         input_buffers: The inputs that it was recorded with; None for those without memory.
+        together: Slots of inputs that were recorded in the same memory, so that nothing can be copied there.
         output_buffers: The outputs that it writes.
         slots: Positions of inputs that have memory.
         memory: The memory that the outputs are in.
@@ -117,28 +133,25 @@ class Discovery:
         body: RegionBody,
         driver: Driver,
         pool: Pool,
-        inputs: Sequence[torch.Tensor],
-        numbers: Sequence[Any],
-        reserved: Mapping[int, Sequence[int]],
-        taken: Sequence[tuple[int, int]] = (),
-        allocates: bool = False,
-        room: Mapping[int, Sequence[int]] | None = None,
+        example: Example,
+        placement: Placement,
     ) -> None:
         self.body = body
-        self._room = room or {}
-        sizes = {op: its for op, its in reserved.items() if op not in self._room}
+        self._placement = placement
+        sizes = {op: its for op, its in placement.reserved.items() if op not in placement.room}
         self._reservations: Mapping[int, Sequence[tuple[int, int]]] = {}
-        self._taken = taken
-        self._allocates = allocates
         self.driver = driver
+        inputs = example.inputs
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
-        self.input_buffers: list[torch.Tensor | None] = [aligned_copy(t) if t.numel() else None for t in inputs]
+        stood_in = stand_ins(body, inputs, placement.apart)
+        self.input_buffers: list[torch.Tensor | None] = list(stood_in.tensors)
+        self.together = frozenset(slot for slot, position in enumerate(self.slots) if position in stood_in.together)
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
-        self._inputs, self._numbers = inputs, numbers
-        self._record(inputs, list(numbers), pool, sizes)
+        self._inputs, self._numbers = inputs, example.numbers
+        self._record(inputs, list(example.numbers), pool, sizes)
         self.reserved = frozenset(number for number, one in enumerate(self.memory) if self._is_reserved(one.extent))
-        outside = {body.nodes.index(node) for node in body.allocations} if allocates else set[int]()
+        outside = {body.nodes.index(node) for node in body.allocations} if placement.allocates else set[int]()
         self.outside = frozenset(n for n, one in enumerate(self.memory) if one.extent.first_op in outside)
 
     def _record(
@@ -179,7 +192,7 @@ class Discovery:
     ) -> tuple[RecordedGraph, list[torch.Tensor], list[tuple[int, int]]]:
         position = -1
         allocations: list[tuple[int, int]] = []
-        allocations_of = self.body.allocations if self._allocates else []
+        allocations_of = self.body.allocations if self._placement.allocates else []
         allocated: dict[fx.Node, Any] = {
             node: node.target(*node.args, **node.kwargs)  # pyright: ignore
             for node in allocations_of
@@ -189,7 +202,7 @@ class Discovery:
         def record(generators: Sequence[GraphGenerator], mark: Callable[[int], None]) -> list[torch.Tensor]:
             walls: list[torch.Tensor] = []
             before = self._allocated()
-            reservations = Reservations(sizes, self._taken, self.driver.device)
+            reservations = Reservations(sizes, self._placement.taken, self.driver.device)
             if sizes:
                 self._reservations = reservations.extents
             after = self._allocated()
@@ -203,11 +216,12 @@ class Discovery:
                 nonlocal position, made, held
                 position = index
                 note_allocations()
-                if walls or index in self._room or reservations.concerns(index):
+                room = self._placement.room
+                if walls or index in room or reservations.concerns(index):
                     before = self._allocated()
                     walls.clear()
                     reservations.free_for(index)
-                    walls.extend(_make_room(self._room.get(index, ()), self.driver.device))
+                    walls.extend(_make_room(room.get(index, ()), self.driver.device))
                     after = self._allocated()
                     made, held = made + after[0] - before[0], held + after[1] - before[1]
                 mark(index)
@@ -262,7 +276,7 @@ class Discovery:
             self.notes.append(Fallback("every pointer", "two recordings of the region differ in their kernels"))
         extents = [extent_of(self.input_buffers[i]) for i in self.slots] + [m.extent for m in self.memory]
         extents_again = [extent_of(examples[i]) for i in self.slots] + memory_again
-        self.words = pointer_words(nodes, nodes_again, extents, extents_again) if comparable else []
+        self.words = pointer_words(nodes, nodes_again, extents, extents_again, self.together) if comparable else []
         self.values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or self.body.numbers else []
         self.unfound = self._unproven_inputs(self.words) if comparable else set(range(len(self.slots)))
         self.blank: frozenset[int] = frozenset()

@@ -21,9 +21,10 @@ from pygraph.ir.descriptors import (
     Fallback,
     Mechanism,
     Region,
+    TensorSpec,
     Way,
 )
-from pygraph.ir.effects import count_kernels, root, writes_memory
+from pygraph.ir.effects import count_kernels, root, writes_memory, written_arguments
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program
@@ -32,7 +33,7 @@ from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.calling_convention import CallingConvention, Values
 from pygraph.runtime.capture import RegionGraph
-from pygraph.runtime.copies import copied_leaves
+from pygraph.runtime.copies import ChangedError, trial_leaves
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool, Run, random_states_restored
 from pygraph.runtime.proof import Example, Trial
@@ -160,13 +161,19 @@ class Executable:
             _BoundRegion(region, RegionBody(self.program, region.index), None) for region in self.program.regions
         ]
         self.convention = self._convention()
-        with self._trial(leaves) as env:
-            for bound in self._regions:
-                self._refusing = bound.body
-                if bound.region.way != "launch":
-                    self.times[bound.region.index] = self._record(bound, *_border(bound.body, env))
-                if bound is not self._regions[-1]:
-                    _launch(bound, env)
+        recorded = [bound.body for bound in self._regions if bound.region.way != "launch"]
+        try:
+            with self._trial(leaves) as env:
+                for bound in self._regions:
+                    self._refusing = bound.body
+                    if bound.region.way != "launch":
+                        self.times[bound.region.index] = self._record(bound, *_border(bound.body, env))
+                    if bound is not self._regions[-1]:
+                        _launch(bound, env)
+        except ChangedError as error:
+            nodes = [node for body in recorded for node in body.nodes]  # whichever it was
+            if nodes:  # else it was an operation that does not say that it writes
+                raise RefusedNodesError(self.program, nodes, str(error)) from error
         self.recorded = len(self.times)
 
     def _record(self, bound: _BoundRegion, inputs: list[torch.Tensor], numbers: list[Any]) -> dict[Way, float]:
@@ -191,7 +198,7 @@ class Executable:
 
         copies: float | None = None
         notes: list[Fallback] = []
-        if timing is not None and way == "patch":
+        if timing is not None and way == "patch" and not self._copies_cost_more(body, example):
             try:
                 copies = self._time_of_copies(body, example)
             except RefusedError as error:
@@ -211,6 +218,12 @@ class Executable:
         if graph.saved is not None:
             graph.saved.forget_streams()
         return times
+
+    def _copies_cost_more(self, body: RegionBody, example: Example) -> bool:
+        """Whether copying all inputs takes longer than sending every node, so that it needs no memory to be tried."""
+        costs = self.driver.costs()
+        nbytes = sum(TensorSpec.of(tensor).nbytes for tensor in example.inputs)
+        return nbytes / costs.copy_rate > costs.host_node * count_kernels(body.nodes)
 
     def _time_of_copies(self, body: RegionBody, example: Example) -> float:
         """The time of a graph that copies its inputs, which hardly ever stays: it is recorded in a pool of its own."""
@@ -239,18 +252,29 @@ class Executable:
             return self._timing.timer(Run(lambda: run(trial.inputs, numbers), restore if trial.has_state else None))
 
     @contextlib.contextmanager
-    def _trial(self, leaves: Sequence[Any]) -> Generator[Values, None, None]:
-        """An environment on copies of the arguments; captured tensors and random generators are put back after."""
+    def _trial(self, leaves: Sequence[Any], donated: frozenset[int] = frozenset()) -> Generator[Values, None, None]:
+        """An environment for trials: arguments, captured tensors and random generators are afterwards as they were.
+
+        Args:
+            leaves: The leaves of a call.
+            donated: The leaves whose memory trials write to besides those that the Program updates.
+        """
         written = [bound.body.static_values[i].detach() for bound in self._regions for i in bound.body.written_statics]
         saved = [(tensor, clone_strided(tensor)) for tensor in written]
         try:
             generators = [one for bound in self._regions for one in bound.body.generators.values()]
-            with random_states_restored(self.driver, generators), torch.no_grad():
-                yield self.convention.values(copied_leaves(leaves))
+            arguments = trial_leaves(leaves, self._written_leaves() | donated)
+            with random_states_restored(self.driver, generators), torch.no_grad(), arguments as given:
+                yield self.convention.values(given)
         finally:
             with torch.no_grad():
                 for tensor, contents in saved:
                     tensor.copy_(contents)
+
+    def _written_leaves(self) -> frozenset[int]:
+        """The leaves that the Program writes to."""
+        written = {root(argument) for node in self.program.nodes for argument in written_arguments(node)}
+        return frozenset(leaf for node, leaf in self.convention.tensors if node in written)
 
     def _convention(self) -> CallingConvention:
         bodies = [bound.body for bound in self._regions]
@@ -298,7 +322,7 @@ class Executable:
             if (reason := refused[argument.leaf]) is not None:
                 adoption.refuse(argument, reason)
         if adoption.pairs:
-            with self._trial(leaves) as env:
+            with self._trial(leaves, donated) as env:
                 for bound in self._regions[:-1]:
                     _launch(bound, env)
                 if not adoption.works(env, *_border(last.body, env)):

@@ -34,6 +34,25 @@ class CrowdedError(CaptureError):
         self.room = room
 
 
+class TogetherError(CaptureError):
+    """Inputs have to be copied to where the graph was recorded with them, which is the same memory for several.
+
+    Attributes:
+        positions: These inputs.
+    """
+
+    def __init__(self, positions: frozenset[int]) -> None:
+        super().__init__("inputs were recorded in the same memory")
+        self.positions = positions
+
+
+def demand_apart(found: Discovery, slots: frozenset[int] | None = None) -> None:
+    """Raise a `TogetherError` if some of these slots, by default any, were recorded in the same memory."""
+    together = found.together if slots is None else found.together & slots
+    if together:
+        raise TogetherError(frozenset(found.slots[slot] for slot in together))
+
+
 def find_blank_outputs(proof: ReplayProof, found: Discovery, note: bool) -> None:
     """Find the memory of outputs that replays leave as it is, as some results are only allocated.
 
@@ -78,13 +97,16 @@ def patchable_slots(
 
     Raises:
         CrowdedError: If it is.
+        TogetherError: Inputs have to be copied to find out, and were recorded in the same memory.
         RefusedError: A replay is wrong even if everything is copied.
     """
     region = proof.region
     candidates -= _unprovable_slots(region, candidates)
-    works, refusal = _works(proof, candidates)
+    demand_apart(found, frozenset(range(len(region.slots))) - candidates)
+    works, refusal = _works_in_turns(proof, candidates)
     if works:
         return candidates
+    demand_apart(found)
     if refusal is not None:
         refused = _refused_slots(proof, candidates)
         region.fallbacks += [_why_copied(region, found, slot, reason) for slot, reason in refused.items()]
@@ -156,6 +178,38 @@ def _works(proof: ReplayProof, patched: frozenset[int]) -> tuple[bool, str | Non
             raise
         graph.restore()  # a kernel has read poison, and says so at once, as the emulated device's do
         return False, None
+
+
+_MOST_SCRATCH = 2**26
+"""Bytes behind results that are watched at once, at most."""
+
+
+def _works_in_turns(proof: ReplayProof, patched: frozenset[int]) -> tuple[bool, str | None]:
+    """As `_works`, but where operations had much scratch memory, what is behind their results is watched in turns.
+
+    If all is right, it need not be watched any more.
+    """
+    memory, first = proof.region.memory, len(proof.region.slots)
+    turns: list[set[int]] = [set()]
+    total = 0
+    for number in sorted(slot - first for slot in patched if slot >= first):
+        if turns[-1] and total + memory[number].scratch > _MOST_SCRATCH:
+            turns.append(set())
+            total = 0
+        turns[-1].add(number)
+        total += memory[number].scratch
+    if len(turns) == 1:
+        return _works(proof, patched)
+    every = proof.watched
+    results = frozenset(first + number for turn in turns for number in turn)
+    for turn in (*turns, None):
+        proof.watched = turn or ()
+        others = frozenset[int]() if turn is None else results - {first + number for number in turn}
+        works, refusal = _works(proof, patched - others)
+        if not works:
+            proof.watched = every
+            return works, refusal
+    return True, None
 
 
 def _refused_slots(proof: ReplayProof, slots: frozenset[int]) -> dict[int, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,21 +66,37 @@ def pointer_words(
     second: Sequence[RecordedNode],
     extents_first: Sequence[Extent],
     extents_second: Sequence[Extent],
+    together: Collection[int] = (),
 ) -> list[Word]:
     """The words of every slot, given where its memory was in each of two recordings of the same structure.
 
     Args:
         first: Nodes of one recording.
         second: Nodes of the other; ``same_structure(first, second)`` must hold.
-        extents_first: Per slot, its memory in the first recording. Extents of one recording do not overlap.
+        extents_first: Per slot, its memory in the first recording. It overlaps no other, but for ``together``.
         extents_second: Per slot, its memory in the second recording.
+        together: Slots whose memory may overlap in the first recording; in the second one it overlaps no other.
 
     Example:
         >>> node = lambda address: RecordedNode("kernel", "k", 0, address.to_bytes(8, "little"))
         >>> pointer_words([node(0x1010)], [node(0x2010)], [Extent(0x1000, 64)], [Extent(0x2000, 64)])
         [Word(node=0, offset=0, slot=0, delta=16)]
     """
-    order = sorted((slot for slot, e in enumerate(extents_first) if e.size), key=lambda slot: extents_first[slot].start)
+    apart = [slot for slot in range(len(extents_first)) if slot not in together]
+    words = _pointer_words(first, second, extents_first, extents_second, apart)
+    words += _pointer_words(second, first, extents_second, extents_first, together)
+    return sorted(words, key=lambda word: (word.node, word.offset))
+
+
+def _pointer_words(
+    first: Sequence[RecordedNode],
+    second: Sequence[RecordedNode],
+    extents_first: Sequence[Extent],
+    extents_second: Sequence[Extent],
+    slots: Iterable[int],
+) -> list[Word]:
+    """The words of slots whose memory does not overlap in the first recording."""
+    order = sorted((slot for slot in slots if extents_first[slot].size), key=lambda slot: extents_first[slot].start)
     if not order:
         return []
     starts = np.array([extents_first[slot].start for slot in order], dtype=np.uint64)

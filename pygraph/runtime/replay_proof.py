@@ -7,7 +7,7 @@ stay as it was.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 
 import torch
 
@@ -32,12 +32,15 @@ class ReplayProof:
 
     Attributes:
         replay_us: Microseconds that the device needs for a replay, once one with copies outside of the graph was right.
+        watched: The entries of the region's ``memory`` behind which as many bytes are watched as their operations had
+            for scratch memory, which may have begun where the result does. Behind the others are a few.
     """
 
     def __init__(self, region: RecordedRegion, example: Example, spread: LaunchSpread, reuses_outputs: bool) -> None:
         self.region = region
         self.example = example
         self.replay_us = 0.0
+        self.watched: Container[int] = range(len(region.memory))
         self._spread = spread
         self._reuses_outputs = reuses_outputs
 
@@ -82,7 +85,10 @@ class ReplayProof:
         region.pool.order()
         self._poison_buffers()
         zones = RedZones()
-        fresh = [zones.allocate(memory.spec, memory.extent.size, memory.scratch) for memory in region.memory]
+        fresh = [
+            zones.allocate(memory.spec, memory.extent.size, memory.scratch if number in self.watched else 0)
+            for number, memory in enumerate(region.memory)
+        ]
         copied = region.choice.copied if copy_outside else frozenset[int]()
         if self._reuses_outputs:
             copied |= region.output_slots
@@ -104,11 +110,13 @@ class ReplayProof:
 
     def _poison_buffers(self) -> None:
         region, body = self.region, self.region.body
-        for node, tensor, safe in (
-            *zip(body.inputs, region.input_buffers, self.example.inputs, strict=True),
-            *zip(body.outputs, region.output_buffers, self.example.expected, strict=False),
+        for nodes, buffers, safe in (
+            (body.inputs, region.input_buffers, self.example.inputs),
+            (body.outputs, region.output_buffers, self.example.expected),
         ):
-            poison(tensor, body.reach.get(node, Reach.NOT), safe)
+            for index, (node, buffer) in enumerate(zip(nodes, buffers, strict=True)):
+                reach = body.reach.get(node, Reach.NOT)
+                poison(buffer, reach, safe[index] if reach is Reach.COMPUTED else None)
 
     def _copy_in(self, inputs: Sequence[torch.Tensor], copied: frozenset[int]) -> None:
         """Copy inputs to where the graph was recorded with them."""
@@ -134,8 +142,9 @@ class ReplayProof:
         What is in such memory says nothing; some operations have it on another device in a capture.
         """
         region = self.region
-        outputs = zip(region.outputs(fresh), self.example.expected, region.views, strict=False)
-        return [
-            wanted if number in region.blank and output.device == wanted.device else output
-            for output, wanted, (number, _) in outputs
-        ]
+        outputs = region.outputs(fresh)
+        for index, (number, _) in enumerate(region.views):
+            if number in region.blank:
+                wanted = self.example.expected[index]
+                outputs[index] = wanted if outputs[index].device == wanted.device else outputs[index]
+        return outputs

@@ -20,6 +20,8 @@ from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import InterruptedCaptureError
 from pygraph.runtime.proof import Example
 
+pytestmark = pytest.mark.usefixtures("sizes")
+
 
 @pytest.fixture
 def driver(device: torch.device) -> Any:

@@ -22,6 +22,8 @@ from pygraph.runtime.patchable import CrowdedError, _look_for_room, _wrong_slots
 from pygraph.runtime.pointers import Extent
 from pygraph.runtime.proof import Example
 
+pytestmark = pytest.mark.usefixtures("sizes")
+
 
 @given(
     slots=st.sets(st.integers(0, 20), min_size=1), reasons=st.dictionaries(st.integers(0, 20), st.none() | st.text())

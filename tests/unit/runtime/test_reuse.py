@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 import pygraph
 from pygraph.runtime.devices import driver_for
 
+pytestmark = pytest.mark.usefixtures("sizes")
+
 
 def ones(device: torch.device, *shape: int) -> torch.Tensor:
     return torch.arange(1.0, 1.0 + torch.Size(shape).numel(), device=device).view(shape).clone()

@@ -20,7 +20,7 @@ from pygraph.runtime.saved_memory import ANY_STREAM, SavedMemory
 from tests.memory import live_bytes
 
 pytestmark = [
-    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.usefixtures("fresh_dynamo", "sizes"),
     pytest.mark.filterwarnings("ignore"),  # of Dynamo's and Inductor's, which differ between versions
 ]
 

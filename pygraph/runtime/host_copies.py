@@ -1,0 +1,96 @@
+"""Copies on the host of large tensors on a device, which needs its memory for the tensors themselves.
+
+While graphs are recorded and tried, arguments of a call and results of ordinary launches have to be there as well as
+what replays read and write. Arguments are read where they are, and are compared with their copies afterwards; results
+are on the device only while one is compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from pygraph.ir.descriptors import TensorSpec
+
+LARGE = 2**20
+"""From so many bytes on, a copy is on the host."""
+
+_PIECE = 2**25
+"""So many bytes are compared at once."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostCopy:
+    """A copy on the host of a tensor's memory.
+
+    Attributes:
+        spec: The tensor.
+        bytes: Its memory, from its first element to its last one.
+    """
+
+    spec: TensorSpec
+    bytes: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> HostCopy | None:
+        """Copy a tensor; None if it is too small for that, lazily conjugated or negated, or the host has no memory."""
+        spec = TensorSpec.of(tensor)
+        if not is_large(spec) or tensor.is_conj() or tensor.is_neg():
+            return None
+        try:
+            return cls(spec, bytes_of(tensor).cpu())
+        except RuntimeError:
+            return None
+
+    def on_device(self) -> torch.Tensor:
+        """A tensor with this memory on the device, beside the one that was copied."""
+        flat = self.bytes.to(self.spec.device).view(self.spec.dtype)
+        return flat.as_strided(self.spec.shape, self.spec.stride, 0)
+
+    def restore(self, tensor: torch.Tensor) -> bool:
+        """Put back what has changed in the memory of the tensor that was copied; whether anything has."""
+        has_changed = False
+        memory = bytes_of(tensor)
+        for start in range(0, memory.numel(), _PIECE):
+            now = memory[start : start + _PIECE]
+            wanted = self.bytes[start : start + _PIECE].to(self.spec.device)
+            if not torch.equal(now, wanted):
+                now.copy_(wanted)
+                has_changed = True
+        return has_changed
+
+
+class KeptTensors:
+    """Tensors of which large ones are on the host, and on the device again while they are looked at.
+
+    Args:
+        tensors: The tensors.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._kept = [HostCopy.of(tensor) or tensor for tensor in tensors]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        kept = self._kept[index]
+        return kept.on_device() if isinstance(kept, HostCopy) else kept
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return map(self.__getitem__, range(len(self)))
+
+
+def is_large(spec: TensorSpec) -> bool:
+    """Whether a tensor on a device has so many bytes that there should be no second one like it."""
+    return spec.device.type not in ("cpu", "meta") and spec.nbytes >= LARGE
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor, from its first element to its last one."""
+    storage = tensor.untyped_storage()
+    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    offset = tensor.data_ptr() - storage.data_ptr()
+    return memory.set_(storage, offset, (TensorSpec.of(tensor).nbytes,), (1,))  # pyright: ignore

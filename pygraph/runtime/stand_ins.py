@@ -1,0 +1,72 @@
+"""Stand-ins for a call's inputs, with which a graph is recorded: only their addresses matter.
+
+Replays get other addresses, and what is in the stand-ins, poison, shows pointers that have not changed. So large ones
+of one kind lie in the same memory, each some bytes behind the one before. Which pointer belongs to which, another
+recording tells, with the inputs themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import torch
+
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.leaves import overlap_groups
+from pygraph.runtime.alignment import ALIGNMENT, aligned_copy, alignment_of
+from pygraph.runtime.body import RegionBody
+from pygraph.runtime.host_copies import is_large
+from pygraph.runtime.indices import Reach
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIns:
+    """Tensors like the inputs of a region.
+
+    Attributes:
+        tensors: Per input, its stand-in; None for one without memory.
+        together: Positions of those that share memory with others. Nothing can be copied to them.
+    """
+
+    tensors: list[torch.Tensor | None]
+    together: frozenset[int]
+
+
+def stand_ins(body: RegionBody, inputs: Sequence[torch.Tensor], apart: Collection[int]) -> StandIns:
+    """Make stand-ins for inputs, aligned alike; those in memory of their own have the values of the inputs.
+
+    Args:
+        body: The region.
+        inputs: Its inputs.
+        apart: Positions of those that have memory of their own in any case.
+    """
+    excluded = {*apart, *body.written, *(index for group in overlap_groups(inputs) for index in group)}
+    kinds: dict[tuple[torch.dtype, Reach], list[int]] = {}
+    for position, (node, tensor) in enumerate(zip(body.inputs, inputs, strict=True)):
+        reach = body.reach.get(node, Reach.NOT)
+        if position not in excluded and reach is not Reach.COMPUTED and is_large(TensorSpec.of(tensor)):
+            kinds.setdefault((tensor.dtype, reach), []).append(position)
+    shared = [positions for positions in kinds.values() if len(positions) > 1]
+    together = frozenset(position for positions in shared for position in positions)
+    tensors = [
+        aligned_copy(tensor) if tensor.numel() and position not in together else None
+        for position, tensor in enumerate(inputs)
+    ]
+    for positions in shared:
+        for position, tensor in zip(positions, _in_one_memory([inputs[one] for one in positions]), strict=True):
+            tensors[position] = tensor
+    return StandIns(tensors, together)
+
+
+def _in_one_memory(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like these, of one dtype, each beginning behind where the one before begins."""
+    size = inputs[0].element_size()
+    specs = [TensorSpec.of(tensor) for tensor in inputs]
+    starts = [
+        number * ALIGNMENT * 2 // size + alignment_of(tensor.data_ptr()) % ALIGNMENT // size
+        for number, tensor in enumerate(inputs)
+    ]
+    count = max(start + spec.span for start, spec in zip(starts, specs, strict=True))
+    memory = torch.empty(count, dtype=inputs[0].dtype, device=inputs[0].device)
+    return [memory.as_strided(s.shape, s.stride, start) for s, start in zip(specs, starts, strict=True)]

@@ -1,0 +1,136 @@
+"""Copies on the host of what a first call has no second place for on the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.runtime import copies, host_copies
+from pygraph.runtime.copies import ChangedError, trial_leaves
+from pygraph.runtime.host_copies import HostCopy, KeptTensors, bytes_of
+from tests.memory import live_bytes, peak_followed
+
+
+@pytest.fixture(autouse=True)
+def _few_bytes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_copies, "LARGE", 64)
+
+
+LAYOUTS = {
+    "plain": lambda x: x,
+    "view": lambda x: x[1:],
+    "transposed": lambda x: x.t(),
+    "gaps": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:1].expand(5, -1),
+    "nan": lambda x: x.masked_fill(x > 3, float("nan")),
+    "integers": lambda x: x.to(torch.int64),
+    "bfloat16": lambda x: x.bfloat16(),
+    "8 bits": lambda x: x.to(torch.float8_e5m2),
+    "complex": lambda x: torch.complex(x, x),
+}
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    return bytes_of(tensor).tolist()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tensors_come_back_bit_for_bit(device: torch.device, layout: str) -> None:
+    tensor = LAYOUTS[layout](torch.arange(64.0).view(8, 8)).to(device)
+    kept = KeptTensors([tensor, tensor])
+    again, _ = kept
+    before = live_bytes(device)
+    assert len(kept) == 2
+    assert (again.dtype, again.shape, again.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
+    assert bits(again) == bits(tensor) == bits(kept[1])
+    assert again.data_ptr() != tensor.data_ptr()
+    del again, tensor
+    assert live_bytes(device) < before
+
+
+def test_small_and_lazy_tensors_stay_where_they_are(device: torch.device) -> None:
+    small, host = torch.ones(3, device=device), torch.ones(100)
+    lazy = torch.ones(100, dtype=torch.complex64, device=device).conj()
+    assert [one is kept for one, kept in zip((small, host, lazy), KeptTensors([small, host, lazy]), strict=True)] == [
+        True
+    ] * 3
+
+
+def test_what_has_changed_is_put_back(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_copies, "_PIECE", 48)
+    tensor = torch.arange(64.0, device=device).view(8, 8)[2:, 1:]
+    copy = HostCopy.of(tensor)
+    assert copy is not None
+    assert not copy.restore(tensor)
+    before = bits(tensor)
+    tensor[3, 4] = 17
+    assert copy.restore(tensor)
+    assert bits(tensor) == before
+
+
+def test_a_host_without_memory(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: not enough memory")
+
+    monkeypatch.setattr(torch.Tensor, "cpu", fail)
+    x = torch.arange(64.0, device=device)
+    with trial_leaves([x], ()) as (given,):
+        assert given.data_ptr() != x.data_ptr()
+    assert pygraph.jit(torch.sin)(x).shape == x.shape
+
+
+def test_large_arguments_are_read_where_they_are(device: torch.device) -> None:
+    x, y, small = (torch.arange(float(n), device=device) for n in (64, 48, 3))
+    with trial_leaves([x, 3, y, small, x[1:], "text"], {2}) as leaves:
+        assert leaves[1] == 3
+        assert leaves[5] == "text"
+        pointers = [leaves[i].data_ptr() for i in (0, 2, 3, 4)]
+        assert not {*pointers} & {x.data_ptr(), y.data_ptr(), small.data_ptr(), x[1:].data_ptr()}, (
+            "shared, written, small"
+        )
+        assert pointers[3] - pointers[0] == 4
+    with trial_leaves([x, y], ()) as leaves:
+        assert [leaf.data_ptr() for leaf in leaves] == [x.data_ptr(), y.data_ptr()]
+
+
+def test_a_trial_that_writes_to_an_argument(device: torch.device) -> None:
+    x = torch.arange(64.0, device=device)
+    before, version = x.tolist(), x._version
+    with pytest.raises(ChangedError, match=r"leaves \[0\]"), trial_leaves([x], ()) as (given,):
+        given.zero_()
+    assert x.tolist() == before
+    assert x._version == version
+    with pytest.raises(ValueError, match="invalid literal"), trial_leaves([x], ()) as (given,):
+        int("mine" if given.zero_().any() == 0 else "1")
+    assert x.tolist() == before
+
+
+def test_a_call_whose_trials_write_to_an_argument_runs_as_it_is(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies.HostCopy, "restore", lambda self, tensor: True)
+    fast = pygraph.jit(lambda x: torch.sin(x) + 1)
+    x = torch.arange(64.0, device=device)
+    for _ in range(3):
+        assert torch.equal(fast(x), torch.sin(x) + 1)
+    assert "written to arguments that are not updated" in str(fast.explain())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_first_call_needs_hardly_more_memory_than_the_call(device: torch.device, training: bool) -> None:
+    """Arguments and what ordinary launches give are on the device once, and stand-ins in one memory."""
+    size = 1 << 20
+    xs = [torch.ones(size, device=device, requires_grad=training) for _ in range(12)]
+
+    def fn(*xs: torch.Tensor) -> torch.Tensor:
+        return sum((torch.tanh(x).sum() for x in xs), torch.zeros((), device=device))
+
+    fast = pygraph.jit(fn)
+    before = live_bytes(device)
+    with peak_followed(device) as peak:
+        result = fast(*xs)
+        if training:
+            result.backward()
+    needed = 4 * size * (2.5 + (12 * 3 if training else 0))  # saved, gradients in the graph's memory and the caller's
+    assert peak[0] - before < needed

@@ -1,0 +1,141 @@
+"""Stand-ins that share memory: what may, where they lie, and which pointers are found."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.runtime import host_copies, patchable
+from pygraph.runtime.alignment import alignment_of
+from pygraph.runtime.body import RegionBody
+from pygraph.runtime.calling_convention import CallingConvention
+from pygraph.runtime.pointers import Extent, Word, pointer_words
+from pygraph.runtime.recorded_graph import RecordedNode
+from pygraph.runtime.stand_ins import stand_ins
+
+
+@pytest.fixture(autouse=True)
+def _few_bytes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_copies, "LARGE", 64)
+
+
+def body_of(fn: Any, *inputs: torch.Tensor) -> RegionBody:
+    return RegionBody(pygraph.graphify(pygraph.indirect(pygraph.trace(fn)(*inputs))), 0)
+
+
+def test_large_ones_of_a_kind_lie_in_one_memory(device: torch.device) -> None:
+    a, b, c = (torch.ones(n, device=device) for n in (64, 48, 80))
+    d, e = (torch.ones(64, dtype=torch.bfloat16, device=device) for _ in range(2))
+    small, view = torch.ones(3, device=device), torch.ones(70, device=device)[1:]
+    inputs = [a, b, c, d, e, small, view]
+    found = stand_ins(body_of(lambda *xs: sum(x.sum() for x in xs), *inputs), inputs, apart=())
+    assert found.together == {0, 1, 2, 3, 4, 6}
+    storages: dict[int, list[int]] = {}
+    for position, (mine, given) in enumerate(zip(found.tensors, inputs, strict=True)):
+        assert mine is not None
+        assert (mine.shape, mine.stride(), mine.dtype) == (given.shape, given.stride(), given.dtype)
+        assert alignment_of(mine.data_ptr()) == alignment_of(given.data_ptr())
+        storages.setdefault(mine.untyped_storage().data_ptr(), []).append(position)
+    assert sorted(storages.values()) == [[0, 1, 2, 6], [3, 4], [5]]
+    assert len({mine.data_ptr() for mine in found.tensors if mine is not None}) == len(inputs)
+
+
+def test_what_is_written_shared_or_becomes_an_index_lies_apart(device: torch.device) -> None:
+    ones = [torch.ones(64, device=device) for _ in range(4)]
+    indices = [torch.zeros(64, dtype=torch.int64, device=device) for _ in range(4)]
+
+    def fn(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor, *indices: torch.Tensor) -> torch.Tensor:
+        computed, *others = indices
+        a.add_(b)
+        return sum((c[one] for one in (computed * 2 % 3, *others)), d * a)
+
+    leaves = [*ones, *indices]
+    program = pygraph.graphify(pygraph.indirect(pygraph.trace(fn)(*leaves)))
+    body = RegionBody(program, 0)
+    leaf_of = dict(CallingConvention.of(program, body.inputs).tensors)
+    numbers = [leaf_of[node] for node in body.inputs]
+
+    def together(leaves: list[torch.Tensor], apart: set[int]) -> set[int]:
+        inputs = [leaves[number] for number in numbers]
+        found = stand_ins(body, inputs, {numbers.index(leaf) for leaf in apart})
+        return {numbers[position] for position in found.together}
+
+    assert together(leaves, set()) == {1, 2, 3, 5, 6, 7}, "neither what is written nor what indices are computed from"
+    assert together(leaves, {2, 6}) == {1, 3, 5, 7}
+    assert together(leaves, {2, 3}) == {5, 6, 7}, "one alone has its own memory anyway"
+    leaves[1] = leaves[3][:32]
+    leaves[2] = torch.ones(3, device=device)
+    assert together(leaves, set()) == {5, 6, 7}, "what is shared, and what is small"
+
+
+def test_pointers_into_memory_that_overlaps_in_one_recording() -> None:
+    def node(*addresses: int) -> RecordedNode:
+        return RecordedNode("kernel", "k", 0, b"".join(address.to_bytes(8, "little") for address in addresses))
+
+    first = [Extent(0x1000, 0x400), Extent(0x1200, 0x400), Extent(0x5000, 64)]
+    second = [Extent(0x8000, 0x400), Extent(0x9000, 0x400), Extent(0x6000, 64)]
+    # the same address in the first recording: of the one tensor in its middle, and where the other begins
+    recorded = node(0x1200, 0x1200, 0x5010, 0x1300, 77), node(0x8200, 0x9000, 0x6010, 0x1300, 77)
+    assert pointer_words([recorded[0]], [recorded[1]], first, second, together={0, 1}) == [
+        Word(node=0, offset=0, slot=0, delta=0x200),
+        Word(node=0, offset=8, slot=1, delta=0),
+        Word(node=0, offset=16, slot=2, delta=0x10),
+    ]
+
+
+@pytest.mark.parametrize("way", ["patch", "copy"])
+def test_results(device: torch.device, way: str) -> None:
+    make = pygraph.graphify if way == "copy" else lambda fn: pygraph.graphify(pygraph.indirect(pygraph.devicify(fn)))
+    fast = make(lambda a, b, c: (a @ b + c, torch.where(a > 0, b, c)))
+    for _ in range(3):
+        a, b, c = (torch.randn(8, 8).to(device) for _ in range(3))
+        assert all(map(torch.equal, fast(a, b, c), (a @ b + c, torch.where(a > 0, b, c))))
+    assert fast.explain().to_dict()["memory"]["copied"] == (3 * 256 if way == "copy" else 0)
+
+
+def test_an_input_whose_pointer_does_not_change_lies_apart(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a proof fails, what is copied and what is not is found out with stand-ins in memory of their own."""
+    works, tries = patchable._works, list[int]()
+
+    def refuse(proof: Any, patched: frozenset[int]) -> tuple[bool, str | None]:
+        tries.append(len({buffer.untyped_storage().data_ptr() for buffer in proof.region.input_buffers}))
+        return (False, None) if 1 in patched else works(proof, patched)
+
+    monkeypatch.setattr(patchable, "_works", refuse)
+    fast = pygraph.graphify(pygraph.indirect(pygraph.devicify(lambda a, b, c: a * b + c)))
+    for _ in range(3):
+        a, b, c = (torch.randn(64).to(device) for _ in range(3))
+        assert torch.equal(fast(a, b, c), a * b + c)
+    assert tries[0] == 1
+    assert set(tries[1:]) == {3}
+    assert fast.explain().to_dict()["memory"]["copied"] == 256
+
+
+def test_scratch_memory_behind_many_results_is_watched_in_turns(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works, watched = patchable._works, list[tuple[Any, int]]()
+
+    def note(proof: Any, patched: frozenset[int]) -> tuple[bool, str | None]:
+        watched.append((proof.watched, len(patched)))
+        return works(proof, patched)
+
+    def discovered(self: Any, *args: Any) -> None:
+        original(self, *args)
+        self.memory = [dataclasses.replace(memory, scratch=100) for memory in self.memory]
+
+    original = patchable.Discovery.__init__
+    monkeypatch.setattr(patchable.Discovery, "__init__", discovered)
+    monkeypatch.setattr(patchable, "_works", note)
+    monkeypatch.setattr(patchable, "_MOST_SCRATCH", 250)
+    fast = pygraph.graphify(pygraph.indirect(pygraph.devicify(lambda x: (x + 1, x * 2, x - 3, x.sin(), x.cos()))))
+    x = torch.randn(8).to(device)
+    assert all(map(torch.equal, fast(x), (x + 1, x * 2, x - 3, x.sin(), x.cos())))
+    assert watched == [({0, 1}, 3), ({2, 3}, 3), ({4}, 2), ((), 6)]
+    assert fast.explain().to_dict()["memory"]["copied"] == 0

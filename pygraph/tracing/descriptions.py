@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.errors import TraceError
 from pygraph.guards.iterators import is_generator
+from pygraph.tracing.layouts import as_on_device
 
 aten = torch.ops.aten
 
@@ -76,7 +77,7 @@ def check_described(target: Any, args: Any) -> None:
 
 
 def describe_own(mode: FakeTensorMode) -> None:
-    """Have a mode use descriptions of our own for operations that torch describes for some dtypes only.
+    """Have a mode use descriptions of our own, for operations that torch describes for some dtypes only or wrongly.
 
     A subclass would do, had control flow (``torch.cond``) not its rules by the very class of a mode.
     """
@@ -94,7 +95,9 @@ def describe_own(mode: FakeTensorMode) -> None:
             kwargs = {name: None if is_generator(value) else value for name, value in kwargs.items()}
         description = _OWN.get(func)
         if description is None:
-            return FakeTensorMode.dispatch(mode, func, types, args, kwargs)
+            result = FakeTensorMode.dispatch(mode, func, types, args, kwargs)
+            with mode:
+                return as_on_device(func, args, kwargs, result)
         with mode:
             return description(*args, **kwargs)
 

@@ -1,0 +1,163 @@
+"""Layouts of results that PyTorch describes in Python, as the device gives them.
+
+PyTorch describes many operations on fakes by decompositions. Where an operand is not contiguous, their results may have
+the strides of what is computed last, and not those of the kernel's result. What a trace chooses for these strides,
+views and copies above all, is then not what eager chooses, or fails on real tensors. A layout depends on the order of
+the operands' strides and not on sizes, so the device is asked, once for each order, with two elements a dimension.
+"""
+
+# The tables of decompositions are private. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table, meta_table
+from torch._subclasses.fake_tensor import torch_decomp_decompositions
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+aten = torch.ops.aten
+
+Order = tuple[int, ...]
+"""The dimensions of a dense tensor, from the outermost in memory to the innermost."""
+
+
+def as_on_device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+    """The result of an operation on fakes, with the strides that the device gives.
+
+    Args:
+        func: The operation.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        result: Its result as PyTorch describes it.
+    """
+    if not _is_described_in_python(func):
+        return result
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    if any(map(_is_symbolic, tensors)) or all(tensor.is_contiguous() for tensor in tensors):
+        return result
+    if any(tensor.layout is not torch.strided or not tensor.numel() for tensor in tensors):
+        return result
+    found, structure = pytree.tree_flatten(result)
+    orders = _orders_of(func, args, kwargs, tensors, found)
+    for index, order in enumerate(orders):
+        value = found[index]
+        if order is not None and isinstance(value, torch.Tensor) and value.dim() == len(order):
+            strides = _dense(value.shape, order)
+            if any(a != b for a, b, n in zip(strides, value.stride(), value.shape, strict=True) if n > 1):
+                found[index] = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+    return pytree.tree_unflatten(found, structure)
+
+
+def _is_symbolic(tensor: torch.Tensor) -> bool:
+    """Whether a size or stride is a symbol, of which nothing may be asked: that would be an assumption."""
+    return any(isinstance(one, torch.SymInt) for one in (*tensor.shape, *tensor.stride()))
+
+
+@functools.cache
+def _is_described_in_python(func: Any) -> bool:
+    """Whether an operation that makes new tensors, and draws no numbers, is described in Python."""
+    if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    arguments = (*func._schema.arguments, *func._schema.returns)
+    if any(argument.alias_info is not None for argument in arguments):
+        return False
+    if torch.Tag.pointwise in func.tags and (func in decomposition_table or func in meta_table):
+        return True
+    return func in decomposition_table and torch_decomp_decompositions(func)
+
+
+# ---- the order of the dimensions of results --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Small:
+    """A tensor as far as the layout of results depends on it: with two elements where there are several."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Small:
+        shape = tuple(min(size, 2) for size in tensor.shape)
+        stride = [0] * tensor.dim()
+        step = 1 if tensor.numel() == _reach(tensor.shape, tensor.stride()) else 2  # gaps stay gaps
+        for dim in sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), -dim)):
+            if tensor.stride(dim):
+                stride[dim] = step
+                step *= shape[dim]
+        return cls(shape, tuple(stride), tensor.dtype, tensor.device)
+
+    def ones(self) -> torch.Tensor:
+        flat = torch.ones(_reach(self.shape, self.stride), dtype=self.dtype, device=self.device)
+        return flat.as_strided(self.shape, self.stride)
+
+
+_known: dict[Any, list[Order | None]] = {}
+"""The orders of the results of operations on small tensors."""
+
+
+def _orders_of(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor], results: Sequence[Any]
+) -> Sequence[Order | None]:
+    """The orders of the results' dimensions, none where they are not known; None for a result that is as described."""
+    if func is aten.native_layer_norm_backward.default:  # it is told how many elements there are
+        return [tuple(range(one.dim())) if isinstance(one, torch.Tensor) else None for one in results]
+    if any(not (tensor.dtype.is_floating_point or tensor.dtype is torch.bool) for tensor in tensors):
+        return []  # an index that is out of range ends the process's use of a GPU
+    shapes = {one.shape for one in results if isinstance(one, torch.Tensor)}
+    if len(shapes) != 1 or not all(_expands_to(tensor.shape, *shapes) for tensor in tensors):
+        return []  # sizes decide where not every element is made of those at its place
+    leaves, tree = pytree.tree_flatten((args, dict(kwargs)))
+    small = [_Small.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    try:
+        key = (func, tree, tuple((type(one), one) for one in small))
+        if key not in _known:
+            _known[key] = _asked(func, small, tree)
+    except TypeError:  # a symbol among the arguments, or something else that has no hash
+        return []
+    return _known[key]
+
+
+def _expands_to(shape: Sequence[int], other: Sequence[int]) -> bool:
+    pairs = zip(reversed(shape), reversed(other), strict=False)
+    return len(shape) <= len(other) and all(size in (1, wanted) for size, wanted in pairs)
+
+
+def _asked(func: Any, small: Sequence[Any], tree: pytree.TreeSpec) -> list[Order | None]:
+    """The orders of the results on the device; none if it refuses, or is not there."""
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            args, kwargs = pytree.tree_unflatten(
+                [one.ones() if isinstance(one, _Small) else one for one in small], tree
+            )
+            return [_order(one) for one in pytree.tree_leaves(func(*args, **kwargs))]
+    except RuntimeError:
+        return []
+
+
+def _order(result: Any) -> Order | None:
+    if not isinstance(result, torch.Tensor) or result.numel() != _reach(result.shape, result.stride()):
+        return None
+    return tuple(sorted(range(result.dim()), key=lambda dim: (-result.stride(dim), dim)))
+
+
+def _reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _dense(shape: Sequence[int], order: Order) -> list[int]:
+    """The strides of a dense tensor whose dimensions lie in memory in this order."""
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= shape[dim]
+    return strides

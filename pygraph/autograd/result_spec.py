@@ -56,16 +56,21 @@ _ONE_TENSOR = ResultSpec(pytree.tree_structure(0), (_TENSOR,))
 
 
 def leaves_of_result(result: Any) -> list[Any]:
-    """Return a result's leaves, where it has no objects of other classes."""
-    return pytree.tree_leaves(result, is_leaf=is_known_size)
+    """Return a result's leaves, those of objects of other classes too."""
+    return _flatten(result)[0]
 
 
 def flatten_result(result: Any) -> tuple[list[torch.Tensor], ResultSpec]:
     """Return a result's tensors, and its spec."""
     if isinstance(result, torch.Tensor):
         return [result], _ONE_TENSOR
+    leaves, tree = _flatten(result)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return tensors, ResultSpec(tree, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves))
+
+
+def _flatten(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
     leaves, tree = pytree.tree_flatten(result, is_leaf=is_known_size)
     if has_objects(leaves):
         leaves, tree = pytree.tree_flatten(with_parts(result, is_known_size), is_leaf=is_known_size)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return tensors, ResultSpec(tree, tuple(_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves))
+    return leaves, tree

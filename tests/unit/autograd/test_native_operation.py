@@ -414,6 +414,56 @@ def test_moved_parameters(pair: Pair) -> None:
             pair.both(lambda net: net(x).sum().backward())
 
 
+class Kept:
+    """What a call returns beside its tensors, as the cache of a language model."""
+
+    def __init__(self, layers: list[dict[str, Tensor]]) -> None:
+        self.layers, self.is_full, self.dtype, self.name = layers, False, torch.float32, None
+
+
+class Keeping(nn.Module):
+    """Returns objects with tensors, of which some are saved and some are results of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        """Return the result, and an object with what lies in between."""
+        hidden = self.first(x).tanh()
+        result = self.second(hidden)
+        return {"result": result, "kept": Kept([{"hidden": hidden}, {"product": hidden * 2}])}
+
+
+def test_objects_with_tensors(device: torch.device) -> None:
+    torch.manual_seed(0)
+    net = Keeping().to(device)
+    fast = pygraph.jit(net)
+    kept: list[Any] = []
+    for number in range(WARM + 3):
+        x = torch.full((2, 3), float(number), device=device)
+        found, gradients = [], []
+        for fn in (net, fast):
+            net.zero_grad()
+            found.append(fn(x))
+            one = found[-1]["kept"]
+            (
+                found[-1]["result"].sum() + one.layers[0]["hidden"].sum() + one.layers[1]["product"].square().sum()
+            ).backward()
+            gradients.append([parameter.grad for parameter in net.parameters()])
+        expected, mine = found
+        assert torch.equal(expected["result"], mine["result"])
+        assert isinstance(mine["kept"], Kept)
+        assert (mine["kept"].is_full, mine["kept"].dtype, mine["kept"].name) == (False, torch.float32, None)
+        for one, other in zip(expected["kept"].layers, mine["kept"].layers, strict=True):
+            assert one.keys() == other.keys()
+            assert all(map(torch.equal, one.values(), other.values()))
+        assert all(map(torch.equal, *gradients))
+        kept.append((mine, [mine["kept"].layers[0]["hidden"].clone()]))
+    assert is_native(mine["result"])
+    assert all(torch.equal(one["kept"].layers[0]["hidden"], before) for one, (before,) in kept)
+
+
 class Heads(nn.Module):
     """Two results, each of a layer of its own."""
 

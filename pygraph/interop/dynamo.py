@@ -23,6 +23,7 @@ from pygraph.interop.compiled_function import without_wrappers
 from pygraph.interop.compilers import Compilers, Settings, bundles_code
 from pygraph.interop.graph_queries import inductor_supports
 from pygraph.lowering.inductor import SETTINGS, settings, start_workers
+from pygraph.tracing.descriptions import described
 
 # Options that are not Inductor's.
 _OWN = ("max_graphs", "strict", "reuse_outputs", "mechanism", "fuse")
@@ -124,6 +125,7 @@ def _without_inductor(compilers: Compilers, module: fx.GraphModule, inputs: Sequ
     """Compile a graph of Dynamo's by AOTAutograd alone: its graphs are replayed as ATen operations."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._guards import detect_fake_mode
 
     made: Any = aot_autograd(
         fw_compiler=compilers.aten("forward"),
@@ -132,7 +134,8 @@ def _without_inductor(compilers: Compilers, module: fx.GraphModule, inputs: Sequ
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    return made(module, inputs)
+    with described(detect_fake_mode(inputs)):  # kernels are the device's, and not what decompositions say
+        return made(module, inputs)
 
 
 backend.reset = live.reset  # pyright: ignore[reportFunctionMemberAccess]

@@ -5,8 +5,9 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -102,6 +103,19 @@ def describe_own(mode: FakeTensorMode) -> None:
             return description(*args, **kwargs)
 
     mode.dispatch = dispatch
+
+
+@contextlib.contextmanager
+def described(mode: FakeTensorMode | None) -> Generator[None, None, None]:
+    """A block in which a mode of somebody else's, as Dynamo's, uses descriptions of our own."""
+    if mode is None or "dispatch" in vars(mode):
+        yield
+        return
+    describe_own(mode)
+    try:
+        yield
+    finally:
+        del mode.dispatch
 
 
 _ALIGNMENT: Final = 16

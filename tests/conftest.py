@@ -230,7 +230,7 @@ def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 
 @pytest.fixture(params=[None, 1], ids=["small", "large"])
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of a first call as they are, and as if all of them were large: copies on the host, shared stand-ins."""
+    """Tensors of a first call as they are, and as if all of them were large: copies on the host, shared memory."""
     if request.param is not None:
         from pygraph.runtime import host_copies
 

@@ -28,9 +28,9 @@ from pygraph.runtime.own_results import own_results
 from pygraph.runtime.patchable import (
     CrowdedError,
     TogetherError,
-    demand_apart,
     find_blank_outputs,
     patchable_slots,
+    require_separate,
 )
 from pygraph.runtime.proof import Example, LaunchSpread
 from pygraph.runtime.recorded_region import RecordedRegion, UnprovenError
@@ -109,7 +109,7 @@ class RegionGraph:
         while attempts:
             request = attempts[0]
             if request in ("copy", None):
-                placement = dataclasses.replace(placement, apart=frozenset(range(len(example.inputs))))
+                placement = dataclasses.replace(placement, separate=frozenset(range(len(example.inputs))))
             progress.phase("capturing")
             found = Discovery(self.body, self.driver, self.pool, example, placement)
             region = RecordedRegion(self.body, self.driver, self.pool, found)
@@ -125,7 +125,7 @@ class RegionGraph:
                 placement = dataclasses.replace(placement, room=error.room)
             except TogetherError as error:
                 region.release()
-                placement = dataclasses.replace(placement, apart=placement.apart | error.positions)
+                placement = dataclasses.replace(placement, separate=placement.separate | error.positions)
             except UnprovenError as error:
                 region.release()
                 notes.append(Fallback(f"mechanism {request}", str(error)))
@@ -140,7 +140,7 @@ class RegionGraph:
         """Find out which slots may be patched, choose how, and prove that; ``request`` None copies everything."""
         region = proof.region
         if found.unpointed:
-            demand_apart(found)
+            require_separate(found)
         find_blank_outputs(proof, found, note=self._reused is None)
         inputs = frozenset(range(len(region.slots)))
         every = inputs
@@ -154,7 +154,7 @@ class RegionGraph:
             pointed = {word.slot for word in region.words}
             candidates = frozenset(slot for slot in candidates if slot in inputs or slot in pointed)
             proven = patchable_slots(proof, found, candidates, may_ask_for_room)
-        demand_apart(found, inputs - proven)
+        require_separate(found, inputs - proven)
         question = Question(
             words=[word for word in region.words if word.slot in every],
             mechanisms=[region.graph.mechanisms(node, request or "copy") for node in range(len(region.graph.nodes))],
@@ -167,7 +167,7 @@ class RegionGraph:
         if request == "table":
             _explain_tables(region, question)
         choice = choose(question, self.driver.costs(), request or "copy")
-        demand_apart(found, choice.copied)
+        require_separate(found, choice.copied)
         region.follow(choice)
         if not region.choice.only_host:
             try:

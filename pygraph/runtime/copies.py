@@ -52,12 +52,12 @@ def trial_leaves(leaves: Sequence[Any], written: Collection[int]) -> Generator[l
         raise ChangedError(f"a trial has written to arguments that are not updated: leaves {changed}")
 
 
-def _copied(leaves: Sequence[Any], groups: Sequence[Sequence[int]], kept: Collection[int]) -> list[Any]:
+def _copied(leaves: Sequence[Any], groups: Sequence[Sequence[int]], watched: Collection[int]) -> list[Any]:
     """The leaves with every other tensor replaced by a copy of the same alignment; shared memory stays shared."""
     result = list(leaves)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            result[index] = leaf.data if index in kept else _copy(leaf)  # with a version of its own
+            result[index] = leaf.data if index in watched else _copy(leaf)  # with a version of its own
     for group in groups:
         members = [leaves[index].detach() for index in group]
         start, end = span_of(members)

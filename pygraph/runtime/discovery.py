@@ -27,8 +27,8 @@ from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, pointer_words, same_structure, value_words
 from pygraph.runtime.proof import Example, Trial, Undisturbed
 from pygraph.runtime.recorded_graph import RecordedGraph
+from pygraph.runtime.recorded_inputs import recorded_inputs
 from pygraph.runtime.reservations import Reservations
-from pygraph.runtime.stand_ins import stand_ins
 
 _PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
 
@@ -84,14 +84,14 @@ class Placement:
         room: Sizes of results by the operation that makes them, for which there shall be free memory of exactly these
             sizes. Otherwise a result may begin where its operation had larger scratch memory, whose pointers look like
             the result's.
-        apart: Positions of inputs whose stand-ins have memory of their own; see `pygraph.runtime.stand_ins`.
+        separate: Positions of inputs that are recorded in memory of their own; see `pygraph.runtime.recorded_inputs`.
     """
 
     reserved: Mapping[int, Sequence[int]]
     taken: Sequence[tuple[int, int]]
     allocates: bool
     room: Mapping[int, Sequence[int]] = dataclasses.field(default_factory=dict[int, Sequence[int]])
-    apart: frozenset[int] = frozenset()
+    separate: frozenset[int] = frozenset()
 
 
 class Discovery:
@@ -143,9 +143,9 @@ class Discovery:
         self.driver = driver
         inputs = example.inputs
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
-        stood_in = stand_ins(body, inputs, placement.apart)
-        self.input_buffers: list[torch.Tensor | None] = list(stood_in.tensors)
-        self.together = frozenset(slot for slot, position in enumerate(self.slots) if position in stood_in.together)
+        recorded = recorded_inputs(body, inputs, placement.separate)
+        self.input_buffers: list[torch.Tensor | None] = list(recorded.tensors)
+        self.together = frozenset(slot for slot, position in enumerate(self.slots) if position in recorded.together)
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, example.numbers

@@ -62,7 +62,7 @@ class HostCopy:
         return has_changed
 
 
-class KeptTensors:
+class OffloadedTensors:
     """Tensors of which large ones are on the host, and on the device again while they are looked at.
 
     Args:

@@ -46,7 +46,7 @@ class TogetherError(CaptureError):
         self.positions = positions
 
 
-def demand_apart(found: Discovery, slots: frozenset[int] | None = None) -> None:
+def require_separate(found: Discovery, slots: frozenset[int] | None = None) -> None:
     """Raise a `TogetherError` if some of these slots, by default any, were recorded in the same memory."""
     together = found.together if slots is None else found.together & slots
     if together:
@@ -102,11 +102,11 @@ def patchable_slots(
     """
     region = proof.region
     candidates -= _unprovable_slots(region, candidates)
-    demand_apart(found, frozenset(range(len(region.slots))) - candidates)
+    require_separate(found, frozenset(range(len(region.slots))) - candidates)
     works, refusal = _works_in_turns(proof, candidates)
     if works:
         return candidates
-    demand_apart(found)
+    require_separate(found)
     if refusal is not None:
         refused = _refused_slots(proof, candidates)
         region.fallbacks += [_why_copied(region, found, slot, reason) for slot, reason in refused.items()]

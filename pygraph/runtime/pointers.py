@@ -82,8 +82,8 @@ def pointer_words(
         >>> pointer_words([node(0x1010)], [node(0x2010)], [Extent(0x1000, 64)], [Extent(0x2000, 64)])
         [Word(node=0, offset=0, slot=0, delta=16)]
     """
-    apart = [slot for slot in range(len(extents_first)) if slot not in together]
-    words = _pointer_words(first, second, extents_first, extents_second, apart)
+    others = [slot for slot in range(len(extents_first)) if slot not in together]
+    words = _pointer_words(first, second, extents_first, extents_second, others)
     words += _pointer_words(second, first, extents_second, extents_first, together)
     return sorted(words, key=lambda word: (word.node, word.offset))
 

@@ -16,7 +16,7 @@ from pygraph.runtime.body import RegionBody
 from pygraph.runtime.comparison import Spread
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.graph_generators import SavedStates
-from pygraph.runtime.host_copies import KeptTensors
+from pygraph.runtime.host_copies import OffloadedTensors
 from pygraph.runtime.indices import Reach
 
 # Bytes after a result that are watched, on top of what its operation used as scratch memory.
@@ -115,7 +115,7 @@ class Example:
 
     inputs: Sequence[torch.Tensor]
     numbers: Sequence[Any]
-    expected: KeptTensors
+    expected: OffloadedTensors
 
     @classmethod
     def of(cls, body: RegionBody, driver: Driver, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Example:
@@ -123,7 +123,7 @@ class Example:
 
         They are the device's warm-up as well, after which the region can be recorded.
         """
-        return cls(inputs, numbers, KeptTensors(_launched(body, driver, inputs, numbers)))
+        return cls(inputs, numbers, OffloadedTensors(_launched(body, driver, inputs, numbers)))
 
     def again(self, body: RegionBody, driver: Driver) -> Example:
         """An example of the same call, with the results of ordinary launches now."""

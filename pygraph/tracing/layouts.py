@@ -101,6 +101,8 @@ class _Small:
         return flat.as_strided(self.shape, self.stride)
 
 
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
 _known: dict[Any, list[Order | None]] = {}
 """The orders of the results of operations on small tensors."""
 
@@ -117,13 +119,12 @@ def _orders_of(
     if len(shapes) != 1 or not all(_expands_to(tensor.shape, *shapes) for tensor in tensors):
         return []  # sizes decide where not every element is made of those at its place
     leaves, tree = pytree.tree_flatten((args, dict(kwargs)))
+    if any(isinstance(leaf, _SYMBOLS) for leaf in leaves):
+        return []  # the hash of one is that of its value, which would be an assumption
     small = [_Small.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    try:
-        key = (func, tree, tuple((type(one), one) for one in small))
-        if key not in _known:
-            _known[key] = _asked(func, small, tree)
-    except TypeError:  # a symbol among the arguments, or something else that has no hash
-        return []
+    key = (func, tree, tuple((type(one), one) for one in small))
+    if key not in _known:
+        _known[key] = _asked(func, small, tree)
     return _known[key]
 
 

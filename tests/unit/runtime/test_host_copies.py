@@ -8,7 +8,7 @@ import torch
 import pygraph
 from pygraph.runtime import copies, host_copies
 from pygraph.runtime.copies import ChangedError, trial_leaves
-from pygraph.runtime.host_copies import HostCopy, KeptTensors, bytes_of
+from pygraph.runtime.host_copies import HostCopy, OffloadedTensors, bytes_of
 from tests.memory import live_bytes, peak_followed
 
 
@@ -38,7 +38,7 @@ def bits(tensor: torch.Tensor) -> list[int]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tensors_come_back_bit_for_bit(device: torch.device, layout: str) -> None:
     tensor = LAYOUTS[layout](torch.arange(64.0).view(8, 8)).to(device)
-    kept = KeptTensors([tensor, tensor])
+    kept = OffloadedTensors([tensor, tensor])
     again, _ = kept
     before = live_bytes(device)
     assert len(kept) == 2
@@ -52,9 +52,8 @@ def test_tensors_come_back_bit_for_bit(device: torch.device, layout: str) -> Non
 def test_small_and_lazy_tensors_stay_where_they_are(device: torch.device) -> None:
     small, host = torch.ones(3, device=device), torch.ones(100)
     lazy = torch.ones(100, dtype=torch.complex64, device=device).conj()
-    assert [one is kept for one, kept in zip((small, host, lazy), KeptTensors([small, host, lazy]), strict=True)] == [
-        True
-    ] * 3
+    given = (small, host, lazy)
+    assert all(one is other for one, other in zip(given, OffloadedTensors(given), strict=True))
 
 
 def test_what_has_changed_is_put_back(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

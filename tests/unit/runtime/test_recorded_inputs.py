@@ -1,4 +1,4 @@
-"""Stand-ins that share memory: what may, where they lie, and which pointers are found."""
+"""Inputs that are recorded in the same memory: which may be, where they lie, and which pointers are found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pygraph.runtime.body import RegionBody
 from pygraph.runtime.calling_convention import CallingConvention
 from pygraph.runtime.pointers import Extent, Word, pointer_words
 from pygraph.runtime.recorded_graph import RecordedNode
-from pygraph.runtime.stand_ins import stand_ins
+from pygraph.runtime.recorded_inputs import recorded_inputs
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_large_ones_of_a_kind_lie_in_one_memory(device: torch.device) -> None:
     d, e = (torch.ones(64, dtype=torch.bfloat16, device=device) for _ in range(2))
     small, view = torch.ones(3, device=device), torch.ones(70, device=device)[1:]
     inputs = [a, b, c, d, e, small, view]
-    found = stand_ins(body_of(lambda *xs: sum(x.sum() for x in xs), *inputs), inputs, apart=())
+    found = recorded_inputs(body_of(lambda *xs: sum(x.sum() for x in xs), *inputs), inputs, separate=())
     assert found.together == {0, 1, 2, 3, 4, 6}
     storages: dict[int, list[int]] = {}
     for position, (mine, given) in enumerate(zip(found.tensors, inputs, strict=True)):
@@ -59,9 +59,9 @@ def test_what_is_written_shared_or_becomes_an_index_lies_apart(device: torch.dev
     leaf_of = dict(CallingConvention.of(program, body.inputs).tensors)
     numbers = [leaf_of[node] for node in body.inputs]
 
-    def together(leaves: list[torch.Tensor], apart: set[int]) -> set[int]:
+    def together(leaves: list[torch.Tensor], separate: set[int]) -> set[int]:
         inputs = [leaves[number] for number in numbers]
-        found = stand_ins(body, inputs, {numbers.index(leaf) for leaf in apart})
+        found = recorded_inputs(body, inputs, {numbers.index(leaf) for leaf in separate})
         return {numbers[position] for position in found.together}
 
     assert together(leaves, set()) == {1, 2, 3, 5, 6, 7}, "neither what is written nor what indices are computed from"
@@ -100,7 +100,7 @@ def test_results(device: torch.device, way: str) -> None:
 def test_an_input_whose_pointer_does_not_change_lies_apart(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a proof fails, what is copied and what is not is found out with stand-ins in memory of their own."""
+    """Where a proof fails, what is copied and what is not is found out with each in memory of its own."""
     works, tries = patchable._works, list[int]()
 
     def refuse(proof: Any, patched: frozenset[int]) -> tuple[bool, str | None]:

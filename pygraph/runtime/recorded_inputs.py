@@ -1,8 +1,8 @@
-"""Stand-ins for a call's inputs, with which a graph is recorded: only their addresses matter.
+"""The tensors that a graph is recorded with, one for each input of a call: only their addresses matter.
 
-Replays get other addresses, and what is in the stand-ins, poison, shows pointers that have not changed. So large ones
-of one kind lie in the same memory, each some bytes behind the one before. Which pointer belongs to which, another
-recording tells, with the inputs themselves.
+Replays get other addresses, and the values here, poison, show pointers that have not changed. So large tensors of one
+dtype lie in the same memory, each some bytes behind the one before. Which pointer is whose, another recording says,
+with the inputs themselves.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pygraph.runtime.indices import Reach
 
 
 @dataclasses.dataclass(frozen=True)
-class StandIns:
-    """Tensors like the inputs of a region.
+class RecordedInputs:
+    """The tensors that a region is recorded with.
 
     Attributes:
-        tensors: Per input, its stand-in; None for one without memory.
+        tensors: Per input, a tensor that is laid out and aligned alike; None for one without memory.
         together: Positions of those that share memory with others. Nothing can be copied to them.
     """
 
@@ -33,15 +33,15 @@ class StandIns:
     together: frozenset[int]
 
 
-def stand_ins(body: RegionBody, inputs: Sequence[torch.Tensor], apart: Collection[int]) -> StandIns:
-    """Make stand-ins for inputs, aligned alike; those in memory of their own have the values of the inputs.
+def recorded_inputs(body: RegionBody, inputs: Sequence[torch.Tensor], separate: Collection[int]) -> RecordedInputs:
+    """Make the tensors that a region is recorded with; those in memory of their own have the values of the inputs.
 
     Args:
         body: The region.
         inputs: Its inputs.
-        apart: Positions of those that have memory of their own in any case.
+        separate: Positions of those that have memory of their own in any case.
     """
-    excluded = {*apart, *body.written, *(index for group in overlap_groups(inputs) for index in group)}
+    excluded = {*separate, *body.written, *(index for group in overlap_groups(inputs) for index in group)}
     kinds: dict[tuple[torch.dtype, Reach], list[int]] = {}
     for position, (node, tensor) in enumerate(zip(body.inputs, inputs, strict=True)):
         reach = body.reach.get(node, Reach.NOT)
@@ -56,7 +56,7 @@ def stand_ins(body: RegionBody, inputs: Sequence[torch.Tensor], apart: Collectio
     for positions in shared:
         for position, tensor in zip(positions, _in_one_memory([inputs[one] for one in positions]), strict=True):
             tensors[position] = tensor
-    return StandIns(tensors, together)
+    return RecordedInputs(tensors, together)
 
 
 def _in_one_memory(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

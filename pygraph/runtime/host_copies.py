@@ -67,10 +67,14 @@ class OffloadedTensors:
 
     Args:
         tensors: The tensors.
+
+    Attributes:
+        are_on_host: Whether any of them is.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._kept = [HostCopy.of(tensor) or tensor for tensor in tensors]
+        self.are_on_host = any(isinstance(one, HostCopy) for one in self._kept)
 
     def __len__(self) -> int:
         return len(self._kept)

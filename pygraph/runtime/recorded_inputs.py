@@ -68,5 +68,6 @@ def _in_one_memory(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for number, tensor in enumerate(inputs)
     ]
     count = max(start + spec.span for start, spec in zip(starts, specs, strict=True))
-    memory = torch.empty(count, dtype=inputs[0].dtype, device=inputs[0].device)
+    # Zero is in range wherever an index is: the emulated device runs what it records.
+    memory = torch.zeros(count, dtype=inputs[0].dtype, device=inputs[0].device)
     return [memory.as_strided(s.shape, s.stride, start) for s, start in zip(specs, starts, strict=True)]

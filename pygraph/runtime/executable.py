@@ -261,15 +261,15 @@ class Executable:
         """
         written = [bound.body.static_values[i].detach() for bound in self._regions for i in bound.body.written_statics]
         saved = [(tensor, clone_strided(tensor)) for tensor in written]
-        try:
-            generators = [one for bound in self._regions for one in bound.body.generators.values()]
-            arguments = trial_leaves(leaves, self._written_leaves() | donated)
-            with random_states_restored(self.driver, generators), torch.no_grad(), arguments as given:
-                yield self.convention.values(given)
-        finally:
-            with torch.no_grad():
-                for tensor, contents in saved:
-                    tensor.copy_(contents)
+        generators = [one for bound in self._regions for one in bound.body.generators.values()]
+        with trial_leaves(leaves, self._written_leaves() | donated) as given:
+            try:
+                with random_states_restored(self.driver, generators), torch.no_grad():
+                    yield self.convention.values(given)
+            finally:
+                with torch.no_grad():
+                    for tensor, contents in saved:
+                        tensor.copy_(contents)
 
     def _written_leaves(self) -> frozenset[int]:
         """The leaves that the Program writes to."""

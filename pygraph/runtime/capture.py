@@ -139,8 +139,6 @@ class RegionGraph:
     def _prove(self, proof: ReplayProof, found: Discovery, request: Mechanism | None, may_ask_for_room: bool) -> None:
         """Find out which slots may be patched, choose how, and prove that; ``request`` None copies everything."""
         region = proof.region
-        if found.unpointed:
-            require_separate(found)
         find_blank_outputs(proof, found, note=self._reused is None)
         inputs = frozenset(range(len(region.slots)))
         every = inputs
@@ -154,7 +152,6 @@ class RegionGraph:
             pointed = {word.slot for word in region.words}
             candidates = frozenset(slot for slot in candidates if slot in inputs or slot in pointed)
             proven = patchable_slots(proof, found, candidates, may_ask_for_room)
-        require_separate(found, inputs - proven)
         question = Question(
             words=[word for word in region.words if word.slot in every],
             mechanisms=[region.graph.mechanisms(node, request or "copy") for node in range(len(region.graph.nodes))],

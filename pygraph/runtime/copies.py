@@ -1,4 +1,4 @@
-"""Arguments on which a Program can be tried without changing those of the call: copies, or itself, watched."""
+"""Arguments on which a Program can be tried without changing those of the call: copies, or these, watched."""
 
 from __future__ import annotations
 

@@ -60,9 +60,13 @@ def find_blank_outputs(proof: ReplayProof, found: Discovery, note: bool) -> None
         proof: Where the region is, whose ``blank`` memory is found.
         found: The discovery of its pointers; only memory that no pointer was found to is looked at.
         note: Whether to report the rest of that memory, which is copied.
+
+    Raises:
+        TogetherError: Inputs have to be copied to find out, and were recorded in the same memory.
     """
     if not found.unpointed:
         return
+    require_separate(found)
     region, example = proof.region, proof.example
     blank = set(found.unpointed)
     flats = {number: region.bytes_of(number) for number in blank}

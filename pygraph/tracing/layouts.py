@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ import torch
 from torch._decomp import decomposition_table, meta_table
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+
+from pygraph.ir.descriptors import TensorSpec, contiguous_strides
 
 aten = torch.ops.aten
 
@@ -64,7 +67,7 @@ def as_on_device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resu
     for index, order in enumerate(orders):
         value = found[index]
         if order is not None and isinstance(value, torch.Tensor) and value.dim() == len(order):
-            strides = _dense(value.shape, order)
+            strides = _strides(value.shape, order)
             if any(a != b for a, b, n in zip(strides, value.stride(), value.shape, strict=True) if n > 1):
                 found[index] = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
     return pytree.tree_unflatten(found, structure)
@@ -91,29 +94,25 @@ def _is_described_in_python(func: Any) -> bool:
 # ---- the order of the dimensions of results --------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Small:
+def _small(tensor: torch.Tensor) -> TensorSpec:
     """A tensor as far as the layout of results depends on it: with two elements where there are several."""
+    spec = TensorSpec.of(tensor)
+    shape = tuple(min(size, 2) for size in spec.shape)
+    stride = [0] * len(shape)
+    step = 1 if _is_dense(spec) else 2  # gaps stay gaps
+    for dim in sorted(range(len(shape)), key=lambda dim: (spec.stride[dim], -dim)):
+        if spec.stride[dim]:
+            stride[dim] = step
+            step *= shape[dim]
+    return dataclasses.replace(spec, shape=shape, stride=tuple(stride), offset=0)
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Small:
-        shape = tuple(min(size, 2) for size in tensor.shape)
-        stride = [0] * tensor.dim()
-        step = 1 if tensor.numel() == _reach(tensor.shape, tensor.stride()) else 2  # gaps stay gaps
-        for dim in sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), -dim)):
-            if tensor.stride(dim):
-                stride[dim] = step
-                step *= shape[dim]
-        return cls(shape, tuple(stride), tensor.dtype, tensor.device)
+def _ones(spec: TensorSpec) -> torch.Tensor:
+    return torch.ones(spec.span, dtype=spec.dtype, device=spec.device).as_strided(spec.shape, spec.stride)
 
-    def ones(self) -> torch.Tensor:
-        flat = torch.ones(_reach(self.shape, self.stride), dtype=self.dtype, device=self.device)
-        return flat.as_strided(self.shape, self.stride)
+
+def _is_dense(spec: TensorSpec) -> bool:
+    return spec.span == math.prod(spec.shape)
 
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -136,7 +135,7 @@ def _orders_of(
     leaves, tree = pytree.tree_flatten((args, dict(kwargs)))
     if any(isinstance(leaf, _SYMBOLS) for leaf in leaves):
         return []  # the hash of one is that of its value, which would be an assumption
-    small = [_Small.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    small = [_small(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     key = (func, tree, tuple((type(one), one) for one in small))
     if key not in _known:
         _known[key] = _asked(func, small, tree)
@@ -153,7 +152,7 @@ def _asked(func: Any, small: Sequence[Any], tree: pytree.TreeSpec) -> list[Order
     try:
         with _disable_current_modes(), torch.no_grad():
             args, kwargs = pytree.tree_unflatten(
-                [one.ones() if isinstance(one, _Small) else one for one in small], tree
+                [_ones(one) if isinstance(one, TensorSpec) else one for one in small], tree
             )
             return [_order(one) for one in pytree.tree_leaves(func(*args, **kwargs))]
     except (RuntimeError, AssertionError):  # the latter is what torch without CUDA raises for one of its devices
@@ -161,19 +160,12 @@ def _asked(func: Any, small: Sequence[Any], tree: pytree.TreeSpec) -> list[Order
 
 
 def _order(result: Any) -> Order | None:
-    if not isinstance(result, torch.Tensor) or result.numel() != _reach(result.shape, result.stride()):
+    if not isinstance(result, torch.Tensor) or not _is_dense(TensorSpec.of(result)):
         return None
     return tuple(sorted(range(result.dim()), key=lambda dim: (-result.stride(dim), dim)))
 
 
-def _reach(shape: Sequence[int], stride: Sequence[int]) -> int:
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-
-
-def _dense(shape: Sequence[int], order: Order) -> list[int]:
+def _strides(shape: Sequence[int], order: Order) -> list[int]:
     """The strides of a dense tensor whose dimensions lie in memory in this order."""
-    strides, step = [0] * len(shape), 1
-    for dim in reversed(order):
-        strides[dim] = step
-        step *= shape[dim]
-    return strides
+    strides = dict(zip(order, contiguous_strides(tuple(shape[dim] for dim in order)), strict=True))
+    return [strides[dim] for dim in range(len(order))]

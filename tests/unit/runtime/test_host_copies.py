@@ -118,7 +118,7 @@ def test_a_call_whose_trials_write_to_an_argument_runs_as_it_is(
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_first_call_needs_hardly_more_memory_than_the_call(device: torch.device, training: bool) -> None:
-    """Arguments and what ordinary launches give are on the device once, and stand-ins in one memory."""
+    """Arguments and what ordinary launches give are on the device once, and inputs are recorded in one memory."""
     size = 1 << 20
     xs = [torch.ones(size, device=device, requires_grad=training) for _ in range(12)]
 

@@ -4,7 +4,9 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 600 --doctest-modules pygraph tests
+# A test that takes too long fails; a worker that cannot even run Python then writes down where it is, and ends.
+STUCK := -o faulthandler_exit_on_timeout=true -o faulthandler_timeout
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 300 $(STUCK)=400 --doctest-modules pygraph tests
 
 .PHONY: help demo test test-long check format clean
 
@@ -23,7 +25,7 @@ test: $(STAMP)
 	$(PYTEST)
 
 test-long: $(STAMP)
-	$(PYTEST) --long --timeout 1800
+	$(PYTEST) --long --timeout 1800 $(STUCK)=2400
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

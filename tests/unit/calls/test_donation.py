@@ -25,6 +25,12 @@ from pygraph.transforms.passes import UNFUSED
 from tests.memory import live_bytes
 
 
+@pytest.fixture(autouse=True)
+def empty_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding that names an argument in both recordings counts as a pointer to it: here it starts without addresses."""
+    monkeypatch.setattr(parameters, "stale_words", parameters.StaleWords())
+
+
 def ones(device: torch.device, *shape: int) -> torch.Tensor:
     return torch.arange(1.0, 1.0 + torch.Size(shape).numel(), device=device).view(shape).clone()
 
@@ -159,11 +165,7 @@ def test_memory_that_no_result_can_take_is_given_back(device: torch.device) -> N
         (lambda x, y: y * 2, "the function does not read it"),
     ],
 )  # fmt: skip
-def test_who_takes_over_what(
-    device: torch.device, fn: Callable[..., Any], reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Padding that names the argument in both recordings counts as a pointer to it: here it starts without addresses.
-    monkeypatch.setattr(parameters, "stale_words", parameters.StaleWords())
+def test_who_takes_over_what(device: torch.device, fn: Callable[..., Any], reason: str | None) -> None:
     fast = replayed(fn, donate_argnums=0)
     for _ in range(3):
         x, y = ones(device, 4, 4), ones(device, 4, 4) / 8

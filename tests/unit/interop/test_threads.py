@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pygraph
+from pygraph.runtime.devices import hold_accumulators
 from tests.leftovers import nothing_patched
 from tests.unit.runtime.test_threads import run_threads
 
@@ -43,8 +44,9 @@ MODES: tuple[Callable[[], contextlib.AbstractContextManager[Any]], ...] = (
 )
 
 
-def in_turn(count: int, work: Callable[[int], None]) -> None:
-    """Run ``work`` in so many threads at once, each in a mode of its own."""
+def in_turn(count: int, work: Callable[[int], None], *shared: nn.Module) -> None:
+    """Run ``work`` in so many threads at once, each in a mode of its own, with modules that they share."""
+    held = [hold_accumulators([*net.parameters()]) for net in shared]  # AOTAutograd applies Functions to them
     start = threading.Barrier(count)
 
     def run(index: int) -> None:
@@ -53,6 +55,7 @@ def in_turn(count: int, work: Callable[[int], None]) -> None:
             work(index)
 
     run_threads(*(lambda index=index: run(index) for index in range(count)))
+    del held
 
 
 class Net(nn.Module):
@@ -83,7 +86,7 @@ def test_calls_of_one_compiled_module_after_a_warm_one(device: torch.device) -> 
         torch._dynamo.reset()
         compiled = torch.compile(net, backend=pygraph.backend)
         compiled(x)
-        in_turn(4, lambda index, compiled=compiled: check(compiled, net, x))
+        in_turn(4, lambda index, compiled=compiled: check(compiled, net, x), net)
     check(compiled, net, x)
 
 
@@ -101,7 +104,7 @@ def test_first_calls_of_one_module(device: torch.device, how: str) -> None:
         for size in (2, 3):
             check(run, net, torch.full((size, 4), index / 8, device=device))
 
-    in_turn(8, work)
+    in_turn(8, work, net)
 
 
 @pytest.mark.parametrize("how", ["jit", pytest.param("compile", marks=torch_fails)])
@@ -133,7 +136,7 @@ def test_graph_breaks_and_recompilations(device: torch.device) -> None:
             x = torch.full((2, 4), index / 8, device=device)
             torch.testing.assert_close(compiled(x, k), fn(x, k))
 
-    in_turn(4, work)
+    in_turn(4, work, net)
 
 
 def _plain_make_fx(net: nn.Module) -> None:

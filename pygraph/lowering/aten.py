@@ -13,6 +13,7 @@ from torch import fx
 from pygraph.errors import StageError, describe
 from pygraph.ir.descriptors import Mutation, TensorSpec
 from pygraph.ir.effects import has_effect, root, written_arguments
+from pygraph.ir.order import note_order
 from pygraph.ir.program import Program, output_values
 from pygraph.lowering.in_place import restore_writes
 from pygraph.lowering.index_gradients import add_in_place
@@ -53,6 +54,7 @@ def lower(program: Program) -> Program:
         raise StageError(describe(f"lower({program.name})", f"stage {program.stage!r}", expected="'aten'"))
     module = program.copy_graph()
     graph = module.graph
+    note_order(graph)
     output = graph.output_node()
     add_in_place(graph)
     restore_writes(graph, program)

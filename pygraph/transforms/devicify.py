@@ -7,6 +7,7 @@ from torch import fx
 from pygraph.errors import StageError, describe
 from pygraph.ir.descriptors import Fallback, ScalarArgument
 from pygraph.ir.effects import has_effect
+from pygraph.ir.order import note_order
 from pygraph.ir.program import Program
 from pygraph.transforms.host_values.code_motion import gather_device_work
 from pygraph.transforms.host_values.constants import host_constants
@@ -14,7 +15,6 @@ from pygraph.transforms.host_values.graph_edit import GraphEdit
 from pygraph.transforms.host_values.operands import replace_host_operands
 from pygraph.transforms.host_values.transfers import TO_COPY, is_device_operation, is_number, is_upload, on_device
 from pygraph.transforms.host_values.uploads import Uploads
-from pygraph.transforms.schedule import note_order
 
 
 def devicify_program(program: Program) -> Program:

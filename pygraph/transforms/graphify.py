@@ -21,11 +21,12 @@ from pygraph.ir.effects import (
     sources,
     touches_device,
 )
+from pygraph.ir.order import note_order
 from pygraph.ir.printing import target_text
 from pygraph.ir.program import Program
 from pygraph.lowering.aten import lower
 from pygraph.lowering.states import settle_between_regions
-from pygraph.transforms.schedule import Schedule, alternating_runs, note_order
+from pygraph.transforms.schedule import Schedule, alternating_runs
 
 
 def graphify_program(program: Program) -> Program:

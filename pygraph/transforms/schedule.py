@@ -29,13 +29,6 @@ Schedule: TypeAlias = list[tuple[bool, list[fx.Node]]]
 """Runs of nodes, each with whether they are for a graph."""
 
 
-def note_order(graph: fx.Graph) -> None:
-    """Number the nodes in the order in which the function calls for them, unless an earlier pass has done so."""
-    if not any("order" in node.meta for node in graph.nodes):
-        for order, node in enumerate(graph.nodes):
-            node.meta["order"] = order
-
-
 def alternating_runs(graph: fx.Graph, reasons: dict[fx.Node, str]) -> Schedule:
     """Order nodes in alternating runs: those that are not for a graph, those that are, and so on.
 

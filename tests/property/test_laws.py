@@ -18,7 +18,17 @@ from tests.property.laws import (
     check_stack_equals_eager,
     check_text_runs,
 )
-from tests.property.strategies import AliasInput, Case, Stack, Step, TensorInput, cases, graph_stacks, stacks
+from tests.property.strategies import (
+    AliasInput,
+    Case,
+    NumberInput,
+    Stack,
+    Step,
+    TensorInput,
+    cases,
+    graph_stacks,
+    stacks,
+)
 
 
 def examples(short: int, long: int) -> settings:
@@ -92,8 +102,17 @@ def test_text_is_the_same_for_the_same_function(device: torch.device, case: Case
 # The second one lies at another multiple of 16 than the first one does.
 _OF_ONE_MEMORY = (TensorInput((2, 3), torch.float32, "contiguous", 3), AliasInput(0, "tail"))
 
+# It decides by a number, and returns an empty part of a closed-over tensor: that is copied, at no place in the order.
+_DECIDING = Case(
+    (*[TensorInput((3,))] * 2, NumberInput("cpu float"), TensorInput((3,))),
+    (Step("number", 0, 3, 1, 1.0),),
+    (0,),
+    closed=(TensorInput((0,)),),
+)
+
 
 @given(cases(), stacks)
+@example(_DECIDING, Stack(("indirect", "graphify", "select")))
 @example(Case(_OF_ONE_MEMORY, (Step("unary"),), (0,)), Stack(("jit",)))
 @examples(40, 1200)
 def test_a_stack_equals_eager_and_held_results_never_change(device: torch.device, case: Case, stack: Stack) -> None:

@@ -63,13 +63,17 @@ UPDATES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("failing", FAILING)
-def test_updates_before_an_error_are_done_and_no_others(device: torch.device, failing: str, update: str) -> None:
+@pytest.mark.parametrize("stack", [pygraph.jit, pygraph.graphify], ids=["jit", "graphify"])
+def test_updates_before_an_error_are_done_and_no_others(
+    device: torch.device, stack: Callable[[Any], Any], failing: str, update: str
+) -> None:
     good = torch.eye(3, device=device)
     bad = {"cholesky": -good, "inverse": good * 0, "custom operation": -good, "number in range": good * 5}[failing]
     results: list[list[Tensor]] = []
-    for transform in (lambda fn: fn, pygraph.jit):
+    for transform in (lambda fn: fn, stack):
         torch.manual_seed(0)
         model = State(FAILING[failing], *UPDATES[update]).to(device)
         fast = transform(model)

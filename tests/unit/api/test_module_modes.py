@@ -138,8 +138,8 @@ def test_a_number_that_never_comes_back_is_live(device: torch.device) -> None:
 
 def test_the_budget_counts_every_way(device: torch.device) -> None:
     pair = pair_of(device, max_graphs=2)
-    for scale in (1.0, 2.0, 3.0, 1.0):
-        pair.change(lambda m, scale=scale: setattr(m, "scale", scale))
+    for label in "abca":
+        pair.change(lambda m, label=label: setattr(m, "label", label))
         pair.check(batch(device, 0))
     info = pair.fast.cache_info()
     assert (info.size, info.captures, info.evictions) == (2, 4, 2)

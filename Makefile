@@ -4,9 +4,11 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
-# A test that takes too long fails; a worker that cannot even run Python then writes down where it is, and ends.
-STUCK := -o faulthandler_exit_on_timeout=true -o faulthandler_timeout
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 300 $(STUCK)=400 --doctest-modules pygraph tests
+# Seconds after which a test fails; and after which a worker that cannot even run Python writes down where it is, and ends.
+TIMEOUT := 300
+STUCK := 400
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout $(TIMEOUT) \
+	-o faulthandler_timeout=$(STUCK) -o faulthandler_exit_on_timeout=true --doctest-modules pygraph tests
 
 .PHONY: help demo test test-long check format clean
 
@@ -24,8 +26,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(PYTEST)
 
+test-long: TIMEOUT := 1800
+test-long: STUCK := 2400
 test-long: $(STAMP)
-	$(PYTEST) --long --timeout 1800 $(STUCK)=2400
+	$(PYTEST) --long
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

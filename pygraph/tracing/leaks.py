@@ -175,13 +175,15 @@ def _clear_references(
         found = [reference for reference, names in zip(found, packages, strict=True) if not names & LIBRARIES]
         packages = [names for names in packages if not names & LIBRARIES]
         called = [None if names else name_of(reference) for reference, names in zip(found, packages, strict=True)]
-        is_done = True  # unless a reference is cleared: what held it may go, or show who else holds it
+        cleared: list[bool] = []
         for name, reference in zip(called, found, strict=True):
             if any(item is reference.referent for item in gc.get_referents(reference.referrer)):  # not cleared yet
                 is_cleared = clear_reference(reference)
-                stays, is_done = stays or not is_cleared, is_done and not is_cleared
+                cleared.append(is_cleared)
                 if name is not None:
                     names[name + ("" if is_cleared else " (from where it could not be taken)")] = None
+        stays = stays or not all(cleared)
+        is_done = not any(cleared)  # where one was, another look may find who else holds it
         reference = found = None
         search.forget()
         if names:

@@ -17,6 +17,7 @@ from pygraph.ir.attention_states import is_unset_state
 from pygraph.ir.autocasting import without_autocast
 from pygraph.ir.descriptors import Captured, Fallback, Input, TensorSpec, contiguous_strides, tensor_specs
 from pygraph.ir.effects import host_reason, is_first_gradient, is_operation, is_random, is_selection, is_work, root
+from pygraph.ir.order import number_nodes
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.aten import lower
 from pygraph.lowering.fused_run import compile_run
@@ -141,8 +142,7 @@ class _Fusion:
         results = tuple(self._value(values[position]) for position in remaining)
         output = self._new.output(results)
         output.meta = dict(self._old.output_node().meta)
-        for order, node in enumerate(self._new.nodes):
-            node.meta["order"] = order  # kernels have one, too: none may come before what decides or raises before it
+        number_nodes(self._new)  # kernels, too: none may come before what decides or raises before it
         moved = {old: new for new, old in enumerate(remaining)}
         aliases = tuple(
             dataclasses.replace(alias, index=moved[alias.index]) if alias.of == "output" else alias

@@ -102,7 +102,7 @@ def test_text_is_the_same_for_the_same_function(device: torch.device, case: Case
 # The second one lies at another multiple of 16 than the first one does.
 _OF_ONE_MEMORY = (TensorInput((2, 3), torch.float32, "contiguous", 3), AliasInput(0, "tail"))
 
-# It decides by a number, and returns an empty part of a closed-over tensor: that is copied, at no place in the order.
+# It decides by a number, and returns an empty part of a closed-over tensor: the copy had no place in the order.
 _DECIDING = Case(
     (*[TensorInput((3,))] * 2, NumberInput("cpu float"), TensorInput((3,))),
     (Step("number", 0, 3, 1, 1.0),),

@@ -215,7 +215,7 @@ def serve(name: str, ways: list[str], seconds: float, steps: int) -> None:
     batches = [tuple(tensor.cuda() for tensor in make()) for _ in range(3)]
     found: dict[str, Any] = {}
     runs: dict[str, Callable[[int], Any]] = {}
-    steps: dict[str, Step] = {}
+    made: dict[str, Step] = {}
     for way in ways:
         torch._dynamo.reset()
         before, start = reserved_bytes(), time.perf_counter()
@@ -233,13 +233,13 @@ def serve(name: str, ways: list[str], seconds: float, steps: int) -> None:
         found[way]["first_reserved_mib"] = round((torch.cuda.max_memory_reserved() - before) / 2**20)
         found[way]["losses"] = [*losses, *(float(run(i)) for i in range(6, steps))]
         found[way]["reserved_mib"] = round((most_bytes(run) - before) / 2**20)
-        runs[way], steps[way] = run, step
+        runs[way], made[way] = run, step
     print("ready", flush=True)
     sys.stdin.readline()
     for way, run in runs.items():
         for i in range(6):
             run(i)
-        found[way] |= kernels(run) | described(steps[way])
+        found[way] |= kernels(run) | described(made[way])
     for way, times in measure(runs, seconds).items():
         found[way] |= times
     print(json.dumps(found), flush=True)

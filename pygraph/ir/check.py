@@ -31,6 +31,7 @@ from pygraph.ir.descriptors import (
     Stage,
     Stored,
 )
+from pygraph.ir.effects import is_selection
 from pygraph.ir.printing import target_text
 from pygraph.ir.program import Program
 
@@ -122,6 +123,8 @@ def _check_node(program: Program, node: fx.Node, rules: _Rules) -> None:
         raise _fault(program, node, "it is neither an operation nor arithmetic on numbers")
     if rules.regions and "region" not in node.meta:
         raise _fault(program, node, "it belongs to no region")
+    if rules.regions and is_selection(node) and node.meta["region"] != node.args[0].meta["region"]:  # pyright: ignore
+        raise _fault(program, node, "it picks a result of an operation of another region")
 
 
 def _is_host_function(target: Callable[..., Any] | str) -> bool:

@@ -142,7 +142,9 @@ def _keep_decisions_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.No
             )
         for node in work:
             order = node.meta.get("order")
-            if node not in before and (_writes_outside(node) or (order is not None and order > at)):
+            if node in before or _leader(node) is not node:
+                continue  # a result is there when its operation has run
+            if _writes_outside(node) or (order is not None and order > at):
                 needs[node].add(decision)
 
 

@@ -92,7 +92,7 @@ def test_a_view_that_eager_does_not_take(device: torch.device, way: str) -> None
         "step": lambda: pygraph.jit(lambda x: step(loss_of, x)),
         "model": lambda: functools.partial(step, pygraph.jit(loss_of)),
         "backend": lambda: functools.partial(
-            step, torch.compile(loss_of, backend="pygraph", options={"fuse": device.type == "cuda"})
+            step, torch.compile(loss_of, backend=pygraph.backend, options={"fuse": device.type == "cuda"})
         ),
     }[way]()
     for _ in range(3):

@@ -12,9 +12,12 @@ import torch
 import pygraph
 from pygraph.ir.effects import count_kernels, is_random, is_view
 from pygraph.ir.program import Program
+from pygraph.tracing.decisions import deciding
 from pygraph.transforms.graphify import refuse
 
 aten = torch.ops.aten
+
+_ON_HOST = (aten._local_scalar_dense.default, torch.ops.pygraph.decide.default)
 
 
 @pytest.fixture
@@ -157,6 +160,27 @@ def test_refuse_cuts_again(x: torch.Tensor) -> None:
     assert kinds(again) == ["graph", "eager", "graph"]
     assert again.regions[1].reason == "the device refused it"
     torch.testing.assert_close(pygraph.evaluate(again, x), torch.exp(torch.cos(torch.sin(x))))
+
+
+def test_results_of_one_operation_stay_in_its_region(x: torch.Tensor) -> None:
+    """A decision that comes after a draw, and so after its first result, and for which the second need not wait."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            x = x + 1
+        dropped, mask = torch.native_dropout(x, 0.5, True)
+        if torch.rand((), device=x.device) > 2:
+            dropped = dropped * 2
+        return dropped + mask
+
+    with deciding((True, False)):
+        program = pygraph.devicify(pygraph.trace(fn)(x))
+    module = program.copy_graph()
+    # As where the host draws from a generator of its own, on CUDA: what is read on the host comes last.
+    for node in [node for node in module.graph.nodes if node.target in _ON_HOST]:
+        module.graph.output_node().prepend(node)
+    regions = pygraph.check_program(pygraph.graphify(program.replace(module=module)))
+    assert kinds(regions).count("eager") == 2
 
 
 def test_kernels_counts_device_work(x: torch.Tensor) -> None:

@@ -128,6 +128,7 @@ def _saved_memory(saved: SavedMemory) -> dict[str, Any]:
     """The memory of saved tensors, which the plan shares with calls in Python."""
     return {
         "bases": saved.bases,
+        "lent": saved.lent,
         "streams": ctypes.addressof(saved.streams),
         "is_keeper": ctypes.addressof(saved.is_keeper),
         "keep": saved.keep,

@@ -48,13 +48,17 @@ bool is_unshared(const at::Tensor& tensor, const ResultMemory& memory) {
   return alone;
 }
 
-// Whether a tensor may stay as a result in this memory: as made by a replay, with nothing that was added since.
-bool fits_as_result(const at::Tensor& tensor, const ResultMemory& memory) {
+// Whether a tensor is as a replay makes it, with nothing that was added since.
+bool is_as_made(const at::Tensor& tensor, const ResultMemory& memory) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   return impl.autograd_meta() == nullptr && impl.storage_offset() == 0 && impl.dtype() == memory.options.dtype() &&
       impl.device() == memory.options.device() && is_equal(impl.sizes(), memory.sizes) &&
-      is_equal(impl.strides(), memory.strides) && tensor.storage().nbytes() == memory.bytes && !tensor.is_conj() &&
-      !tensor.is_neg() && !tensor.is_inference();
+      is_equal(impl.strides(), memory.strides) && !tensor.is_conj() && !tensor.is_neg() && !tensor.is_inference();
+}
+
+// Whether a tensor may stay as a result in this memory.
+bool fits_as_result(const at::Tensor& tensor, const ResultMemory& memory) {
+  return is_as_made(tensor, memory) && tensor.storage().nbytes() == memory.bytes;
 }
 
 // Who else refers to a storage, by counts that are compared: of references, and of those to its object in Python.
@@ -75,9 +79,34 @@ bool is_sole_owner(const at::Storage& storage) {
 
 constexpr uint64_t kAnyStream = ~uint64_t{0};  // of memory that no stream has used yet
 
+// A tensor and its storage as objects, in a new tuple that owns both.
+PyObject* with_storage(const at::Tensor& tensor) {
+  PyObject* object = checked(THPVariable_Wrap(tensor));
+  PyObject* storage = THPStorage_Wrap(tensor.storage());
+  PyObject* pair = storage == nullptr ? nullptr : PyTuple_Pack(2, object, storage);
+  Py_DECREF(object);
+  Py_XDECREF(storage);
+  return checked(pair);
+}
+
+// How many refer to a tensor and to its storage, and to the objects of both, which are in a tuple.
+struct Owners {
+  size_t tensor, storage;
+  Py_ssize_t object, storage_object;
+
+  explicit Owners(PyObject* pair) : Owners(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)) {}
+  bool operator==(const Owners&) const = default;
+
+ private:
+  Owners(PyObject* one, PyObject* its)
+      : tensor(THPVariable_Unpack(one).use_count()), storage(THPVariable_Unpack(one).storage().use_count()),
+        object(Py_REFCNT(one)), storage_object(Py_REFCNT(its)) {}
+};
+
 // Memory for the saved tensors of a graph, `pygraph.runtime.saved_memory`: calls in Python and other plans share it.
 struct KeptMemory {
   PyObject* bases = nullptr;    // borrowed from the plan: a list of tensors and None; nullptr if nothing is kept
+  PyObject* lent = nullptr;     // borrowed from the plan: a list of what was made of these last, `with_storage`, and None
   uint64_t* streams = nullptr;  // which has used each
   int64_t* is_keeper = nullptr;
   PyObject* keep = nullptr;     // borrowed from the plan; has the graph be one that keeps memory
@@ -86,26 +115,61 @@ struct KeptMemory {
 
   // A tensor in the memory at a position: what is kept, if nothing else refers to it now.
   at::Tensor take(Py_ssize_t position, const ResultMemory& memory, uint64_t stream) const {
-    at::Tensor base;
+    PyObject* last = PyList_GetItem(lent, position);
     PyObject* kept = PyList_GetItem(bases, position);
-    if (kept == nullptr) throw PythonError();
+    if (last == nullptr || kept == nullptr) throw PythonError();
+    at::Tensor base;
     if (THPVariable_Check(kept)) base = THPVariable_Unpack(kept);
     // On another stream, the allocator could give it away too early; its storage may have been resized.
+    const bool fits = base.defined() && base.storage().nbytes() >= memory.bytes;
+    if (fits && streams[position] == stream && last != Py_None && is_back(last, base, memory)) {
+      return THPVariable_Unpack(PyTuple_GET_ITEM(last, 0));
+    }
+    put(lent, position, Py_NewRef(Py_None));
     const bool is_here = streams[position] == stream || streams[position] == kAnyStream;
-    if (!base.defined() || !is_here || base.storage().nbytes() < memory.bytes ||
-        !is_sole_owner(base.storage())) {
+    if (!fits || !is_here || !is_sole_owner(base.storage())) {
       base = memory.make(false);
-      if (PyList_SetItem(bases, position, checked(THPVariable_Wrap(base))) < 0) throw PythonError();
+      put(bases, position, checked(THPVariable_Wrap(base)));
     }
     streams[position] = stream;
+    at::Tensor made = tensor_in(base, memory);
+    put(lent, position, with_storage(made));
+    return made;
+  }
+
+ private:
+  static void put(PyObject* list, Py_ssize_t position, PyObject* object) {
+    if (PyList_SetItem(list, position, object) < 0) throw PythonError();
+  }
+
+  static at::Tensor tensor_in(const at::Tensor& base, const ResultMemory& memory) {
     if (memory.allocator == nullptr) {
       at::AutoDispatchBelowADInplaceOrView no_view;
       return at::as_strided(base, memory.sizes, memory.strides, 0);
     }
     const c10::DispatchKeySet keys(memory.options.computeDispatchKey());
-    auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()), keys, memory.options.dtype());
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(memory.sizes, memory.strides);
+    return tensor_in(base, keys, memory.options.dtype(), memory.sizes, memory.strides);
+  }
+
+  static at::Tensor tensor_in(const at::Tensor& base, c10::DispatchKeySet keys, caffe2::TypeMeta dtype,
+                              at::IntArrayRef sizes, at::IntArrayRef strides) {
+    auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()), keys, dtype);
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
     return tensor;
+  }
+
+  // Whether a tensor that was lent is as it was made, and the call that took it was the last to refer to it.
+  static bool is_back(PyObject* last, const at::Tensor& base, const ResultMemory& memory) {
+    static const Owners alone = [] {
+      const at::Tensor example = at::empty({1});
+      PyObject* pair = with_storage(tensor_in(example, example.key_set(), example.dtype(), {1}, {1}));
+      const Owners found(pair);
+      Py_DECREF(pair);
+      return found;
+    }();
+    const at::Tensor& tensor = THPVariable_Unpack(PyTuple_GET_ITEM(last, 0));
+    return tensor.storage().unsafeGetStorageImpl() == base.storage().unsafeGetStorageImpl() &&
+        Owners(last) == alone && is_as_made(tensor, memory);
   }
 };
 
@@ -274,6 +338,7 @@ KeptMemory describe_kept(PyObject* description) {
   if (description == Py_None) return {};
   return {
       field(description, "bases"),
+      field(description, "lent"),
       reinterpret_cast<uint64_t*>(to_word(field(description, "streams"))),
       reinterpret_cast<int64_t*>(to_word(field(description, "is_keeper"))),
       field(description, "keep"),

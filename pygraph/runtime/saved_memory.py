@@ -39,6 +39,8 @@ class SavedMemory:
 
     Attributes:
         bases: A tensor for each memory, in the order of ``specs``; None where none is kept. Native plans share it.
+        lent: What native plans made of these last, which further calls have again if nobody else refers to it: each a
+            tensor and its storage, or None.
         streams: The raw stream that has used each; `ANY_STREAM` if none has.
         is_keeper: Nonzero if the graph is among those that keep memory now.
     """
@@ -59,6 +61,7 @@ class SavedMemory:
         self._pooled = [own[number].data_ptr() if number in in_pool and number in own else 0 for number in specs]
         now = self._stream()
         self.streams = (ctypes.c_uint64 * len(self.bases))(*[ANY_STREAM if one else now for one in self._pooled])
+        self.lent: list[tuple[torch.Tensor, torch.UntypedStorage] | None] = [None] * len(self.bases)
         self._unwritten = unwritten
         self.is_keeper = ctypes.c_int64(0)
 
@@ -80,6 +83,7 @@ class SavedMemory:
         return 0 if self._current_stream is None else self._current_stream() % 2**64
 
     def _take(self, position: int, spec: TensorSpec, stream: int) -> torch.Tensor:
+        self.lent[position] = None
         base = self.bases[position]
         # On another stream, the allocator could give it away too early; its storage may have been resized.
         is_here = self.streams[position] in (ANY_STREAM, stream)
@@ -90,6 +94,7 @@ class SavedMemory:
 
     def is_used(self) -> bool:
         """Whether anything else refers to a part of it."""
+        self._forget_lent()
         return any(base is not None and not is_sole_owner(base) for base in list(self.bases))
 
     def forget_streams(self) -> None:
@@ -116,10 +121,15 @@ class SavedMemory:
     def release(self) -> list[torch.Tensor | None]:
         """Keep nothing, until the next call; return what was kept."""
         self.is_keeper.value = 0
+        self._forget_lent()
         kept = list(self.bases)
         for position in range(len(kept)):  # in place: native plans share the list
             self.bases[position] = None
         return kept
+
+    def _forget_lent(self) -> None:
+        for position in range(len(self.lent)):  # in place: native plans share the list
+            self.lent[position] = None
 
 
 _GRANULE = 512

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import pygraph
 from pygraph.interop import live
 from pygraph.process import extension
+from pygraph.runtime.saved_memory import SavedMemory
 from tests.memory import live_bytes
 from tests.unit.native.test_replay import fake  # noqa: F401  # pyright: ignore[reportUnusedImport]  # a fixture
 
@@ -105,6 +106,61 @@ def test_it_begins_with_the_memory_of_the_recording(device: torch.device) -> Non
     assert found[0]
     assert set(found[0]) <= {base.data_ptr() for base in graph.saved.bases if base is not None}  # pyright: ignore
     assert all(one == found[0] for one in found)
+
+
+def kept_by(training: Training) -> SavedMemory:
+    """The memory of the tensors that forwards save."""
+    (found,) = {
+        id(graph.saved): graph.saved
+        for called in live.CALLABLES
+        for f in called.functions()
+        for entry in f.cache.entries
+        for graph in getattr(entry.executable, "graphs", ())
+        if graph.saved is not None
+    }.values()
+    return found
+
+
+def test_its_tensors_are_made_once(training: Training) -> None:
+    """While a call before is the last to have referred to them and to their storages, and has left them as they were."""
+    x, memory = training.inputs(), kept_by(training)
+
+    def tensor() -> torch.Tensor:
+        (one, _), *_ = memory.lent  # pyright: ignore
+        return one
+
+    def call(held: object = None) -> list[int]:
+        result = training.fast(x)
+        assert {one.data_ptr() for one, _ in memory.lent} <= set(saved(result))  # pyright: ignore
+        del held
+        result.sum().backward()
+        return [id(one) for one, _ in memory.lent]  # pyright: ignore
+
+    assert call() == call()
+    first = training.fast(x)  # its backward is still to come
+    assert not set(call()) & {id(one) for one in first.grad_fn.saved_tensors}  # pyright: ignore
+    del first
+    assert call() == call()
+    for hold in (lambda: tensor(), lambda: tensor().untyped_storage(), lambda: tensor().view(-1)):
+        held = hold()
+        before = held.data_ptr()
+        call()
+        assert tensor().data_ptr() != before
+        del held
+        assert call() == call()
+    tensor().unsqueeze_(0)
+    call()
+    assert tensor().dim() == 2
+    training.check(x)
+
+
+def test_memory_that_is_given_back_has_no_tensors(training: Training) -> None:
+    memory = kept_by(training)
+    assert not memory.is_used()
+    training.check(training.inputs())
+    memory.release()
+    assert memory.lent == [None] * len(memory.lent)
+    training.check(training.inputs())
 
 
 def test_two_forwards_before_a_backward(training: Training) -> None:

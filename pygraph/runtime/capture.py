@@ -109,7 +109,8 @@ class RegionGraph:
         while attempts:
             request = attempts[0]
             if request in ("copy", None):
-                placement = dataclasses.replace(placement, separate=frozenset(range(len(example.inputs))))
+                every = frozenset(range(len(example.inputs)))
+                placement = dataclasses.replace(placement, separate=every, shares=False)
             progress.phase("capturing")
             found = Discovery(self.body, self.driver, self.pool, example, placement)
             region = RecordedRegion(self.body, self.driver, self.pool, found)
@@ -125,7 +126,8 @@ class RegionGraph:
                 placement = dataclasses.replace(placement, room=error.room)
             except TogetherError as error:
                 region.release()
-                placement = dataclasses.replace(placement, separate=placement.separate | error.positions)
+                separate, shares = placement.separate | error.positions, placement.shares and not error.outputs
+                placement = dataclasses.replace(placement, separate=separate, shares=shares)
             except UnprovenError as error:
                 region.release()
                 notes.append(Fallback(f"mechanism {request}", str(error)))
@@ -206,7 +208,8 @@ class RegionGraph:
         else:
             saved = {number: specs[number] for number in self._saved_numbers(region)}
             if saved:
-                own = {n: owners[n].as_strided(s.shape, s.stride, 0).data for n, s in saved.items() if n in self._own}
+                usable = self._own - region.overlapping
+                own = {n: owners[n].as_strided(s.shape, s.stride, 0).data for n, s in saved.items() if n in usable}
                 self.saved = SavedMemory(saved, own, region.reserved, self._current_stream(), self.pool.unwritten)
             written = {slot - len(self.slots) for slot in self.choice.copied}
             written |= region.outside - self._own - region.blank  # else others would get what replays may write to

@@ -28,6 +28,7 @@ from pygraph.runtime.pointers import LIVE_DTYPES, Extent, ValueWord, Word, point
 from pygraph.runtime.proof import Example, Trial, Undisturbed
 from pygraph.runtime.recorded_graph import RecordedGraph
 from pygraph.runtime.recorded_inputs import recorded_inputs
+from pygraph.runtime.recorded_outputs import allocations_in_one_memory
 from pygraph.runtime.reservations import Reservations
 
 _PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
@@ -85,6 +86,8 @@ class Placement:
             sizes. Otherwise a result may begin where its operation had larger scratch memory, whose pointers look like
             the result's.
         separate: Positions of inputs that are recorded in memory of their own; see `pygraph.runtime.recorded_inputs`.
+        shares: Whether several outputs outside of the pool may be recorded in the same memory; see
+            `pygraph.runtime.recorded_outputs`.
     """
 
     reserved: Mapping[int, Sequence[int]]
@@ -92,6 +95,7 @@ class Placement:
     allocates: bool
     room: Mapping[int, Sequence[int]] = dataclasses.field(default_factory=dict[int, Sequence[int]])
     separate: frozenset[int] = frozenset()
+    shares: bool = True
 
 
 class Discovery:
@@ -110,7 +114,7 @@ class Discovery:
     Attributes:
         graph: The first recording.
         input_buffers: The inputs that it was recorded with; None for those without memory.
-        together: Slots of inputs that were recorded in the same memory, so that nothing can be copied there.
+        together: Slots that were recorded in the same memory, so that nothing can be copied there.
         output_buffers: The outputs that it writes.
         slots: Positions of inputs that have memory.
         memory: The memory that the outputs are in.
@@ -122,6 +126,7 @@ class Discovery:
         blank: Memory that no operation writes to.
         reserved: Memory that lies where it was reserved.
         outside: Memory that lies outside of the pool.
+        overlapping: Memory of ``together``.
         unpointed: Other memory that no pointer was found to, and what to report about it.
         notes: Pointers that were not found, for the report.
     """
@@ -147,6 +152,8 @@ class Discovery:
         self.input_buffers: list[torch.Tensor | None] = list(recorded.tensors)
         self.together = frozenset(slot for slot, position in enumerate(self.slots) if position in recorded.together)
         self.notes: list[Fallback] = []
+        shares = placement.allocates and placement.shares
+        self._in_one_memory = allocations_in_one_memory(body) if shares else {}
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, example.numbers
         self._record(inputs, list(example.numbers), pool, sizes)
@@ -162,13 +169,15 @@ class Discovery:
         for _, position, dtype in body.scalar_nodes():
             kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
             sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
-        first, outputs, allocations = self._record_once(self.input_buffers, sentinels[0], pool, sizes)
+        first, outputs, allocations = self._record_once(
+            self.input_buffers, sentinels[0], pool, sizes, self._in_one_memory
+        )
         self.graph = first
         # Not `detach`, which would let the recording increment the versions of the examples.
         examples = [tensor.data if tensor.numel() else None for tensor in inputs]
         try:
             second, outputs_again, _ = self._record_once(
-                examples, sentinels[1], self.driver.new_pool(lasting=False), {}
+                examples, sentinels[1], self.driver.new_pool(lasting=False), {}, {}
             )
         except BaseException:
             first.release()
@@ -189,12 +198,13 @@ class Discovery:
         numbers: list[Any],
         pool: Pool,
         sizes: Mapping[int, Sequence[int]],
+        in_one_memory: Mapping[fx.Node, torch.Tensor],
     ) -> tuple[RecordedGraph, list[torch.Tensor], list[tuple[int, int]]]:
         position = -1
         allocations: list[tuple[int, int]] = []
         allocations_of = self.body.allocations if self._placement.allocates else []
         allocated: dict[fx.Node, Any] = {
-            node: node.target(*node.args, **node.kwargs)  # pyright: ignore
+            node: in_one_memory[node] if node in in_one_memory else node.target(*node.args, **node.kwargs)  # pyright: ignore
             for node in allocations_of
         }
         actual = [empty if tensor is None else tensor for tensor, empty in zip(inputs, self._empties, strict=True)]
@@ -270,6 +280,10 @@ class Discovery:
         self.output_buffers = [physical(output) for output in outputs]
         self.lazy = {i: (t.is_conj(), t.is_neg()) for i, t in enumerate(outputs) if t.is_conj() or t.is_neg()}
         memory_again = self._find_memory(outputs, addresses_again, allocations)
+        overlapping = {self.body.nodes.index(node) for node in self._in_one_memory}
+        self.overlapping = frozenset(n for n, one in enumerate(self.memory) if one.extent.first_op in overlapping)
+        self.together |= {len(self.slots) + number for number in self.overlapping}
+        self._in_one_memory = {}  # from here on as long as the outputs
         nodes, nodes_again = self.graph.nodes, second.nodes
         comparable = same_structure(nodes, nodes_again)
         if not comparable:

@@ -35,22 +35,25 @@ class CrowdedError(CaptureError):
 
 
 class TogetherError(CaptureError):
-    """Inputs have to be copied to where the graph was recorded with them, which is the same memory for several.
+    """Something has to be copied to or from where the graph was recorded with it, which is the same memory for several.
 
     Attributes:
-        positions: These inputs.
+        positions: The inputs.
+        outputs: Whether there are outputs, too.
     """
 
-    def __init__(self, positions: frozenset[int]) -> None:
-        super().__init__("inputs were recorded in the same memory")
+    def __init__(self, positions: frozenset[int], outputs: bool) -> None:
+        super().__init__("inputs or outputs were recorded in the same memory")
         self.positions = positions
+        self.outputs = outputs
 
 
 def require_separate(found: Discovery, slots: frozenset[int] | None = None) -> None:
     """Raise a `TogetherError` if some of these slots, by default any, were recorded in the same memory."""
     together = found.together if slots is None else found.together & slots
     if together:
-        raise TogetherError(frozenset(found.slots[slot] for slot in together))
+        inputs = frozenset(found.slots[slot] for slot in together if slot < len(found.slots))
+        raise TogetherError(inputs, outputs=len(inputs) < len(together))
 
 
 def find_blank_outputs(proof: ReplayProof, found: Discovery, note: bool) -> None:
@@ -62,7 +65,7 @@ def find_blank_outputs(proof: ReplayProof, found: Discovery, note: bool) -> None
         note: Whether to report the rest of that memory, which is copied.
 
     Raises:
-        TogetherError: Inputs have to be copied to find out, and were recorded in the same memory.
+        TogetherError: Something has to be copied to find out, and was recorded in the same memory.
     """
     if not found.unpointed:
         return
@@ -101,12 +104,12 @@ def patchable_slots(
 
     Raises:
         CrowdedError: If it is.
-        TogetherError: Inputs have to be copied to find out, and were recorded in the same memory.
+        TogetherError: Something has to be copied to find out, and was recorded in the same memory.
         RefusedError: A replay is wrong even if everything is copied.
     """
     region = proof.region
     candidates -= _unprovable_slots(region, candidates)
-    require_separate(found, frozenset(range(len(region.slots))) - candidates)
+    require_separate(found, frozenset(range(len(region.slots) + len(region.memory))) - candidates)
     works, refusal = _works_in_turns(proof, candidates)
     if works:
         return candidates
@@ -196,7 +199,7 @@ def _works_in_turns(proof: ReplayProof, patched: frozenset[int]) -> tuple[bool, 
     memory, first = proof.region.memory, len(proof.region.slots)
     turns: list[set[int]] = [set()]
     total = 0
-    for number in sorted(slot - first for slot in patched if slot >= first):
+    for number in sorted(slot - first for slot in patched if slot >= first and memory[slot - first].scratch):
         if turns[-1] and total + memory[number].scratch > _MOST_SCRATCH:
             turns.append(set())
             total = 0

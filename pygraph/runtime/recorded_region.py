@@ -43,6 +43,7 @@ class RecordedRegion:
         values: The parameter bytes that hold numbers.
         reserved: Entries of ``memory`` that lie where neither values before them nor other graphs have been.
         outside: Entries that lie outside of the pool, where nothing else of the region has been.
+        overlapping: Those of them that lie in the same memory.
         blank: Entries of ``memory`` that replays leave as they are.
         input_buffers: The tensors that were inputs of the recording; None where a replay reads them no more.
         output_buffers: The tensors that were its outputs.
@@ -59,7 +60,7 @@ class RecordedRegion:
         self.graph, self.slots, self.memory = found.graph, found.slots, found.memory
         self.views, self.lazy = found.views, found.lazy
         self.words, self.values, self.blank = found.words, found.values, found.blank
-        self.reserved, self.outside = found.reserved, found.outside
+        self.reserved, self.outside, self.overlapping = found.reserved, found.outside, found.overlapping
         self.input_buffers, self.output_buffers = found.input_buffers, found.output_buffers
         self.fallbacks: list[Fallback] = found.notes
         pool.graphs.add(self.graph)

@@ -122,7 +122,7 @@ def kept_by(training: Training) -> SavedMemory:
 
 
 def test_its_tensors_are_made_once(training: Training) -> None:
-    """While a call before is the last to have referred to them and to their storages, and has left them as they were."""
+    """While the last call alone has referred to them and to their storages, and has left them as they were."""
     x, memory = training.inputs(), kept_by(training)
 
     def tensor() -> torch.Tensor:
@@ -136,6 +136,8 @@ def test_its_tensors_are_made_once(training: Training) -> None:
         result.sum().backward()
         return [id(one) for one, _ in memory.lent]  # pyright: ignore
 
+    assert call() == call()
+    assert not memory.is_used()  # which has made an object of each storage
     assert call() == call()
     first = training.fast(x)  # its backward is still to come
     assert not set(call()) & {id(one) for one in first.grad_fn.saved_tensors}  # pyright: ignore

@@ -35,6 +35,24 @@ FAULTS = (
         "        pass\n",
     ),
     Fault(
+        "saved-tensors-that-overlap",
+        "Saved tensors begin with the memory of the recording, where others were recorded too.",
+        "                usable = self._own - region.overlapping\n",
+        "                usable = self._own\n",
+    ),
+    Fault(
+        "copied-from-where-others-are",
+        "What must be copied from where the graph was recorded is recorded in the same memory as others.",
+        "        self.together |= {len(self.slots) + number for number in self.overlapping}\n",
+        "        pass\n",
+    ),
+    Fault(
+        "lent-and-still-used",
+        "A call gets a saved tensor of the last one, whose backward is still to come.",
+        "        Owners(last) == alone && is_as_made(tensor, memory);\n",
+        "        is_as_made(tensor, memory);\n",
+    ),
+    Fault(
         "pointer-one-past-the-end",
         "A word that points right behind a slot's memory counts as a pointer into it.",
         "in_range = delta < extent.size\n",

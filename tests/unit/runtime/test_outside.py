@@ -39,7 +39,8 @@ def replayed(device: torch.device, call: Callable[[list[Any]], Any] = call, resu
     code.current_callable = call
     name = f"{results} results"
     states = Crossing(frozenset(), {})
-    graph = FusedGraph(code, (None,) * results, (), frozenset(), states, device, name, saved=frozenset({1}))
+    saved = frozenset(range(1, results))
+    graph = FusedGraph(code, (None,) * results, (), frozenset(), states, device, name, saved=saved)
     return BoxedReplay(InductorSource(graph), [], Options(), live.pool_owner(), name)
 
 
@@ -107,7 +108,7 @@ def make_chain() -> Callable[[list[Any]], Any]:
         buf1 = torch.empty_strided(x.shape, x.stride(), device=x.device)
         torch.cos(buf0, out=buf1)
         buf2 = torch.empty_strided(x.shape, x.stride(), device=x.device)
-        torch.mm(buf0, buf1, out=buf2)
+        torch.mul(buf0, buf1, out=buf2)
         buf3 = torch.empty_strided(x.shape, x.stride(), device=x.device)
         torch.add(buf0, buf2, out=buf3)
         return (buf0, buf1, buf2, buf3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -301,3 +302,68 @@ def test_it_is_given_back_with_the_graphs(device: torch.device) -> None:
     gc.collect()
     assert watch() is None
     assert live_bytes(device) <= base
+
+
+class History:
+    """Random steps of a compiled perceptron beside eager: what waits for its backward, and what is held of it."""
+
+    def __init__(self, training: Training, seed: int) -> None:
+        self.training, self.memory, self.choose = training, kept_by(training), random.Random(seed)
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.held: list[tuple[torch.Tensor, torch.Tensor]] = []  # with what is in it
+
+    def forward(self) -> None:
+        if len(self.waiting) < 4:
+            x = self.training.inputs()
+            self.waiting.append((self.training.fast(x), self.training.model(x)))
+
+    def backward(self, retain: bool = False) -> None:
+        if self.waiting:
+            number = self.choose.randrange(len(self.waiting))
+            losses = [result.square().sum() for result in self.waiting[number]]
+            weights = list(self.training.model.parameters())
+            torch.testing.assert_close(*[torch.autograd.grad(loss, weights, retain_graph=retain) for loss in losses])
+            if not retain:
+                self.waiting.pop(number)
+
+    def retain(self) -> None:
+        self.backward(retain=True)
+
+    def hold(self) -> None:
+        """Hold a saved tensor, a view of it, or its storage."""
+        if self.waiting:
+            result, _ = self.choose.choice(self.waiting)
+            one: torch.Tensor = self.choose.choice(result.grad_fn.saved_tensors)  # pyright: ignore
+            again = torch.empty(0, dtype=one.dtype, device=one.device)
+            again.set_(one.untyped_storage(), one.storage_offset(), one.shape, one.stride())  # pyright: ignore
+            self.held.append((self.choose.choice([one, one.detach()[:1], again]), one.detach().clone()))
+
+    def let_go(self) -> None:
+        if self.held:
+            self.held.pop(self.choose.randrange(len(self.held)))
+
+    def ask(self) -> None:
+        self.memory.is_used()
+
+    def give_back(self) -> None:
+        self.memory.give_back()
+
+    def check(self) -> None:
+        for got, expected in self.waiting:
+            torch.testing.assert_close(got, expected)
+        for one, content in self.held:
+            assert torch.equal(one, content[: len(one)])
+
+
+@torch._functorch.config.patch(donated_buffer=False)  # else torch allows no retained graph
+@pytest.mark.parametrize("seed", range(6))
+def test_histories(training: Training, seed: int) -> None:
+    torch.manual_seed(seed)
+    history = History(training, seed)
+    for _ in range(50):
+        step = history.choose.choice([
+            history.forward, history.forward, history.backward, history.backward, history.retain, history.hold,
+            history.let_go, history.ask, history.give_back,
+        ])  # fmt: skip
+        step()
+        history.check()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -152,8 +152,6 @@ class Discovery:
         self.input_buffers: list[torch.Tensor | None] = list(recorded.tensors)
         self.together = frozenset(slot for slot, position in enumerate(self.slots) if position in recorded.together)
         self.notes: list[Fallback] = []
-        shares = placement.allocates and placement.shares
-        self._in_one_memory = allocations_in_one_memory(body) if shares else {}
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, example.numbers
         self._record(inputs, list(example.numbers), pool, sizes)
@@ -169,9 +167,9 @@ class Discovery:
         for _, position, dtype in body.scalar_nodes():
             kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
             sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
-        first, outputs, allocations = self._record_once(
-            self.input_buffers, sentinels[0], pool, sizes, self._in_one_memory
-        )
+        shares = self._placement.allocates and self._placement.shares
+        in_one_memory = allocations_in_one_memory(body) if shares else {}
+        first, outputs, allocations = self._record_once(self.input_buffers, sentinels[0], pool, sizes, in_one_memory)
         self.graph = first
         # Not `detach`, which would let the recording increment the versions of the examples.
         examples = [tensor.data if tensor.numel() else None for tensor in inputs]
@@ -187,7 +185,7 @@ class Discovery:
         del outputs_again
         self.driver.give_back()
         try:
-            self._plan(outputs, addresses_again, examples, allocations, second, sentinels)
+            self._plan(outputs, addresses_again, examples, allocations, second, sentinels, in_one_memory)
         except BaseException:
             first.release()
             raise
@@ -275,15 +273,15 @@ class Discovery:
         allocations: list[tuple[int, int]],
         second: RecordedGraph,
         sentinels: list[list[Any]],
+        in_one_memory: Collection[fx.Node],
     ) -> None:
         """Find the words of every input, output memory and number."""
         self.output_buffers = [physical(output) for output in outputs]
         self.lazy = {i: (t.is_conj(), t.is_neg()) for i, t in enumerate(outputs) if t.is_conj() or t.is_neg()}
         memory_again = self._find_memory(outputs, addresses_again, allocations)
-        overlapping = {self.body.nodes.index(node) for node in self._in_one_memory}
+        overlapping = {self.body.nodes.index(node) for node in in_one_memory}
         self.overlapping = frozenset(n for n, one in enumerate(self.memory) if one.extent.first_op in overlapping)
         self.together |= {len(self.slots) + number for number in self.overlapping}
-        self._in_one_memory = {}  # from here on as long as the outputs
         nodes, nodes_again = self.graph.nodes, second.nodes
         comparable = same_structure(nodes, nodes_again)
         if not comparable:

@@ -54,20 +54,18 @@ def recorded_inputs(body: RegionBody, inputs: Sequence[torch.Tensor], separate: 
         for position, tensor in enumerate(inputs)
     ]
     for positions in shared:
-        for position, tensor in zip(positions, _in_one_memory([inputs[one] for one in positions]), strict=True):
+        specs = [TensorSpec.of(inputs[position]) for position in positions]
+        offsets = [alignment_of(inputs[position].data_ptr()) % ALIGNMENT for position in positions]
+        for position, tensor in zip(positions, in_one_memory(specs, offsets), strict=True):
             tensors[position] = tensor
     return RecordedInputs(tensors, together)
 
 
-def _in_one_memory(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like these, of one dtype, each beginning behind where the one before begins."""
-    size = inputs[0].element_size()
-    specs = [TensorSpec.of(tensor) for tensor in inputs]
-    starts = [
-        number * ALIGNMENT * 2 // size + alignment_of(tensor.data_ptr()) % ALIGNMENT // size
-        for number, tensor in enumerate(inputs)
-    ]
+def in_one_memory(specs: Sequence[TensorSpec], offsets: Sequence[int]) -> list[torch.Tensor]:
+    """Tensors of one dtype, each beginning behind where the one before begins, some bytes after an aligned address."""
+    size, dtype, device = specs[0].dtype.itemsize, specs[0].dtype, specs[0].device
+    starts = [number * ALIGNMENT * 2 // size + offset // size for number, offset in enumerate(offsets)]
     count = max(start + spec.span for start, spec in zip(starts, specs, strict=True))
     # Zero is in range wherever an index is: the emulated device runs what it records.
-    memory = torch.zeros(count, dtype=inputs[0].dtype, device=inputs[0].device)
+    memory = torch.zeros(count, dtype=dtype, device=device)
     return [memory.as_strided(s.shape, s.stride, start) for s, start in zip(specs, starts, strict=True)]

@@ -123,13 +123,11 @@ class SavedMemory:
         self.is_keeper.value = 0
         self._forget_lent()
         kept = list(self.bases)
-        for position in range(len(kept)):  # in place: native plans share the list
-            self.bases[position] = None
+        self.bases[:] = [None] * len(kept)  # in place: native plans share the list
         return kept
 
     def _forget_lent(self) -> None:
-        for position in range(len(self.lent)):  # in place: native plans share the list
-            self.lent[position] = None
+        self.lent[:] = [None] * len(self.lent)  # in place, too
 
 
 _GRANULE = 512

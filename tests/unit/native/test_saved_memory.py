@@ -57,6 +57,19 @@ def saved(result: torch.Tensor) -> list[int]:
     return [tensor.data_ptr() for tensor in result.grad_fn.saved_tensors if not tensor.requires_grad]  # pyright: ignore
 
 
+def kept_memory() -> SavedMemory:
+    """The memory of the tensors that the forwards save."""
+    (saved,) = [
+        graph.saved
+        for called in live.CALLABLES
+        for f in called.functions()
+        for entry in f.cache.entries
+        for graph in entry.executable.graphs
+        if graph.saved is not None
+    ]
+    return saved
+
+
 @pytest.fixture(autouse=True)
 def _native(request: pytest.FixtureRequest, device: torch.device) -> None:
     """Have the emulated device replay natively."""
@@ -96,35 +109,14 @@ def test_it_begins_with_the_memory_of_the_recording(device: torch.device) -> Non
         found.append([address for address in saved(result) if address != x.data_ptr()])
         result.sum().backward()
         del result
-    (graph,) = [
-        graph
-        for called in live.CALLABLES
-        for f in called.functions()
-        for entry in f.cache.entries
-        for graph in entry.executable.graphs
-        if graph.saved is not None
-    ]
     assert found[0]
-    assert set(found[0]) <= {base.data_ptr() for base in graph.saved.bases if base is not None}  # pyright: ignore
+    assert set(found[0]) <= {base.data_ptr() for base in kept_memory().bases if base is not None}
     assert all(one == found[0] for one in found)
-
-
-def kept_by(training: Training) -> SavedMemory:
-    """The memory of the tensors that forwards save."""
-    (found,) = {
-        id(graph.saved): graph.saved
-        for called in live.CALLABLES
-        for f in called.functions()
-        for entry in f.cache.entries
-        for graph in getattr(entry.executable, "graphs", ())
-        if graph.saved is not None
-    }.values()
-    return found
 
 
 def test_its_tensors_are_made_once(training: Training) -> None:
     """While the last call alone has referred to them and to their storages, and has left them as they were."""
-    x, memory = training.inputs(), kept_by(training)
+    x, memory = training.inputs(), kept_memory()
 
     def tensor() -> torch.Tensor:
         (one, _), *_ = memory.lent  # pyright: ignore
@@ -158,7 +150,7 @@ def test_its_tensors_are_made_once(training: Training) -> None:
 
 
 def test_memory_that_is_given_back_has_no_tensors(training: Training) -> None:
-    memory = kept_by(training)
+    memory = kept_memory()
     assert not memory.is_used()
     training.check(training.inputs())
     memory.release()
@@ -308,7 +300,7 @@ class History:
     """Random steps of a compiled perceptron beside eager: what waits for its backward, and what is held of it."""
 
     def __init__(self, training: Training, seed: int) -> None:
-        self.training, self.memory, self.choose = training, kept_by(training), random.Random(seed)
+        self.training, self.memory, self.choose = training, kept_memory(), random.Random(seed)
         self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.held: list[tuple[torch.Tensor, torch.Tensor]] = []  # with what is in it
 

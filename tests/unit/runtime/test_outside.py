@@ -50,7 +50,7 @@ def graph_of(called: BoxedReplay) -> RegionGraph:
     return graph
 
 
-def check(called: BoxedReplay, device: torch.device, calls: int = 5) -> None:
+def check(called: BoxedReplay, device: torch.device, call: Callable[[list[Any]], Any] = call, calls: int = 5) -> None:
     """All results stay as they are, whatever is called later."""
     found: list[tuple[Any, Any]] = []
     for _ in range(calls):
@@ -98,7 +98,7 @@ def test_memory_that_replays_may_write_to_stays_with_the_graph(
 
 
 def make_chain() -> Callable[[list[Any]], Any]:
-    """Results of which each is made of the one before."""
+    """Results of which each is made of the one before, by a function of the name that Inductor's have."""
 
     def call(args: list[Any]) -> Any:
         (x,) = args
@@ -119,15 +119,6 @@ def make_chain() -> Callable[[list[Any]], Any]:
 chain = make_chain()
 
 
-def check_chain(called: BoxedReplay, device: torch.device) -> None:
-    found: list[tuple[Any, Any]] = []
-    for _ in range(4):
-        x = torch.randn(SIZE, SIZE).to(device)
-        found.append((called([x]), chain([x])))
-    for got, expected in found:
-        torch.testing.assert_close(tuple(got), expected)
-
-
 def test_large_ones_are_recorded_in_one_memory(device: torch.device) -> None:
     """The first call needs that memory, the results as replays give them, and two tensors that are compared."""
     x = torch.randn(SIZE, SIZE).to(device)
@@ -144,7 +135,7 @@ def test_large_ones_are_recorded_in_one_memory(device: torch.device) -> None:
         assert peak[0] - before < 8 * x.nbytes
         assert live_bytes(device) - before <= 5 * x.nbytes
     del results
-    check_chain(called, device)
+    check(called, device, chain)
 
 
 def test_what_must_be_copied_is_recorded_in_memory_of_its_own(
@@ -158,7 +149,7 @@ def test_what_must_be_copied_is_recorded_in_memory_of_its_own(
 
     monkeypatch.setattr(patchable, "_unprovable_slots", one_more)
     called = replayed(device, chain, 4)
-    check_chain(called, device)
+    check(called, device, chain)
     graph = graph_of(called)
     assert graph._region.overlapping == frozenset()  # pyright: ignore[reportPrivateUsage]
     assert len(graph.patched_outputs) == 3
@@ -209,6 +200,6 @@ def test_a_pointer_that_is_not_found(device: torch.device, monkeypatch: pytest.M
 
     monkeypatch.setattr(discovery, "pointer_words", without_one)
     called = replayed(device, chain, 4)
-    check_chain(called, device)
+    check(called, device, chain)
     assert len(missed) > 1, "it was recorded again"
     assert graph_of(called)._region.overlapping == frozenset()  # pyright: ignore[reportPrivateUsage]

@@ -42,7 +42,7 @@ def record_program(
     Returns:
         The executable; its Program is the one that runs.
     """
-    timing = None if timer is None else Timing(timer, fastest)
+    timing = None if timer is None else Timing(timer, fastest, varies=timer == driver.measure)
     while True:
         try:
             executable = Executable(program, driver, pool, leaves, reused, timing)

@@ -63,13 +63,21 @@ class Timing:
     Attributes:
         timer: Microseconds of one ``run()``.
         fastest: The way to run in, by the time of each and the default.
+        varies: Whether other work adds to the times, as to all that are measured. Then the default gives way only to what
+            is faster again and again, and copies are tried only where the host is slower than the device: elsewhere they
+            gain nothing.
         launches: The times of ordinary launches so far, by the names of a region's nodes. They are the same when nodes
             elsewhere are refused and the Program is recorded again.
     """
 
     timer: Timer
     fastest: Callable[[Mapping[Way, float], Way], Way]
+    varies: bool
     launches: dict[tuple[str, ...], float] = dataclasses.field(default_factory=dict[tuple[str, ...], float])
+
+
+_MORE_LOOKS = 3
+"""How often another way than the default must be faster, after the first time."""
 
 
 @dataclasses.dataclass
@@ -177,47 +185,47 @@ class Executable:
         self.recorded = len(self.times)
 
     def _record(self, bound: _BoundRegion, inputs: list[torch.Tensor], numbers: list[Any]) -> dict[Way, float]:
-        """Record a region, and time the ways of running it if that is wanted.
-
-        In the order in which it needs least memory: ordinary launches come before there is a graph, and a graph that
-        copies its inputs before the one that keeps memory for saved tensors.
-        """
-        body, way, times = bound.body, bound.region.way, dict[Way, float]()
-        timing = self._timing
+        """Record a region, and time the ways of running it if that is wanted."""
+        body, way, timing = bound.body, bound.region.way, self._timing
         if timing is not None:
             nodes = tuple(node.name for node in body.nodes)
-            if nodes not in timing.launches:
+            if nodes not in timing.launches:  # before there is a graph, when there is most memory for it
                 timing.launches[nodes] = self._timed(body, inputs, numbers, body.run)
-            times["launch"] = timing.launches[nodes]
         example = Example.of(body, self.driver, inputs, numbers)
-
         saved = self.convention.saved_nodes()
 
         def record(way: Way) -> RegionGraph:
             return RegionGraph(body, self.driver, self.pool, example, way, self._mechanism, self._reused, saved)
 
-        copies: float | None = None
-        notes: list[Fallback] = []
-        if timing is not None and way == "patch" and not self._copies_cost_more(body, example):
+        bound.graph = graph = record(way)
+        if timing is None:
+            return {}
+        times: dict[Way, float] = {"launch": timing.launches[nodes], way: self._timed(body, inputs, numbers, graph)}
+        if way == "patch" and self._copies_may_be_faster(body, example, graph, timing):
             try:
-                copies = self._time_of_copies(body, example)
+                times["copy"] = self._time_of_copies(body, example)
             except RefusedError as error:
                 if error.node is not None:
                     raise  # the device does not record it in any way
-                notes.append(Fallback("copies were not tried", error.reason))
-        bound.graph = graph = record(way)
-        graph.fallbacks += notes
-        if timing is None:
-            return times
-        times[way] = self._timed(body, inputs, numbers, graph)
-        if copies is not None:
-            times["copy"] = copies
-            if timing.fastest(times, way) == "copy":
-                graph.release()
-                bound.graph = graph = record("copy")
+                graph.fallbacks.append(Fallback("copies were not tried", error.reason))
+        for _ in range(_MORE_LOOKS if timing.varies else 0):
+            if timing.fastest(times, way) == way:
+                break
+            times[way] = self._timed(body, inputs, numbers, graph)
+            if timing.fastest(times, way) == "launch":
+                times["launch"] = self._timed(body, inputs, numbers, body.run)
+        if timing.fastest(times, way) == "copy":
+            graph.release()
+            bound.graph = graph = record("copy")
         if graph.saved is not None:
             graph.saved.forget_streams()
         return times
+
+    def _copies_may_be_faster(self, body: RegionBody, example: Example, graph: RegionGraph, timing: Timing) -> bool:
+        """Whether a graph that copies its inputs is worth a try, which needs memory."""
+        if timing.varies and graph.choice.host_us <= graph.choice.device_us:
+            return False
+        return not self._copies_cost_more(body, example)
 
     def _copies_cost_more(self, body: RegionBody, example: Example) -> bool:
         """Whether copying all inputs takes longer than sending every node, so that it needs no memory to be tried."""

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def clean_up_graph(graph: fx.Graph, specs: list[Spec]) -> None:
-    """Drop dead and empty operations, and turn fake values into specs.
+    """Drop dead and empty operations and arguments that are not read, and turn fake values into specs.
 
     Args:
         graph: A functional graph, which is changed.
@@ -30,6 +30,7 @@ def clean_up_graph(graph: fx.Graph, specs: list[Spec]) -> None:
         if getattr(node.target, "namespace", None) == "profiler":
             graph.erase_node(node)  # a label for the profiler, as of torch.optim around its step; it computes nothing
     _drop_aliases(graph)
+    _drop_unread_statistics(graph)
     graph.eliminate_dead_code(is_impure_node=has_effect)
     position = 0
     zeros: set[fx.Node] = set()
@@ -59,6 +60,21 @@ def _drop_aliases(graph: fx.Graph) -> None:
             originals[node] = node.args[0]
     for node in reversed(originals):
         graph.erase_node(node)
+
+
+_WEIGHT, _STATISTICS, _IS_TRAINING = 2, (3, 5), 7
+"""Where the backward of batch norm takes its weight, running mean and variance, and whether it is training."""
+
+
+def _drop_unread_statistics(graph: fx.Graph) -> None:
+    """Let the backward of batch norm in training take no running statistics, of which a forward would save copies.
+
+    It reads those of the batch. By their dtype it chooses its kernel, but only where there is no weight.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
+        if node.args[_IS_TRAINING] is True and node.args[_WEIGHT] is not None:
+            start, end = _STATISTICS
+            node.args = (*node.args[:start], *[None] * (end - start), *node.args[end:])
 
 
 def drop_fake_values(module: fx.GraphModule) -> None:

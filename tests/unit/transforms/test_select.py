@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Container
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pygraph
 from pygraph.calls.measuring import example_leaves, measured_program
 from pygraph.errors import StageError
 from pygraph.runtime import executable
+from pygraph.runtime.devices import driver_for
 from pygraph.runtime.discovery import RefusedError
 from pygraph.transforms.select import select_program
 
@@ -19,10 +21,10 @@ WAYS = ("launch", "patch", "copy")
 
 
 class Clock:
-    """A timer that runs what it is given and says what it is told, in turn: launch, copy, patch."""
+    """A timer that runs what it is given and says what it is told, in turn: launch, patch, copy."""
 
     def __init__(self, fastest: str) -> None:
-        self.times = [1.0 if way == fastest else 2.0 for way in ("launch", "copy", "patch")]
+        self.times = [1.0 if way == fastest else 2.0 for way in WAYS]
         self.asked = 0
 
     def __call__(self, run: Callable[[], object]) -> float:
@@ -54,6 +56,39 @@ def test_the_fastest_way_is_kept(x: torch.Tensor, way: str) -> None:
     assert region["times_us"] == {w: 1.0 if w == way else 2.0 for w in WAYS}
     assert (report["bytes_copied_per_replay"] > 0) == (way == "copy")
     assert (report["kernels_in_graphs"] > 0) == (way != "launch")
+
+
+@pytest.mark.parametrize(("slow", "way"), [((2,), "patch"), ((2, 3, 5), "patch"), (range(2, 20), "launch")])
+def test_a_burst_of_other_work_decides_nothing(
+    x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, slow: Container[int], way: str
+) -> None:
+    """While something else keeps the device busy, a replay seems slower than launches before that were."""
+    driver = driver_for(x.device)
+    assert driver is not None
+    asked = 0
+
+    def measure(driver: Any, run: Callable[[], object]) -> float:
+        nonlocal asked
+        run()
+        asked += 1
+        is_launch = asked == 1 or asked % 2 == 0 and asked > 3
+        return 100.0 if is_launch else 1000.0 if asked in slow else 10.0
+
+    monkeypatch.setattr(type(driver), "measure", measure)
+    monkeypatch.setattr(executable.Executable, "_copies_may_be_faster", lambda *_: False)
+    fn = pygraph.jit(step)
+    assert torch.equal(fn(x), step(x))
+    (region,) = fn.explain().to_dict()["regions"]
+    assert region["way"] == way
+
+
+def test_copies_are_not_tried_where_the_device_is_slower_than_the_host(x: torch.Tensor) -> None:
+    many = pygraph.jit(lambda x: functools.reduce(lambda x, n: x.sin() + n, range(200), x))
+    many(x)
+    few = pygraph.jit(step)
+    few(x)
+    times = [fn.explain().to_dict()["regions"][0]["times_us"] for fn in (many, few)]
+    assert [("copy" in one) for one in times] == [False, True]
 
 
 def test_copies_that_are_refused_are_no_way(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

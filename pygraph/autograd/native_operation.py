@@ -160,9 +160,10 @@ def _take(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> None:
     ctx.call = Application(kind.forward, numbers, outcome, before, unchanged=True)
     ctx.saved = SavedTensors.resumed(kind.pullback, kind.read, row, versions)
     operation = ctx.native.operation
-    if row is not None and not operation.has_backward and kind.tries < limits.LIMITS.native_tries:
+    if row is not None and kind.tries < limits.LIMITS.native_tries:
         description = _describe_backward(kind, tuple(ctx.needs_input_grad[2:]), row, cotangents, numbers)
-        if description is not None:
+        # There may be a plan that is not for calls like this one: a first backward often runs inside of autocast.
+        if description is not None and description["backward"][1] is not operation.backward_plan:
             operation.plan_backward(description)
 
 

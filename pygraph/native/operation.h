@@ -11,6 +11,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -59,7 +60,7 @@ struct OperationState {
   PyObject* apply = nullptr;          // applies the autograd.Function
   PyObject* preserve = nullptr;       // copies the state that a second run needs; nullptr if there is none
   PyObject* kind = nullptr;           // what Python needs besides
-  std::optional<BackwardCall> backward;
+  std::shared_ptr<const BackwardCall> backward;  // which a thread that runs it holds: Python may plan another
 };
 
 struct OperationObject {

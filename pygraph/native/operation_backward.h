@@ -101,7 +101,8 @@ PyObject* call_backward(SavedObject* self, PyObject* needed, PyObject* cotangent
   if (!state.backward || self->in_python || self->tensors == nullptr || c10::GradMode::is_enabled()) {
     return Py_NewRef(miss);
   }
-  const BackwardCall& backward = *state.backward;
+  const std::shared_ptr<const BackwardCall> planned = state.backward;
+  const BackwardCall& backward = *planned;
   // Another thread may differentiate the call meanwhile, and free them.
   Reference tensors(Py_NewRef(self->tensors));
   const std::vector<at::Tensor> extras = *self->extras;

@@ -70,7 +70,8 @@ void describe_operation(OperationState& state, PyObject* description) {
 }
 
 void describe_backward(OperationState& state, PyObject* description) {
-  BackwardCall backward;
+  auto made = std::make_shared<BackwardCall>();
+  BackwardCall& backward = *made;
   backward.function = describe_function(state.references, field(description, "backward"));
   backward.function.makes_outputs = makes_outputs(backward.function.state(), SIZE_MAX);
   backward.cotangents = to_small_ints(field(description, "cotangents"));
@@ -79,7 +80,7 @@ void describe_backward(OperationState& state, PyObject* description) {
   for_each(field(description, "strided"), [&](PyObject* one) {  // (argument, sizes, strides)
     backward.strided.push_back({static_cast<int>(to_int(item(one, 0))), to_ints(item(one, 1)), to_ints(item(one, 2))});
   });
-  state.backward = std::move(backward);
+  state.backward = std::move(made);
 }
 
 // ---- operations ----------------------------------------------------------------------------------------------------
@@ -140,9 +141,10 @@ PyObject* operation_plan_backward(PyObject* object, PyObject* description) {
 
 PyObject* operation_is_dead(PyObject* object, void*) { return PyBool_FromLong(operation_of(object).forward.is_dead()); }
 
-PyObject* operation_has_backward(PyObject* object, void*) {
+PyObject* operation_backward_plan(PyObject* object, void*) {
   const auto& backward = operation_of(object).backward;
-  return PyBool_FromLong(backward.has_value() && !backward->function.is_dead());
+  if (backward == nullptr || backward->function.is_dead()) Py_RETURN_NONE;
+  return Py_NewRef(reinterpret_cast<PyObject*>(backward->function.plan));
 }
 
 PyMethodDef operation_methods[] = {
@@ -153,7 +155,7 @@ PyMethodDef operation_methods[] = {
 
 PyGetSetDef operation_fields[] = {
     {"is_dead", operation_is_dead, nullptr, "Whether the plan of its forward is gone.", nullptr},
-    {"has_backward", operation_has_backward, nullptr, "Whether it has a plan of its backward.", nullptr},
+    {"backward_plan", operation_backward_plan, nullptr, "The plan that backwards run by, or None.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 

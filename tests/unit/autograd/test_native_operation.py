@@ -125,6 +125,25 @@ def test_training_steps_do_without_python(pair: Pair, in_python: list[str]) -> N
     assert "no fallbacks" in str(pair.mine.forward.explain())
 
 
+def test_backwards_outside_of_autocast_after_some_inside(pair: Pair, in_python: list[str]) -> None:
+    """As in training with autocast: the block in which a callable is made has a backward, and no other has."""
+
+    def step(net: nn.Module, inside: bool) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16), torch.autocast(pair.device.type, torch.bfloat16, cache_enabled=False):
+            loss = net(pair.input(3)).square().sum()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        return loss
+
+    for inside in (True, False):
+        for _ in range(WARM):
+            in_python.clear()
+            pair.both(lambda net, inside=inside: step(net, inside))
+        assert not in_python
+
+
 def test_results_are_fresh(pair: Pair) -> None:
     results = [pair.mine(pair.input(number)) for number in range(3)]
     for number in (1, 0, 2):

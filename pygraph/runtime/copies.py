@@ -35,14 +35,16 @@ def trial_leaves(leaves: Sequence[Any], written: Collection[int]) -> Generator[l
     Raises:
         ChangedError: A trial has written to another one.
     """
-    groups = overlap_groups(leaves)
-    copied = {*written, *(index for group in groups for index in group)}
     watched: dict[int, HostCopy] = {}
     for index, leaf in enumerate(leaves):
-        if index not in copied and isinstance(leaf, torch.Tensor):
+        if index not in written and isinstance(leaf, torch.Tensor):
             copy = HostCopy.of(leaf.detach())
             if copy is not None:
                 watched[index] = copy
+    groups = [group for group in overlap_groups(leaves) if not watched.keys() >= {*group}]
+    for group in groups:
+        for index in group:
+            watched.pop(index, None)
     changed: list[int] = []
     try:
         yield _copied(leaves, groups, watched.keys())

@@ -151,6 +151,7 @@ class Discovery:
         recorded = recorded_inputs(body, inputs, placement.separate)
         self.input_buffers: list[torch.Tensor | None] = list(recorded.tensors)
         self.together = frozenset(slot for slot, position in enumerate(self.slots) if position in recorded.together)
+        self._tangled = frozenset(slot for slot, position in enumerate(self.slots) if position in recorded.tangled)
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, example.numbers
@@ -288,7 +289,10 @@ class Discovery:
             self.notes.append(Fallback("every pointer", "two recordings of the region differ in their kernels"))
         extents = [extent_of(self.input_buffers[i]) for i in self.slots] + [m.extent for m in self.memory]
         extents_again = [extent_of(examples[i]) for i in self.slots] + memory_again
-        self.words = pointer_words(nodes, nodes_again, extents, extents_again, self.together) if comparable else []
+        together = self.together - self._tangled
+        self.words = (
+            pointer_words(nodes, nodes_again, extents, extents_again, together, self._tangled) if comparable else []
+        )
         self.values = self._find_numbers(nodes, nodes_again, sentinels) if comparable or self.body.numbers else []
         self.unfound = self._unproven_inputs(self.words) if comparable else set(range(len(self.slots)))
         self.blank: frozenset[int] = frozenset()

@@ -63,9 +63,9 @@ class Timing:
     Attributes:
         timer: Microseconds of one ``run()``.
         fastest: The way to run in, by the time of each and the default.
-        varies: Whether other work adds to the times, as to all that are measured. Then the default gives way only to what
-            is faster again and again, and copies are tried only where the host is slower than the device: elsewhere they
-            gain nothing.
+        varies: Whether other work adds to the times, as to all that are measured. Then the default gives way only to
+            what is faster again and again, and copies are tried only where the host is slower than the device:
+            elsewhere they gain nothing.
         launches: The times of ordinary launches so far, by the names of a region's nodes. They are the same when nodes
             elsewhere are refused and the Program is recorded again.
     """
@@ -171,7 +171,7 @@ class Executable:
         self.convention = self._convention()
         recorded = [bound.body for bound in self._regions if bound.region.way != "launch"]
         try:
-            with self._trial(leaves) as env:
+            with self._trial(leaves, runs=self._regions[:-1]) as env:
                 for bound in self._regions:
                     self._refusing = bound.body
                     if bound.region.way != "launch":
@@ -187,10 +187,12 @@ class Executable:
     def _record(self, bound: _BoundRegion, inputs: list[torch.Tensor], numbers: list[Any]) -> dict[Way, float]:
         """Record a region, and time the ways of running it if that is wanted."""
         body, way, timing = bound.body, bound.region.way, self._timing
+        times: dict[Way, float] = {}
         if timing is not None:
             nodes = tuple(node.name for node in body.nodes)
             if nodes not in timing.launches:  # before there is a graph, when there is most memory for it
                 timing.launches[nodes] = self._timed(body, inputs, numbers, body.run)
+            times["launch"] = timing.launches[nodes]
         example = Example.of(body, self.driver, inputs, numbers)
         saved = self.convention.saved_nodes()
 
@@ -199,8 +201,8 @@ class Executable:
 
         bound.graph = graph = record(way)
         if timing is None:
-            return {}
-        times: dict[Way, float] = {"launch": timing.launches[nodes], way: self._timed(body, inputs, numbers, graph)}
+            return times
+        times[way] = self._timed(body, inputs, numbers, graph)
         if way == "patch" and self._copies_may_be_faster(body, example, graph, timing):
             try:
                 times["copy"] = self._time_of_copies(body, example)
@@ -260,17 +262,20 @@ class Executable:
             return self._timing.timer(Run(lambda: run(trial.inputs, numbers), restore if trial.has_state else None))
 
     @contextlib.contextmanager
-    def _trial(self, leaves: Sequence[Any], donated: frozenset[int] = frozenset()) -> Generator[Values, None, None]:
+    def _trial(
+        self, leaves: Sequence[Any], runs: Sequence[_BoundRegion], donated: frozenset[int] = frozenset()
+    ) -> Generator[Values, None, None]:
         """An environment for trials: arguments, captured tensors and random generators are afterwards as they were.
 
         Args:
             leaves: The leaves of a call.
-            donated: The leaves whose memory trials write to besides those that the Program updates.
+            runs: The regions that run in it. Those that are only recorded leave nothing behind.
+            donated: The leaves whose memory trials write to besides those that these regions update.
         """
-        written = [bound.body.static_values[i].detach() for bound in self._regions for i in bound.body.written_statics]
+        written = [bound.body.static_values[i].detach() for bound in runs for i in bound.body.written_statics]
         saved = [(tensor, clone_strided(tensor)) for tensor in written]
         generators = [one for bound in self._regions for one in bound.body.generators.values()]
-        with trial_leaves(leaves, self._written_leaves() | donated) as given:
+        with trial_leaves(leaves, self._written_leaves(runs) | donated) as given:
             try:
                 with random_states_restored(self.driver, generators), torch.no_grad():
                     yield self.convention.values(given)
@@ -279,9 +284,10 @@ class Executable:
                     for tensor, contents in saved:
                         tensor.copy_(contents)
 
-    def _written_leaves(self) -> frozenset[int]:
-        """The leaves that the Program writes to."""
-        written = {root(argument) for node in self.program.nodes for argument in written_arguments(node)}
+    def _written_leaves(self, regions: Sequence[_BoundRegion]) -> frozenset[int]:
+        """The leaves that regions write to."""
+        nodes = (node for bound in regions for node in bound.body.nodes)
+        written = {root(argument) for node in nodes for argument in written_arguments(node)}
         return frozenset(leaf for node, leaf in self.convention.tensors if node in written)
 
     def _convention(self) -> CallingConvention:
@@ -330,7 +336,7 @@ class Executable:
             if (reason := refused[argument.leaf]) is not None:
                 adoption.refuse(argument, reason)
         if adoption.pairs:
-            with self._trial(leaves, donated) as env:
+            with self._trial(leaves, self._regions, donated) as env:
                 for bound in self._regions[:-1]:
                     _launch(bound, env)
                 if not adoption.works(env, *_border(last.body, env)):

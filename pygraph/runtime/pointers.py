@@ -67,6 +67,7 @@ def pointer_words(
     extents_first: Sequence[Extent],
     extents_second: Sequence[Extent],
     together: Collection[int] = (),
+    tangled: Collection[int] = (),
 ) -> list[Word]:
     """The words of every slot, given where its memory was in each of two recordings of the same structure.
 
@@ -76,15 +77,18 @@ def pointer_words(
         extents_first: Per slot, its memory in the first recording. It overlaps no other, but for ``together``.
         extents_second: Per slot, its memory in the second recording.
         together: Slots whose memory may overlap in the first recording; in the second one it overlaps no other.
+        tangled: Slots whose memory may overlap in both. Where two of them are as far from one recording to the other,
+            no word of either is found.
 
     Example:
         >>> node = lambda address: RecordedNode("kernel", "k", 0, address.to_bytes(8, "little"))
         >>> pointer_words([node(0x1010)], [node(0x2010)], [Extent(0x1000, 64)], [Extent(0x2000, 64)])
         [Word(node=0, offset=0, slot=0, delta=16)]
     """
-    others = [slot for slot in range(len(extents_first)) if slot not in together]
+    others = [slot for slot in range(len(extents_first)) if slot not in together and slot not in tangled]
     words = _pointer_words(first, second, extents_first, extents_second, others)
     words += _pointer_words(second, first, extents_second, extents_first, together)
+    words += _words_by_distance(first, second, extents_first, extents_second, tangled)
     return sorted(words, key=lambda word: (word.node, word.offset))
 
 
@@ -113,6 +117,35 @@ def _pointer_words(
             in_range = delta < extent.size
             moved_along = int(values_b[word]) - extents_second[slot].start == delta
             if in_range and moved_along and (a.op >= extent.first_op or extent.first_op == 0):
+                words.append(Word(index, int(word) * 8, slot, delta))
+    return words
+
+
+def _words_by_distance(
+    first: Sequence[RecordedNode],
+    second: Sequence[RecordedNode],
+    extents_first: Sequence[Extent],
+    extents_second: Sequence[Extent],
+    slots: Iterable[int],
+) -> list[Word]:
+    """The words of slots that are told from each other by how far they have moved between the recordings alone."""
+    by_distance: dict[int, list[int]] = {}
+    for slot in slots:
+        distance = (extents_second[slot].start - extents_first[slot].start) % 2**64
+        by_distance.setdefault(distance, []).append(slot)
+    of = {distance: found[0] for distance, found in by_distance.items() if len(found) == 1}
+    if not of:
+        return []
+    distances = np.array(sorted(of), dtype=np.uint64)
+    words: list[Word] = []
+    for index, (a, b) in enumerate(zip(first, second, strict=True)):
+        count = len(a.params) // 8
+        values_a = np.frombuffer(a.params, dtype="<u8", count=count)
+        moved = np.frombuffer(b.params, dtype="<u8", count=count) - values_a  # modulo 2**64
+        for word in np.nonzero(np.isin(moved, distances))[0]:
+            slot = of[int(moved[word])]
+            delta = int(values_a[word]) - extents_first[slot].start
+            if 0 <= delta < extents_first[slot].size:
                 words.append(Word(index, int(word) * 8, slot, delta))
     return words
 

@@ -129,7 +129,10 @@ def test_backwards_outside_of_autocast_after_some_inside(pair: Pair, in_python: 
     """As in training with autocast: the block in which a callable is made has a backward, and no other has."""
 
     def step(net: nn.Module, inside: bool) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16), torch.autocast(pair.device.type, torch.bfloat16, cache_enabled=False):
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            torch.autocast(pair.device.type, torch.bfloat16, cache_enabled=False),
+        ):
             loss = net(pair.input(3)).square().sum()
             if inside:
                 loss.backward()

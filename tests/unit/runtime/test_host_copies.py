@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
 import pygraph
-from pygraph.runtime import copies, host_copies
+from pygraph.runtime import copies, executable, host_copies
 from pygraph.runtime.copies import ChangedError, trial_leaves
 from pygraph.runtime.host_copies import HostCopy, OffloadedTensors, bytes_of
 from tests.memory import live_bytes, peak_followed
@@ -82,15 +85,45 @@ def test_a_host_without_memory(device: torch.device, monkeypatch: pytest.MonkeyP
 def test_large_arguments_are_read_where_they_are(device: torch.device) -> None:
     x, y, small = (torch.arange(float(n), device=device) for n in (64, 48, 3))
     with trial_leaves([x, 3, y, small, x[1:], "text"], {2}) as leaves:
-        assert leaves[1] == 3
-        assert leaves[5] == "text"
-        pointers = [leaves[i].data_ptr() for i in (0, 2, 3, 4)]
-        assert not {*pointers} & {x.data_ptr(), y.data_ptr(), small.data_ptr(), x[1:].data_ptr()}, (
-            "shared, written, small"
-        )
-        assert pointers[3] - pointers[0] == 4
+        assert (leaves[1], leaves[5]) == (3, "text")
+        assert [leaves[i].data_ptr() for i in (0, 4)] == [x.data_ptr(), x[1:].data_ptr()]
+        assert leaves[2].data_ptr() != y.data_ptr(), "written"
+        assert leaves[3].data_ptr() != small.data_ptr()
+    with trial_leaves([x, x[1:], y], {1}) as leaves:
+        pointers = [leaf.data_ptr() for leaf in leaves]
+        assert not {*pointers[:2]} & {x.data_ptr(), x[1:].data_ptr()}, "what shares memory with what is written"
+        assert pointers[1] - pointers[0] == 4
+        assert pointers[2] == y.data_ptr()
+    with trial_leaves([x, x[:3]], ()) as leaves:
+        assert leaves[0].data_ptr() == leaves[1].data_ptr() != x.data_ptr(), "what shares memory with what is small"
     with trial_leaves([x, y], ()) as leaves:
         assert [leaf.data_ptr() for leaf in leaves] == [x.data_ptr(), y.data_ptr()]
+
+
+def test_large_arguments_that_are_updated_have_no_second_copy(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region that is only recorded leaves its inputs as they are, as every trial has copies of its own."""
+
+    def update(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(y)
+        return x * 2
+
+    held: list[int] = []
+    original = copies.trial_leaves
+
+    def watch(leaves: Sequence[Any], written: Any) -> Any:
+        held.append(len(written))
+        return original(leaves, written)
+
+    fast = pygraph.jit(update)
+    monkeypatch.setattr(executable, "trial_leaves", watch)
+    for number in range(3):
+        x, y = torch.full((64,), float(number), device=device), torch.ones(64, device=device)
+        assert fast(x, y).tolist() == [2.0 * number + 2] * 64
+        assert x.tolist() == [number + 1.0] * 64
+    assert held == [0]
+    assert not fast.explain().to_dict()["fallbacks"]
 
 
 def test_a_trial_that_writes_to_an_argument(device: torch.device) -> None:

@@ -15,7 +15,7 @@ from pygraph.runtime.body import RegionBody
 from pygraph.runtime.calling_convention import CallingConvention
 from pygraph.runtime.pointers import Extent, Word, pointer_words
 from pygraph.runtime.recorded_graph import RecordedNode
-from pygraph.runtime.recorded_inputs import recorded_inputs
+from pygraph.runtime.recorded_inputs import RecordedInputs, recorded_inputs
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_large_ones_of_a_kind_lie_in_one_memory(device: torch.device) -> None:
     assert len({mine.data_ptr() for mine in found.tensors if mine is not None}) == len(inputs)
 
 
-def test_what_is_written_shared_or_becomes_an_index_lies_apart(device: torch.device) -> None:
+def test_which_may_lie_in_one_memory(device: torch.device) -> None:
     ones = [torch.ones(64, device=device) for _ in range(4)]
     indices = [torch.zeros(64, dtype=torch.int64, device=device) for _ in range(4)]
 
@@ -59,17 +59,34 @@ def test_what_is_written_shared_or_becomes_an_index_lies_apart(device: torch.dev
     leaf_of = dict(CallingConvention.of(program, body.inputs).tensors)
     numbers = [leaf_of[node] for node in body.inputs]
 
-    def together(leaves: list[torch.Tensor], separate: set[int]) -> set[int]:
+    def recorded(leaves: list[torch.Tensor], separate: set[int]) -> RecordedInputs:
         inputs = [leaves[number] for number in numbers]
-        found = recorded_inputs(body, inputs, {numbers.index(leaf) for leaf in separate})
-        return {numbers[position] for position in found.together}
+        return recorded_inputs(body, inputs, {numbers.index(leaf) for leaf in separate})
 
-    assert together(leaves, set()) == {1, 2, 3, 5, 6, 7}, "neither what is written nor what indices are computed from"
-    assert together(leaves, {2, 6}) == {1, 3, 5, 7}
-    assert together(leaves, {2, 3}) == {5, 6, 7}, "one alone has its own memory anyway"
+    def together(leaves: list[torch.Tensor], separate: set[int]) -> set[int]:
+        return {numbers[position] for position in recorded(leaves, separate).together}
+
+    assert together(leaves, set()) == {0, 1, 2, 3, 5, 6, 7}, "not what indices are computed from"
+    assert together(leaves, {2, 6}) == {0, 1, 3, 5, 7}
+    assert together(leaves, {0, 2, 3}) == {5, 6, 7}, "one alone has its own memory anyway"
     leaves[1] = leaves[3][:32]
     leaves[2] = torch.ones(3, device=device)
-    assert together(leaves, set()) == {5, 6, 7}, "what is shared, and what is small"
+    assert together(leaves, set()) == {0, 1, 3, 5, 6, 7}, "not what is small"
+    assert {numbers[position] for position in recorded(leaves, set()).tangled} == {1, 3}
+    leaves[3] = leaves[0][16:]
+    assert together(leaves, set()) == {5, 6, 7}, "not what shares memory with what is written"
+    leaves[5] = leaves[6]
+    assert together(leaves, {0, 1, 3}) == {5, 6, 7}
+
+
+def test_inputs_that_share_memory_are_as_far_from_it_as_no_other(device: torch.device) -> None:
+    base = torch.ones(4096, device=device)
+    inputs = [base[128 * n : 128 * n + 1024] for n in range(4)] + [base, torch.ones(64, device=device)]
+    found = recorded_inputs(body_of(lambda *xs: sum(x.sum() for x in xs), *inputs), inputs, separate=())
+    assert found.together == {0, 1, 2, 3, 4, 5}
+    assert found.tangled == {0, 1, 2, 3, 4}
+    tensors = [tensor for tensor in found.tensors if tensor is not None]
+    assert len({tensor.data_ptr() - given.data_ptr() for tensor, given in zip(tensors, inputs, strict=True)}) == 6
 
 
 def test_pointers_into_memory_that_overlaps_in_one_recording() -> None:
@@ -85,6 +102,34 @@ def test_pointers_into_memory_that_overlaps_in_one_recording() -> None:
         Word(node=0, offset=8, slot=1, delta=0),
         Word(node=0, offset=16, slot=2, delta=0x10),
     ]
+
+
+def test_pointers_into_memory_that_overlaps_in_both_recordings() -> None:
+    def node(*addresses: int) -> RecordedNode:
+        return RecordedNode("kernel", "k", 0, b"".join(address.to_bytes(8, "little") for address in addresses))
+
+    first = [Extent(0x1000, 0x400), Extent(0x1200, 0x400), Extent(0x5000, 64)]
+    second = [Extent(0x800, 0x400), Extent(0x840, 0x400), Extent(0x6000, 64)]
+    moved = [(0x1010, 0x810), (0x13FF, 0xBFF), (0x1400, 0xC00), (0x1210, 0x850), (0x5010, 0x6010), (77, 77)]
+    recorded = [node(*(one for one, _ in moved))], [node(*(other for _, other in moved))]
+    assert pointer_words(*recorded, first, second, tangled={0, 1}) == [
+        Word(node=0, offset=0, slot=0, delta=0x10),
+        Word(node=0, offset=8, slot=0, delta=0x3FF),
+        Word(node=0, offset=24, slot=1, delta=0x10),
+        Word(node=0, offset=32, slot=2, delta=0x10),
+    ]
+    alike = Extent(0x1004, 0x400), Extent(0x804, 0x400)  # as far from one recording to the other as the first
+    words = pointer_words(*recorded, [*first, alike[0]], [*second, alike[1]], tangled={0, 1, 3})
+    assert [word.slot for word in words] == [1, 2], "neither is found"
+
+
+def test_results_of_inputs_that_share_memory(device: torch.device) -> None:
+    """As the three parts of one projection, of which attention makes a batch each."""
+    fast = pygraph.jit(lambda q, k, v: (q @ k.mT) @ v + q)
+    for _ in range(3):
+        parts = torch.randn(2, 8, 3, 8).to(device).unbind(2)
+        assert torch.equal(fast(*parts), (parts[0] @ parts[1].mT) @ parts[2] + parts[0])
+    assert fast.explain().to_dict()["memory"]["copied"] == 0
 
 
 @pytest.mark.parametrize("way", ["patch", "copy"])

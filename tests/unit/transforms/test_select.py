@@ -71,7 +71,7 @@ def test_a_burst_of_other_work_decides_nothing(
         nonlocal asked
         run()
         asked += 1
-        is_launch = asked == 1 or asked % 2 == 0 and asked > 3
+        is_launch = asked == 1 or (asked % 2 == 0 and asked > 3)
         return 100.0 if is_launch else 1000.0 if asked in slow else 10.0
 
     monkeypatch.setattr(type(driver), "measure", measure)

@@ -166,3 +166,29 @@ def test_a_first_call_needs_hardly_more_memory_than_the_call(device: torch.devic
             result.backward()
     needed = 4 * size * (2.5 + (12 * 3 if training else 0))  # saved, gradients in the graph's memory and the caller's
     assert peak[0] - before < needed
+
+
+@pytest.mark.parametrize(("kind", "units"), [("updated", 25), ("captured", 25), ("shared", 14)])
+def test_memory_of_a_first_call(device: torch.device, kind: str, units: int) -> None:
+    """A trial's copy of what is updated, and what is there before and after; inputs that share memory have no second."""
+    if device.type != "emu":
+        pytest.skip("on CUDA, segments and libraries need more, by the size of the device's pieces")
+    size, count = 1 << 18, 12
+    apart = [torch.ones(size, device=device) for _ in range(count)]
+    parts = torch.ones(size, count, device=device).unbind(1)
+
+    def update(*xs: torch.Tensor) -> torch.Tensor:
+        for x in xs or apart:
+            x.mul_(2)
+        return (xs or apart)[0].sum()
+
+    def read(*xs: torch.Tensor) -> torch.Tensor:
+        return sum((torch.tanh(x).sum() for x in xs), torch.zeros((), device=device))
+
+    fast: Any = pygraph.jit(read if kind == "shared" else update)
+    arguments = {"updated": apart, "captured": [], "shared": parts}[kind]
+    before = live_bytes(device)
+    with peak_followed(device) as peak:
+        fast(*arguments)
+    assert peak[0] - before < 4 * size * units
+    assert not fast.explain().to_dict()["fallbacks"]

@@ -2,8 +2,8 @@
 
     python benchmarks/first_steps.py --out first_steps.json
 
-The eight models of ``training.py``, by ``torch.compile(mode="reduce-overhead")``, by the same with a compiled optimizer,
-and by ``pygraph.jit(fuse=True)``, which compiles both.
+The eight models of ``training.py``, by ``torch.compile(mode="reduce-overhead")``, by the same with a compiled
+optimizer, and by ``pygraph.jit(fuse=True)``, which compiles both.
 Each model and way has caches of its own on disk, and two processes one after the other: the first fills them. With
 ``--together``, the models are compiled side by side, as there.
 """

@@ -1,8 +1,8 @@
 """Discovery of the pointers, numbers and allocations of a region's graph, from two recordings.
 
 The recordings have their inputs and outputs at different addresses and different numbers; words that moved along are
-pointers, and bytes that changed with a number are that number. The second one only serves the comparison: it is made
-with the example inputs themselves, as a recording changes nothing, and in a pool that is given back afterwards.
+pointers, and bytes that changed with a number are that number. One only serves the comparison: it is made with the
+example inputs themselves, as a recording changes nothing, in a pool that is given back before the other one is made.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Placement:
     """Where the memory of a recording is to lie.
 
     Attributes:
-        reserved: Bytes of results by the operation that makes them, which the first recording shall have where neither
-            values before them nor other graphs have been; see `pygraph.runtime.reservations`.
+        reserved: Bytes of results by the operation that makes them, which the recording that stays shall have where
+            neither values before them nor other graphs have been; see `pygraph.runtime.reservations`.
         taken: Address and size of memory that other graphs use.
         allocates: Whether memory of outputs that the region only allocates is to be outside of the pool: replays write
             elsewhere, so that no graph has to have it.
@@ -99,7 +99,7 @@ class Placement:
 
 
 class Discovery:
-    """A region, recorded twice; the second recording only serves the comparison.
+    """A region, recorded twice; one recording only serves the comparison.
 
     Args:
         body: The region.
@@ -112,7 +112,7 @@ class Discovery:
         RefusedError: The device does not record a node, or a number was not found.
 
     Attributes:
-        graph: The first recording.
+        graph: The other recording.
         input_buffers: The inputs that it was recorded with; None for those without memory.
         together: Slots that were recorded in the same memory, so that nothing can be copied there.
         output_buffers: The outputs that it writes.
@@ -148,10 +148,6 @@ class Discovery:
         self.driver = driver
         inputs = example.inputs
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
-        recorded = recorded_inputs(body, inputs, placement.separate)
-        self.input_buffers: list[torch.Tensor | None] = list(recorded.tensors)
-        self.together = frozenset(slot for slot, position in enumerate(self.slots) if position in recorded.together)
-        self._tangled = frozenset(slot for slot, position in enumerate(self.slots) if position in recorded.tangled)
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
         self._inputs, self._numbers = inputs, example.numbers
@@ -168,27 +164,27 @@ class Discovery:
         for _, position, dtype in body.scalar_nodes():
             kind = "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
             sentinels[0][position], sentinels[1][position] = _SENTINELS[kind]
-        shares = self._placement.allocates and self._placement.shares
-        in_one_memory = allocations_in_one_memory(body) if shares else {}
-        first, outputs, allocations = self._record_once(self.input_buffers, sentinels[0], pool, sizes, in_one_memory)
-        self.graph = first
         # Not `detach`, which would let the recording increment the versions of the examples.
         examples = [tensor.data if tensor.numel() else None for tensor in inputs]
-        try:
-            second, outputs_again, _ = self._record_once(
-                examples, sentinels[1], self.driver.new_pool(lasting=False), {}, {}
-            )
-        except BaseException:
-            first.release()
-            raise
+        temporary = self.driver.new_pool(lasting=False)
+        other, outputs_again, _ = self._record_once(examples, sentinels[1], temporary, {}, {})
+        other.release()  # its nodes stay known; its outputs stay until none of their addresses can be in both
+        self.driver.give_back()
+        recorded = recorded_inputs(body, inputs, self._placement.separate)
+        self.input_buffers: list[torch.Tensor | None] = list(recorded.tensors)
+        self.together = frozenset(slot for slot, position in enumerate(self.slots) if position in recorded.together)
+        self._tangled = frozenset(slot for slot, position in enumerate(self.slots) if position in recorded.tangled)
+        shares = self._placement.allocates and self._placement.shares
+        in_one_memory = allocations_in_one_memory(body) if shares else {}
+        graph, outputs, allocations = self._record_once(self.input_buffers, sentinels[0], pool, sizes, in_one_memory)
+        self.graph = graph
         addresses_again = [output.untyped_storage().data_ptr() for output in outputs_again]
-        second.release()  # its nodes stay known
         del outputs_again
         self.driver.give_back()
         try:
-            self._plan(outputs, addresses_again, examples, allocations, second, sentinels, in_one_memory)
+            self._plan(outputs, addresses_again, examples, allocations, other, sentinels, in_one_memory)
         except BaseException:
-            first.release()
+            graph.release()
             raise
 
     def _record_once(
@@ -272,7 +268,7 @@ class Discovery:
         addresses_again: list[int],
         examples: Sequence[torch.Tensor | None],
         allocations: list[tuple[int, int]],
-        second: RecordedGraph,
+        other: RecordedGraph,
         sentinels: list[list[Any]],
         in_one_memory: Collection[fx.Node],
     ) -> None:
@@ -283,7 +279,7 @@ class Discovery:
         overlapping = {self.body.nodes.index(node) for node in in_one_memory}
         self.overlapping = frozenset(n for n, one in enumerate(self.memory) if one.extent.first_op in overlapping)
         self.together |= {len(self.slots) + number for number in self.overlapping}
-        nodes, nodes_again = self.graph.nodes, second.nodes
+        nodes, nodes_again = self.graph.nodes, other.nodes
         comparable = same_structure(nodes, nodes_again)
         if not comparable:
             self.notes.append(Fallback("every pointer", "two recordings of the region differ in their kernels"))
@@ -303,7 +299,7 @@ class Discovery:
     def _find_memory(
         self, outputs: list[torch.Tensor], addresses_again: list[int], allocations: list[tuple[int, int]]
     ) -> list[Extent]:
-        """Find the memory of the outputs; return where it was in the second recording."""
+        """Find the memory of the outputs; return where it was in the other recording."""
         self.memory: list[FreshMemory] = []
         self.views: list[tuple[int, TensorSpec]] = []
         again_extents: list[Extent] = []

@@ -29,6 +29,42 @@ class Fault:
 FAULTS = (
     # -- runtime: pointers, discovery, proof, replays -----------------------------------------------------------------
     Fault(
+        "backward-planned-once",
+        "Further backwards keep the plan of the first one, though it is not for calls like them.",
+        'description["backward"][1] is not operation.backward_plan:',
+        "operation.backward_plan is None:",
+    ),
+    Fault(
+        "as-far-as-another",
+        "Inputs that share memory may be as far from where they are recorded as others are.",
+        "        distances.add(address - start)\n",
+        "",
+    ),
+    Fault(
+        "statistics-that-are-read",
+        "The backward of batch norm takes no running statistics in evaluation either, where it reads them.",
+        "        if node.args[_IS_TRAINING] is True and node.args[_WEIGHT]",
+        "        if node.args[_WEIGHT]",
+    ),
+    Fault(
+        "trial-on-the-caller-s-tensors",
+        "Regions that run so that the next one can be recorded update the arguments of the call.",
+        "runs=self._regions[:-1])",
+        "runs=())",
+    ),
+    Fault(
+        "part-of-what-is-written",
+        "Trials read arguments where they are which share memory with one that is updated.",
+        " if not watched.keys() >= {*group}]",
+        " if watched.keys().isdisjoint(group)]",
+    ),
+    Fault(
+        "faster-once",
+        "A region leaves its graph for launches that were faster in one measurement.",
+        "_MORE_LOOKS = 3\n",
+        "_MORE_LOOKS = 0\n",
+    ),
+    Fault(
         "generator-not-advanced",
         "A replay draws from a caller's generator, and the next call draws the same numbers again.",
         "        self.original.set_state(self.own.get_state())\n",

@@ -99,3 +99,45 @@ def test_nothing_is_copied(fn: Normal, count: int, device: torch.device) -> None
 def test_statistics_of_the_function_stay_functional(device: torch.device) -> None:
     program = lower(pygraph.trace(on_their_own)(*arguments(device)))
     assert aten._native_batch_norm_legit_functional.default in [node.target for node in program.nodes]
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_backward_takes_statistics_where_it_reads_them(training: bool, weighted: bool, device: torch.device) -> None:
+    """In training it reads those of the batch; without weights, it chooses its kernels by the dtype of the others."""
+
+    def gradients(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, weight: torch.Tensor) -> Any:
+        x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        bias = weight if weighted else None
+        y = F.batch_norm(x, mean, var, bias, bias, training=training)
+        return torch.autograd.grad(y.square().sum(), [x, weight] if weighted else [x])
+
+    def given() -> list[torch.Tensor]:
+        return [*arguments(device), torch.tensor([0.5, 2.0, -1.0], device=device)]
+
+    program = pygraph.trace(gradients)(*given())
+    (backward,) = (node for node in program.nodes if node.target is aten.native_batch_norm_backward.default)
+    is_none = [one is None for one in backward.args[3:5]]
+    assert is_none == [training and weighted] * 2
+    fast, expected = pygraph.jit(gradients), gradients(*given())
+    for _ in range(3):
+        torch.testing.assert_close(fast(*given()), expected, rtol=0, atol=0)
+
+
+def test_a_forward_saves_no_running_statistics(device: torch.device) -> None:
+    torch.manual_seed(0)
+    mine, theirs = (torch.nn.BatchNorm1d(3).to(device) for _ in range(2))
+    pygraph.make_graphed_callables(mine, (arguments(device)[0],))
+    theirs(arguments(device)[0]).sum().backward()  # as the sample was run
+    mine.load_state_dict(theirs.state_dict())
+    for _ in range(3):
+        for module in (mine, theirs):
+            module.zero_grad()
+            module(arguments(device)[0]).square().sum().backward()
+        torch.testing.assert_close(dict(mine.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0)
+        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
+    graphed: Any = mine.forward
+    entries = graphed.explain().to_dict()["entries"]
+    forwards = [entry for entry in entries if str(entry["function"]).startswith("forward")]
+    assert [entry["kernels"] for entry in forwards] == [2], "no copies"

@@ -170,7 +170,7 @@ def test_a_first_call_needs_hardly_more_memory_than_the_call(device: torch.devic
 
 @pytest.mark.parametrize(("kind", "units"), [("updated", 25), ("captured", 25), ("shared", 14)])
 def test_memory_of_a_first_call(device: torch.device, kind: str, units: int) -> None:
-    """A trial's copy of what is updated, and what is there before and after; inputs that share memory have no second."""
+    """A trial copies what is updated, and puts it back; inputs that share memory have no second one."""
     if device.type != "emu":
         pytest.skip("on CUDA, segments and libraries need more, by the size of the device's pieces")
     size, count = 1 << 18, 12

@@ -11,6 +11,7 @@ import torch
 import pygraph
 from pygraph.runtime import copies, executable, host_copies
 from pygraph.runtime.copies import ChangedError, trial_leaves
+from pygraph.runtime.emulated import driver as emulated
 from pygraph.runtime.host_copies import HostCopy, OffloadedTensors, bytes_of
 from tests.memory import live_bytes, peak_followed
 
@@ -169,11 +170,13 @@ def test_a_first_call_needs_hardly_more_memory_than_the_call(device: torch.devic
 
 
 @pytest.mark.parametrize(("kind", "units"), [("updated", 25), ("captured", 25), ("shared", 14)])
-def test_memory_of_a_first_call(device: torch.device, kind: str, units: int) -> None:
-    """A trial copies what is updated, and puts it back; inputs that share memory have no second one."""
-    if device.type != "emu":
-        pytest.skip("on CUDA, segments and libraries need more, by the size of the device's pieces")
-    size, count = 1 << 18, 12
+def test_memory_of_a_first_call(kind: str, units: int) -> None:
+    """A trial copies what is updated, and puts it back; inputs that share memory have no second one.
+
+    On the emulated device: on CUDA, libraries need more.
+    """
+    emulated.driver()
+    device, size, count = torch.device("emu", 0), 1 << 18, 12
     apart = [torch.ones(size, device=device) for _ in range(count)]
     parts = torch.ones(size, count, device=device).unbind(1)
 

@@ -147,6 +147,64 @@ def test_backwards_outside_of_autocast_after_some_inside(pair: Pair, in_python: 
         assert not in_python
 
 
+def _evaluated(net: nn.Module, x: Tensor, number: int) -> None:
+    net(x).square().sum().backward()
+    with torch.no_grad() if number % 2 else torch.inference_mode():
+        net.eval()(x)
+    net.train()
+
+
+def _of_inputs(net: nn.Module, x: Tensor, number: int) -> Any:
+    x = x.requires_grad_()
+    net(x).square().sum().backward()
+    return x.grad
+
+
+def _retained(net: nn.Module, x: Tensor, number: int) -> None:
+    loss = net(x).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def _frozen_in_turns(net: Any, x: Tensor, number: int) -> None:
+    net.first.requires_grad_(number % 2 == 0)
+    net(x).square().sum().backward()
+
+
+def _loaded(net: nn.Module, x: Tensor, number: int) -> None:
+    net(x).square().sum().backward()
+    net.load_state_dict({name: tensor * 0.9 for name, tensor in net.state_dict().items()})
+
+
+def _hooked(net: nn.Module, x: Tensor, number: int) -> None:
+    result = net(x)
+    result.register_hook(lambda gradient: gradient * 2)
+    result.square().sum().backward()
+
+
+LOOPS: dict[str, Callable[[Any, Tensor, int], Any]] = {
+    "evaluated between steps": _evaluated,
+    "gradients of inputs": _of_inputs,
+    "a graph that is kept": _retained,
+    "two forwards before a backward": lambda net, x, number: (net(x).sum() + net(x).square().sum()).backward(),
+    "a smaller batch now and then": lambda net, x, number: net(x[number % 3 == 0 :]).square().sum().backward(),
+    "parameters frozen in turns": _frozen_in_turns,
+    "weights loaded": _loaded,
+    "a hook on the result": _hooked,
+    "transposed": lambda net, x, number: net(x.t().contiguous().t()).square().sum().backward(),
+    "torch.autograd.grad": lambda net, x, number: torch.autograd.grad(net(x).sum(), [*net.parameters()]),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_loops_do_runs_natively_soon(pair: Pair, in_python: list[str], loop: str) -> None:
+    for number in range(3 * WARM):
+        if number == 2 * WARM:
+            in_python.clear()
+        pair.both(lambda net, number=number: LOOPS[loop](net, pair.input(number), number))
+    assert not in_python
+
+
 def test_results_are_fresh(pair: Pair) -> None:
     results = [pair.mine(pair.input(number)) for number in range(3)]
     for number in (1, 0, 2):

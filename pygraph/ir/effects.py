@@ -170,6 +170,15 @@ def sources(node: fx.Node) -> list[fx.Node]:
     return [node, *numbers]
 
 
+def unread_statistics(node: fx.Node) -> tuple[int, ...]:
+    """Where the backward of batch norm takes running statistics that it does not read: in training, those of the batch.
+
+    Nothing for other operations.
+    """
+    is_backward = getattr(node.target, "overloadpacket", None) is aten.native_batch_norm_backward
+    return (3, 4) if is_backward and node.args[7] is True else ()
+
+
 def is_host_number(node: fx.Node) -> bool:
     """Whether the node's value is a Python number."""
     return isinstance(node.meta.get("spec"), type)

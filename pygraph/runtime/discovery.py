@@ -18,7 +18,7 @@ from torch import fx
 
 from pygraph.errors import CaptureError
 from pygraph.ir.descriptors import Fallback, TensorSpec
-from pygraph.ir.effects import is_operation, is_view, root
+from pygraph.ir.effects import is_operation, is_view, root, unread_statistics
 from pygraph.ir.evaluate import physical
 from pygraph.ir.printing import target_text
 from pygraph.runtime.body import RegionBody
@@ -41,9 +41,6 @@ _SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_e
 
 # Operations that do so with some of their arguments: their positions.
 _SHAPE_ONLY_ARGUMENTS = {"aten.fill": (0,), "aten.max_pool2d_with_indices_backward": (1,)}
-
-# Where the statistics are among the arguments of this operation, which reads those of the batch instead while training.
-_BATCH_NORM, _STATISTICS, _IS_TRAINING = "aten.native_batch_norm_backward", (3, 4), 7
 
 
 class RefusedError(CaptureError):
@@ -401,9 +398,7 @@ def _fresh_memory(tensor: torch.Tensor, op: int, before: tuple[int, int], after:
 def _unread_arguments(node: fx.Node) -> tuple[int, ...]:
     """Positions of the arguments whose elements an operation does not read."""
     name = target_text(node.target).rpartition(".")[0]
-    if name == _BATCH_NORM and node.args[_IS_TRAINING] is True:
-        return _STATISTICS
-    return _SHAPE_ONLY_ARGUMENTS.get(name, ())
+    return unread_statistics(node) or _SHAPE_ONLY_ARGUMENTS.get(name, ())
 
 
 _PIECES = 8

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pygraph.runtime.recorded_graph import RecordedGraph, RecordedNode
 
@@ -105,10 +106,7 @@ def _pointer_words(
         return []
     starts = np.array([extents_first[slot].start for slot in order], dtype=np.uint64)
     words: list[Word] = []
-    for index, (a, b) in enumerate(zip(first, second, strict=True)):
-        count = len(a.params) // 8
-        values_a = np.frombuffer(a.params, dtype="<u8", count=count)
-        values_b = np.frombuffer(b.params, dtype="<u8", count=count)
+    for index, op, values_a, values_b in _values(first, second):
         positions = np.searchsorted(starts, values_a, side="right")
         for word in np.nonzero((positions > 0) & (values_a != values_b))[0]:
             slot = order[int(positions[word]) - 1]
@@ -116,7 +114,7 @@ def _pointer_words(
             delta = int(values_a[word]) - extent.start
             in_range = delta < extent.size
             moved_along = int(values_b[word]) - extents_second[slot].start == delta
-            if in_range and moved_along and (a.op >= extent.first_op or extent.first_op == 0):
+            if in_range and moved_along and (op >= extent.first_op or extent.first_op == 0):
                 words.append(Word(index, int(word) * 8, slot, delta))
     return words
 
@@ -138,16 +136,24 @@ def _words_by_distance(
         return []
     distances = np.array(sorted(of), dtype=np.uint64)
     words: list[Word] = []
-    for index, (a, b) in enumerate(zip(first, second, strict=True)):
-        count = len(a.params) // 8
-        values_a = np.frombuffer(a.params, dtype="<u8", count=count)
-        moved = np.frombuffer(b.params, dtype="<u8", count=count) - values_a  # modulo 2**64
+    for index, _, values_a, values_b in _values(first, second):
+        moved = values_b - values_a  # modulo 2**64
         for word in np.nonzero(np.isin(moved, distances))[0]:
             slot = of[int(moved[word])]
             delta = int(values_a[word]) - extents_first[slot].start
             if 0 <= delta < extents_first[slot].size:
                 words.append(Word(index, int(word) * 8, slot, delta))
     return words
+
+
+def _values(
+    first: Sequence[RecordedNode], second: Sequence[RecordedNode]
+) -> Iterator[tuple[int, int, npt.NDArray[np.uint64], npt.NDArray[np.uint64]]]:
+    """The number of each node, its operation, and the words of its parameters in both recordings."""
+    for index, (a, b) in enumerate(zip(first, second, strict=True)):
+        count = len(a.params) // 8
+        values_a, values_b = (np.frombuffer(node.params, dtype="<u8", count=count) for node in (a, b))
+        yield index, a.op, values_a, values_b
 
 
 def value_words(

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 
 from torch.utils import _pytree as pytree
 
 from pygraph.ir.descriptors import Spec, TensorSpec, contiguous_strides
-from pygraph.ir.effects import has_effect, is_first_gradient, is_view
+from pygraph.ir.effects import has_effect, is_first_gradient, is_view, unread_statistics
 
 aten = torch.ops.aten
 
@@ -62,19 +62,15 @@ def _drop_aliases(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-_WEIGHT, _STATISTICS, _IS_TRAINING = 2, (3, 5), 7
-"""Where the backward of batch norm takes its weight, running mean and variance, and whether it is training."""
-
-
 def _drop_unread_statistics(graph: fx.Graph) -> None:
-    """Let the backward of batch norm in training take no running statistics, of which a forward would save copies.
+    """Let the backward of batch norm take no running statistics that it does not read: a forward would save copies.
 
-    It reads those of the batch. By their dtype it chooses its kernel, but only where there is no weight.
+    By their dtype it chooses its kernel, but only where there is no weight.
     """
     for node in graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
-        if node.args[_IS_TRAINING] is True and node.args[_WEIGHT] is not None:
-            start, end = _STATISTICS
-            node.args = (*node.args[:start], *[None] * (end - start), *node.args[end:])
+        weight, unread = node.args[2], unread_statistics(node)
+        if weight is not None:
+            node.args = tuple(None if index in unread else one for index, one in enumerate(node.args))
 
 
 def drop_fake_values(module: fx.GraphModule) -> None:

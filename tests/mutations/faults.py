@@ -43,8 +43,8 @@ FAULTS = (
     Fault(
         "statistics-that-are-read",
         "The backward of batch norm takes no running statistics in evaluation either, where it reads them.",
-        "        if node.args[_IS_TRAINING] is True and node.args[_WEIGHT]",
-        "        if node.args[_WEIGHT]",
+        "    return (3, 4) if is_backward and node.args[7] is True else ()\n",
+        "    return (3, 4) if is_backward else ()\n",
     ),
     Fault(
         "trial-on-the-caller-s-tensors",
@@ -103,7 +103,7 @@ FAULTS = (
     Fault(
         "pointer-before-its-memory-was-allocated",
         "Words of nodes before the operation that allocated a result count as pointers to the result.",
-        " and (a.op >= extent.first_op or extent.first_op == 0):",
+        " and (op >= extent.first_op or extent.first_op == 0):",
         ":",
     ),
     Fault(

@@ -89,10 +89,11 @@ def test_inputs_that_share_memory_are_as_far_from_it_as_no_other(device: torch.d
     assert len({tensor.data_ptr() - given.data_ptr() for tensor, given in zip(tensors, inputs, strict=True)}) == 6
 
 
-def test_pointers_into_memory_that_overlaps_in_one_recording() -> None:
-    def node(*addresses: int) -> RecordedNode:
-        return RecordedNode("kernel", "k", 0, b"".join(address.to_bytes(8, "little") for address in addresses))
+def node(*addresses: int) -> RecordedNode:
+    return RecordedNode("kernel", "k", 0, b"".join(address.to_bytes(8, "little") for address in addresses))
 
+
+def test_pointers_into_memory_that_overlaps_in_one_recording() -> None:
     first = [Extent(0x1000, 0x400), Extent(0x1200, 0x400), Extent(0x5000, 64)]
     second = [Extent(0x8000, 0x400), Extent(0x9000, 0x400), Extent(0x6000, 64)]
     # the same address in the first recording: of the one tensor in its middle, and where the other begins
@@ -105,9 +106,6 @@ def test_pointers_into_memory_that_overlaps_in_one_recording() -> None:
 
 
 def test_pointers_into_memory_that_overlaps_in_both_recordings() -> None:
-    def node(*addresses: int) -> RecordedNode:
-        return RecordedNode("kernel", "k", 0, b"".join(address.to_bytes(8, "little") for address in addresses))
-
     first = [Extent(0x1000, 0x400), Extent(0x1200, 0x400), Extent(0x5000, 64)]
     second = [Extent(0x800, 0x400), Extent(0x840, 0x400), Extent(0x6000, 64)]
     moved = [(0x1010, 0x810), (0x13FF, 0xBFF), (0x1400, 0xC00), (0x1210, 0x850), (0x5010, 0x6010), (77, 77)]

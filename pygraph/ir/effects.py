@@ -170,13 +170,23 @@ def sources(node: fx.Node) -> list[fx.Node]:
     return [node, *numbers]
 
 
+BACKWARDS_OF_BATCH_NORM = (
+    aten.native_batch_norm_backward, aten.batch_norm_backward, aten.cudnn_batch_norm_backward
+)  # fmt: skip
+"""All take running statistics in places 3 and 4, and the first two take in place 7 whether they are of training."""
+
+
 def unread_statistics(node: fx.Node) -> tuple[int, ...]:
     """Where the backward of batch norm takes running statistics that it does not read: in training, those of the batch.
 
     Nothing for other operations.
     """
-    is_backward = getattr(node.target, "overloadpacket", None) is aten.native_batch_norm_backward
-    return (3, 4) if is_backward and node.args[7] is True else ()
+    operation = getattr(node.target, "overloadpacket", None)
+    if operation not in BACKWARDS_OF_BATCH_NORM:
+        return ()
+    # cuDNN's is of training only (torch 2.11 and 2.13), and keeps the places for a second derivative.
+    training = operation is aten.cudnn_batch_norm_backward or node.args[7] is True
+    return (3, 4) if training else ()
 
 
 def is_host_number(node: fx.Node) -> bool:

@@ -21,7 +21,7 @@ from pygraph.ir.ranges import Ranges
 from pygraph.runtime.alignment import ALIGNMENT, aligned_copy
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.comparison import agree
-from pygraph.runtime.proof import Example, Undisturbed
+from pygraph.runtime.proof import CapturedState, Example, Undisturbed
 
 Notes = collections.Counter[tuple[str, str | None]]
 """Counts of how often an argument's memory became a result's (None), or for which reason it did not."""
@@ -123,10 +123,11 @@ class Adoption:
     def works(self, env: Mapping[fx.Node, Any], inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
         """Whether a replay that overwrites copies of the arguments gives what ordinary launches give."""
         graph, body = self._graph, self._graph.body
-        example = Example.of(body, graph.driver, inputs, numbers)
+        state = CapturedState(body)
+        example = Example.of(body, graph.driver, inputs, numbers, state)
 
         def replay() -> list[torch.Tensor]:
-            with Undisturbed(graph.driver, body):
+            with Undisturbed(graph.driver, state):
                 trial = _copies(inputs)
                 copies = {node: trial[position] for position, node in enumerate(body.inputs)}
                 memory = {

@@ -147,7 +147,7 @@ class Discovery:
         self.slots = [i for i, tensor in enumerate(inputs) if tensor.numel()]
         self.notes: list[Fallback] = []
         self._empties = [None if tensor.numel() else tensor for tensor in inputs]
-        self._inputs, self._numbers = inputs, example.numbers
+        self._example = example
         self._record(inputs, list(example.numbers), pool, sizes)
         self.reserved = frozenset(number for number, one in enumerate(self.memory) if self._is_reserved(one.extent))
         outside = {body.nodes.index(node) for node in body.allocations} if placement.allocates else set[int]()
@@ -256,8 +256,10 @@ class Discovery:
 
     def _settle_libraries(self) -> None:
         """Run once more after a refused recording: cuSOLVER fails the next call too (torch 2.11), and then no more."""
-        with Trial(self.driver, self.body, self._inputs) as trial, contextlib.suppress(RuntimeError):
-            self.body.run(trial.inputs, self._numbers)
+        example = self._example
+        trial = Trial(self.driver, self.body, example.inputs, example.state)
+        with trial, contextlib.suppress(RuntimeError):
+            self.body.run(trial.inputs, example.numbers)
 
     def _plan(
         self,

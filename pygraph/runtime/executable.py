@@ -25,7 +25,6 @@ from pygraph.ir.descriptors import (
     Way,
 )
 from pygraph.ir.effects import count_kernels, root, writes_memory, written_arguments
-from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
@@ -36,7 +35,7 @@ from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.copies import ChangedError, trial_leaves
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool, Run, random_states_restored
-from pygraph.runtime.proof import Example, Trial
+from pygraph.runtime.proof import CapturedState, Example, Trial
 from pygraph.runtime.reuse import ReusedMemory
 
 Timer = Callable[[Callable[[], object]], float]
@@ -188,12 +187,13 @@ class Executable:
         """Record a region, and time the ways of running it if that is wanted."""
         body, way, timing = bound.body, bound.region.way, self._timing
         times: dict[Way, float] = {}
+        state = CapturedState(body)
         if timing is not None:
             nodes = tuple(node.name for node in body.nodes)
             if nodes not in timing.launches:  # before there is a graph, when there is most memory for it
-                timing.launches[nodes] = self._timed(body, inputs, numbers, body.run)
+                timing.launches[nodes] = self._timed(body, inputs, numbers, state, body.run)
             times["launch"] = timing.launches[nodes]
-        example = Example.of(body, self.driver, inputs, numbers)
+        example = Example.of(body, self.driver, inputs, numbers, state)
         saved = self.convention.saved_nodes()
 
         def record(way: Way) -> RegionGraph:
@@ -202,7 +202,7 @@ class Executable:
         bound.graph = graph = record(way)
         if timing is None:
             return times
-        times[way] = self._timed(body, inputs, numbers, graph)
+        times[way] = self._timed(body, inputs, numbers, state, graph)
         if way == "patch" and self._copies_may_be_faster(body, example, graph, timing):
             try:
                 times["copy"] = self._time_of_copies(body, example)
@@ -213,9 +213,9 @@ class Executable:
         for _ in range(_MORE_LOOKS if timing.varies else 0):
             if timing.fastest(times, way) == way:
                 break
-            times[way] = self._timed(body, inputs, numbers, graph)
+            times[way] = self._timed(body, inputs, numbers, state, graph)
             if timing.fastest(times, way) == "launch":
-                times["launch"] = self._timed(body, inputs, numbers, body.run)
+                times["launch"] = self._timed(body, inputs, numbers, state, body.run)
         if timing.fastest(times, way) == "copy":
             graph.release()
             bound.graph = graph = record("copy")
@@ -240,7 +240,7 @@ class Executable:
         pool = self.driver.new_pool()
         graph = RegionGraph(body, self.driver, pool, example, "copy", self._mechanism, self._reused)
         try:
-            return self._timed(body, list(example.inputs), list(example.numbers), graph)
+            return self._timed(body, list(example.inputs), list(example.numbers), example.state, graph)
         finally:
             graph.release()
 
@@ -249,11 +249,12 @@ class Executable:
         body: RegionBody,
         inputs: list[torch.Tensor],
         numbers: list[Any],
+        state: CapturedState,
         run: Callable[[list[torch.Tensor], list[Any]], object],
     ) -> float:
         """The time of ``run``, which the timer may run as often as it likes, and which leaves no trace."""
         assert self._timing is not None
-        with Trial(self.driver, body, inputs) as trial:
+        with Trial(self.driver, body, inputs, state) as trial:
 
             def restore() -> None:
                 self.pool.order()  # a timer may run on several streams
@@ -272,8 +273,7 @@ class Executable:
             runs: The regions that run in it. Those that are only recorded leave nothing behind.
             donated: The leaves whose memory trials write to besides those that these regions update.
         """
-        written = [bound.body.static_values[i].detach() for bound in runs for i in bound.body.written_statics]
-        saved = [(tensor, clone_strided(tensor)) for tensor in written]
+        states = [CapturedState(bound.body) for bound in runs]
         generators = [one for bound in self._regions for one in bound.body.generators.values()]
         with trial_leaves(leaves, self._written_leaves(runs) | donated) as given:
             try:
@@ -281,8 +281,8 @@ class Executable:
                     yield self.convention.values(given)
             finally:
                 with torch.no_grad():
-                    for tensor, contents in saved:
-                        tensor.copy_(contents)
+                    for state in states:
+                        state.put_back()
 
     def _written_leaves(self, regions: Sequence[_BoundRegion]) -> frozenset[int]:
         """The leaves that regions write to."""

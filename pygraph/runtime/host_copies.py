@@ -49,6 +49,10 @@ class HostCopy:
         flat = self.bytes.to(self.spec.device).view(self.spec.dtype)
         return flat.as_strided(self.spec.shape, self.spec.stride, 0)
 
+    def write(self, tensor: torch.Tensor) -> None:
+        """Overwrite the tensor that was copied with what it was."""
+        bytes_of(tensor).copy_(self.bytes)
+
     def restore(self, tensor: torch.Tensor) -> bool:
         """Put back what has changed in the memory of the tensor that was copied; whether anything has."""
         has_changed = False

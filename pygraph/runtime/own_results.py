@@ -51,7 +51,7 @@ def _left_alone(proof: ReplayProof, numbers: set[int]) -> frozenset[int]:
         recorded = {number: region.bytes_of(number) for number in left}
         for memory in recorded.values():
             memory.fill_(fill)
-        with Trial(region.driver, region.body, proof.example.inputs) as trial:
+        with Trial(region.driver, region.body, proof.example.inputs, proof.example.state) as trial:
             try:
                 region.replay(trial.inputs, proof.example.numbers, [memory.spec.empty() for memory in region.memory])
             except CaptureError:  # the driver takes no other parameters for a node

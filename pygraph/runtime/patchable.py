@@ -76,7 +76,7 @@ def find_blank_outputs(proof: ReplayProof, found: Discovery, note: bool) -> None
     for fill in (0x00, 0xA5):
         for flat in flats.values():
             flat.fill_(fill)
-        with Trial(region.driver, region.body, example.inputs) as trial:
+        with Trial(region.driver, region.body, example.inputs, example.state) as trial:
             for position in region.slots:
                 copy_span(trial.inputs[position], region.input_buffer(position))
             try:

@@ -11,12 +11,13 @@ import torch
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.effects import is_random
 from pygraph.ir.evaluate import clone_strided
+from pygraph.ir.ranges import Ranges
 from pygraph.runtime.alignment import aligned_copy
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.comparison import Spread
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.graph_generators import SavedStates
-from pygraph.runtime.host_copies import OffloadedTensors
+from pygraph.runtime.host_copies import HostCopy, OffloadedTensors
 from pygraph.runtime.indices import Reach
 
 # Bytes after a result that are watched, on top of what its operation used as scratch memory.
@@ -24,22 +25,62 @@ _RED_ZONE = 256
 _UNTOUCHED = 0x7F
 
 
-class Undisturbed:
-    """Run trials without a trace: random generators and captured tensors that a region updates are put back."""
+class CapturedState:
+    """Copies of the captured tensors that a region updates, which trials put back; those of large ones are on the host.
 
-    def __init__(self, driver: Driver, body: RegionBody | None) -> None:
-        self._driver = driver
-        self._written = [] if body is None else [body.static_values[i].detach() for i in body.written_statics]
-        self._generators = [] if body is None else list(body.generators.values())
+    Args:
+        body: The region.
+
+    Attributes:
+        generators: Random generators that the region is passed.
+    """
+
+    def __init__(self, body: RegionBody) -> None:
+        self.generators = list(body.generators.values())
+        tensors = [body.static_values[i].detach() for i in body.written_statics]
+        # What no index depends on may be anything while a region is timed. Others need copies at hand.
+        indexing = Ranges(one for node, one in zip(body.statics, body.static_values, strict=True) if node in body.reach)
+        self._hosted: list[tuple[HostCopy, torch.Tensor]] = []
+        self._others: list[torch.Tensor] = []
+        for tensor in tensors:
+            copy = None if indexing.meet(tensor) else HostCopy.of(tensor)
+            if copy is None:
+                self._others.append(tensor)
+            else:
+                self._hosted.append((copy, tensor))
+        self._copies = [clone_strided(tensor) for tensor in self._others]
+
+    def put_back(self) -> None:
+        """Have the tensors hold what they held."""
+        for copy, tensor in self._hosted:
+            copy.write(tensor)
+        copy_spans(self._copies, self._others)
+
+    def what_runs_need(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Copies, and the tensors that have to be put back before each run: small ones, and those that indices need."""
+        return self._copies, self._others
+
+
+class Undisturbed:
+    """Run trials without a trace: random generators and captured tensors that a region updates are put back.
+
+    Args:
+        driver: The device.
+        state: The captured tensors; None to put back random generators only.
+    """
+
+    def __init__(self, driver: Driver, state: CapturedState | None) -> None:
+        self._driver, self._state = driver, state
+        self._generators = [] if state is None else state.generators
 
     def __enter__(self) -> Self:
         self._random, self._states = self._driver.random_state(), SavedStates(self._generators)
-        self._saved = [clone_strided(tensor) for tensor in self._written]
         return self
 
     def __exit__(self, *error: object) -> None:
         self._put_generators_back()
-        copy_spans(self._saved, self._written)
+        if self._state is not None:
+            self._state.put_back()
 
     def _put_generators_back(self) -> None:
         self._driver.set_random_state(self._random)
@@ -50,25 +91,28 @@ class Trial(Undisturbed):
     """Run a region as often as wanted, each time from the state that the call finds; at the end all is put back.
 
     A run that goes on from where an earlier one has ended may go where no call goes: a position that every run
-    advances leaves its buffer, which on CUDA ends the process's use of the device.
+    advances leaves its buffer, which on CUDA ends the process's use of the device. Large tensors that no index depends
+    on are put back at the end only.
 
     Args:
         driver: The device.
         body: The region.
         inputs: Its inputs, which are not changed.
+        state: The captured tensors that it updates.
 
     Attributes:
         inputs: Its inputs, with copies instead of those that the region writes to.
         has_state: Whether a run leaves another state behind than it has found.
     """
 
-    def __init__(self, driver: Driver, body: RegionBody, inputs: Sequence[torch.Tensor]) -> None:
-        super().__init__(driver, body)
+    def __init__(self, driver: Driver, body: RegionBody, inputs: Sequence[torch.Tensor], state: CapturedState) -> None:
+        super().__init__(driver, state)
         self.inputs = trial_inputs(body, inputs)
         self._draws = any(is_random(node) for node in body.nodes)
-        self._copies = [self.inputs[i] for i in body.written]
-        self._originals = [inputs[i].detach() for i in body.written]
-        self.has_state = self._draws or bool(self._copies or self._written)
+        copies, statics = state.what_runs_need()
+        self._targets = [*(self.inputs[i] for i in body.written), *statics]
+        self._sources = [*(inputs[i].detach() for i in body.written), *copies]
+        self.has_state = self._draws or bool(self._targets)
 
     def restore(self) -> None:
         """Put back what runs have changed: written inputs and captured tensors, and random generators if drawn from.
@@ -77,7 +121,7 @@ class Trial(Undisturbed):
         """
         if self._draws:
             self._put_generators_back()
-        copy_spans([*self._originals, *self._saved], [*self._copies, *self._written])
+        copy_spans(self._sources, self._targets)
 
 
 def trial_inputs(body: RegionBody, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -111,26 +155,37 @@ class Example:
         inputs: Its inputs, which are not changed.
         numbers: Its numbers.
         expected: Outputs, then updated inputs, then updated captured tensors.
+        state: The captured tensors that the region updates, as the call has found them.
     """
 
     inputs: Sequence[torch.Tensor]
     numbers: Sequence[Any]
     expected: OffloadedTensors
+    state: CapturedState
 
     @classmethod
-    def of(cls, body: RegionBody, driver: Driver, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Example:
+    def of(
+        cls,
+        body: RegionBody,
+        driver: Driver,
+        inputs: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
+        state: CapturedState | None = None,
+    ) -> Example:
         """Run the region with ordinary launches, for an example of their results.
 
         They are the device's warm-up as well, after which the region can be recorded.
         """
-        expected = OffloadedTensors(_launched(body, driver, inputs, numbers))
+        state = state or CapturedState(body)
+        with Undisturbed(driver, state):
+            expected = OffloadedTensors(_launched(body, driver, inputs, numbers))
         if expected.are_on_host:
             driver.give_back()  # their memory on the device was that of the stream that captures
-        return cls(inputs, numbers, expected)
+        return cls(inputs, numbers, expected, state)
 
     def again(self, body: RegionBody, driver: Driver) -> Example:
         """An example of the same call, with the results of ordinary launches now."""
-        return Example.of(body, driver, self.inputs, self.numbers)
+        return Example.of(body, driver, self.inputs, self.numbers, self.state)
 
 
 def _launched(
@@ -150,8 +205,7 @@ def _launched(
         results += [trial[i].clone() for i in body.written]
         return results + [body.static_values[i].detach().clone() for i in body.written_statics]
 
-    with Undisturbed(driver, body):
-        return driver.warm_up(run)
+    return driver.warm_up(run)
 
 
 _RUNS = 3

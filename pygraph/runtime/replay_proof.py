@@ -92,7 +92,7 @@ class ReplayProof:
         copied = region.choice.copied if copy_outside else frozenset[int]()
         if self._reuses_outputs:
             copied |= region.output_slots
-        with Trial(region.driver, body, self.example.inputs) as run:
+        with Trial(region.driver, body, self.example.inputs, self.example.state) as run:
             trial = run.inputs
             self._copy_in(trial, copied)
             region.replay(trial, self.example.numbers, fresh)

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 
 from torch.utils import _pytree as pytree
 
 from pygraph.ir.descriptors import Spec, TensorSpec, contiguous_strides
-from pygraph.ir.effects import has_effect, is_first_gradient, is_view, unread_statistics
+from pygraph.ir.effects import BACKWARDS_OF_BATCH_NORM, has_effect, is_first_gradient, is_view, unread_statistics
 
 aten = torch.ops.aten
 
@@ -67,10 +67,11 @@ def _drop_unread_statistics(graph: fx.Graph) -> None:
 
     By their dtype it chooses its kernel, but only where there is no weight.
     """
-    for node in graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
-        weight, unread = node.args[2], unread_statistics(node)
-        if weight is not None:
-            node.args = tuple(None if index in unread else one for index, one in enumerate(node.args))
+    for operation in BACKWARDS_OF_BATCH_NORM:
+        for node in graph.find_nodes(op="call_function", target=operation.default):
+            weight, unread = node.args[2], unread_statistics(node)
+            if weight is not None:
+                node.args = tuple(None if index in unread else one for index, one in enumerate(node.args))
 
 
 def drop_fake_values(module: fx.GraphModule) -> None:

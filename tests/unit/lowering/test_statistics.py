@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import pygraph
+from pygraph.ir.effects import BACKWARDS_OF_BATCH_NORM
 from pygraph.lowering.aten import lower
 
 aten = torch.ops.aten
@@ -116,7 +117,8 @@ def test_a_backward_takes_statistics_where_it_reads_them(training: bool, weighte
         return [*arguments(device), torch.tensor([0.5, 2.0, -1.0], device=device)]
 
     program = pygraph.trace(gradients)(*given())
-    (backward,) = (node for node in program.nodes if node.target is aten.native_batch_norm_backward.default)
+    backwards = [operation.default for operation in BACKWARDS_OF_BATCH_NORM]
+    (backward,) = (node for node in program.nodes if node.target in backwards)
     is_none = [one is None for one in backward.args[3:5]]
     assert is_none == [training and weighted] * 2
     fast, expected = pygraph.jit(gradients), gradients(*given())

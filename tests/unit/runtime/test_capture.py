@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -349,7 +350,7 @@ def test_memory_of_the_host_is_refused(driver: Any) -> None:
     a = torch.ones(4, device=driver.device)
     body = RegionBody(pygraph.graphify(pygraph.indirect(pygraph.trace(torch.sin)(a))), 0)
     example = Example.of(body, driver, [a], [])
-    wrong = Example([a.cpu()], [], example.expected)
+    wrong = dataclasses.replace(example, inputs=[a.cpu()])
     with pytest.raises(RefusedError, match="is on the cpu"):
         RegionGraph(body, driver, driver.new_pool(), wrong, "patch")
     graph = RegionGraph(body, driver, driver.new_pool(), example, "patch")

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from reporting import command_line, quartiles
 from torch import nn
-from training_models import MODELS, Batch
+from training_models import MODELS, OTHERS, Batch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -117,6 +117,7 @@ def _graphed(make: Callable[..., Any]) -> Callable[[Training, Batch], Step]:
 WAYS: dict[str, Callable[[Training, Batch], Step]] = {
     "eager": _eager,
     "compile": _compiled,
+    "max-autotune": lambda training, batch: _compiled(training, batch, mode="max-autotune"),
     "reduce-overhead": lambda training, batch: _compiled(training, batch, mode="reduce-overhead"),
     "backend": lambda training, batch: _compiled(training, batch, backend=pygraph.backend),
     "jit": _jit,
@@ -210,7 +211,7 @@ def measure(runs: dict[str, Callable[[int], Any]], seconds: float, rounds: int =
 def serve(name: str, ways: list[str], seconds: float, steps: int) -> None:
     """One model: compile every way and train some steps, wait for a line of input, measure."""
     torch.manual_seed(0)
-    model, make, loss = MODELS[name]()
+    model, make, loss = {**MODELS, **OTHERS}[name]()
     model = model.cuda().train()
     batches = [tuple(tensor.cuda() for tensor in make()) for _ in range(3)]
     found: dict[str, Any] = {}

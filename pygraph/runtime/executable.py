@@ -215,6 +215,7 @@ class Executable:
                 break
             times[way] = self._timed(body, inputs, numbers, state, graph)
             if timing.fastest(times, way) == "launch":
+                self.driver.give_back()
                 times["launch"] = self._timed(body, inputs, numbers, state, body.run)
         if timing.fastest(times, way) == "copy":
             graph.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
@@ -38,12 +39,13 @@ class CapturedState:
     def __init__(self, body: RegionBody) -> None:
         self.generators = list(body.generators.values())
         tensors = [body.static_values[i].detach() for i in body.written_statics]
-        # What no index depends on may be anything while a region is timed. Others need copies at hand.
-        indexing = Ranges(one for node, one in zip(body.statics, body.static_values, strict=True) if node in body.reach)
+        self._indexing = Ranges(
+            one for node, one in zip(body.statics, body.static_values, strict=True) if node in body.reach
+        )
         self._hosted: list[tuple[HostCopy, torch.Tensor]] = []
         self._others: list[torch.Tensor] = []
         for tensor in tensors:
-            copy = None if indexing.meet(tensor) else HostCopy.of(tensor)
+            copy = HostCopy.of(tensor)
             if copy is None:
                 self._others.append(tensor)
             else:
@@ -56,9 +58,18 @@ class CapturedState:
             copy.write(tensor)
         copy_spans(self._copies, self._others)
 
-    def what_runs_need(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Copies, and the tensors that have to be put back before each run: small ones, and those that indices need."""
-        return self._copies, self._others
+    def on_device(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Copies on the device of the tensors that have to be put back before each of many runs, and these tensors.
+
+        They are the small ones, and those that indices depend on: others may hold anything while a region is timed.
+        """
+        indexing = [(copy, tensor) for copy, tensor in self._hosted if self._indexing.meet(tensor)]
+        copies = [copy.on_device() for copy, _ in indexing]
+        return [*self._copies, *copies], [*self._others, *(tensor for _, tensor in indexing)]
+
+    def __bool__(self) -> bool:
+        """Whether there are such tensors."""
+        return bool(self._hosted or self._others)
 
 
 class Undisturbed:
@@ -109,10 +120,10 @@ class Trial(Undisturbed):
         super().__init__(driver, state)
         self.inputs = trial_inputs(body, inputs)
         self._draws = any(is_random(node) for node in body.nodes)
-        copies, statics = state.what_runs_need()
-        self._targets = [*(self.inputs[i] for i in body.written), *statics]
-        self._sources = [*(inputs[i].detach() for i in body.written), *copies]
-        self.has_state = self._draws or bool(self._targets)
+        self._copies = [self.inputs[i] for i in body.written]
+        self._originals = [inputs[i].detach() for i in body.written]
+        self._captured = state
+        self.has_state = self._draws or bool(self._copies or state)
 
     def restore(self) -> None:
         """Put back what runs have changed: written inputs and captured tensors, and random generators if drawn from.
@@ -121,7 +132,12 @@ class Trial(Undisturbed):
         """
         if self._draws:
             self._put_generators_back()
-        copy_spans(self._sources, self._targets)
+        copies, captured = self._on_device
+        copy_spans([*self._originals, *copies], [*self._copies, *captured])
+
+    @functools.cached_property
+    def _on_device(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        return self._captured.on_device()
 
 
 def trial_inputs(body: RegionBody, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -176,7 +192,7 @@ class Example:
 
         They are the device's warm-up as well, after which the region can be recorded.
         """
-        state = state or CapturedState(body)
+        state = CapturedState(body) if state is None else state
         with Undisturbed(driver, state):
             expected = OffloadedTensors(_launched(body, driver, inputs, numbers))
         if expected.are_on_host:

@@ -105,6 +105,8 @@ class Recorder:
         self._shared.counts.captures += executable.recorded
         if self.donation is not None and executable.graphs:
             executable.adopt(self.donation.leaves(program), leaves, self.donation.notes)
+        if executable.recorded:
+            driver.give_back()  # what trials have used, which lies on other streams and in pieces of other sizes
         return executable
 
     def reasons(self, program: Program) -> list[Fallback]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -31,6 +31,10 @@ class Launchable(Protocol):
     @property
     def kernel(self) -> Any:
         """The Triton kernel, which has ``run`` and ``fn``."""
+
+    def tensors(self) -> Iterator[tuple[str, Kind, int]]:
+        """Names of parameters, with the kind of tensor that each is given, and its position among those."""
+        ...
 
     def __call__(
         self, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], numbers: Sequence[Number]
@@ -59,6 +63,10 @@ class Launch:
     options: Mapping[str, Any]
     choices: tuple[str, ...]
     grids: Mapping[tuple[Any, ...], tuple[int, ...]]
+
+    def tensors(self) -> Iterator[tuple[str, Kind, int]]:
+        """Names of parameters, with the kind of tensor that each is given, and its position among those."""
+        return ((name, kind, value) for name, kind, value in self.arguments if kind in ("written", "read"))
 
     def __call__(
         self, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], numbers: Sequence[Number]

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,6 +130,11 @@ class TunedLaunch:
 
     kernel: Any
     arguments: tuple[tuple[Kind, Any], ...]
+
+    def tensors(self) -> Iterator[tuple[str, Kind, int]]:
+        """Names of parameters, with the kind of tensor that each is given, and its position among those."""
+        named = zip(self.kernel.fn.arg_names, self.arguments, strict=False)  # constants of the kernel come last
+        return ((name, kind, value) for name, (kind, value) in named if kind in ("written", "read"))
 
     def __call__(
         self, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], numbers: Sequence[Number]

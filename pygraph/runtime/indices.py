@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from pygraph.ir.descriptors import TensorSpec, tensor_specs
 from pygraph.ir.effects import is_host_number, is_operation, is_selection, is_view, root, written_arguments
 from pygraph.ir.launches import launch_of
+from pygraph.runtime.kernel_addresses import parameters_in_addresses
 
 
 class Reach(enum.IntEnum):
@@ -129,7 +130,7 @@ def _ranged_operands(node: fx.Node) -> list[tuple[fx.Node, Reach]]:
         return []
     target: Any = node.target
     if node.target is torch.ops.pygraph.launch.default:
-        return [(one, Reach.COMPUTED) for _, one in operands if _may_index(node.args[0], one)]
+        return [(one, Reach.COMPUTED) for _, one in operands if _may_index(node, one)]
     if not _is_known(node):
         return [(one, Reach.COMPUTED) for _, one in operands if _is_integral(one)]
     asserted, ranged = _ASSERTED.get(_name(node), ()), _RANGED.get(_name(node), ())
@@ -155,17 +156,29 @@ def _is_known(node: fx.Node) -> bool:
     return namespace in ("aten", "prims") or (namespace == "pygraph" and _name(node) in _OURS)
 
 
-def _may_index(kernel: Any, operand: fx.Node) -> bool:
-    """Whether a Triton kernel may compute addresses from the values of an operand."""
-    launched: Any = launch_of(kernel).kernel
-    is_inductors, source = hasattr(launched, "inductor_meta"), None
+def _may_index(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether a Triton kernel may compute addresses from the values of an operand of its launch."""
+    launch = launch_of(str(node.args[0]))
+    launched = launch.kernel
+    is_inductors, source = _is_generated(launched), None
     while launched is not None and source is None:
         source, launched = getattr(launched, "src", None), getattr(launched, "fn", None)
     if source is None:
         return _is_integral(operand)
     if is_inductors and "device_assert" not in source:  # which Inductor puts before every such address
         return False
-    return _is_integral(operand) or ".to(tl.int" in source
+    names = parameters_in_addresses(source) if is_inductors else None
+    if names is None:
+        return _is_integral(operand) or ".to(tl.int" in source
+    given: dict[str, Any] = {"written": node.args[1], "read": node.args[2]}
+    return any(given[kind][position] is operand for name, kind, position in launch.tensors() if name in names)
+
+
+def _is_generated(kernel: Any) -> bool:
+    """Whether Inductor has written a kernel; those of users have its autotuner, too."""
+    # Private; checked with torch 2.11 and 2.13.
+    heuristic = getattr(getattr(kernel, "heuristic_type", None), "name", None)
+    return hasattr(kernel, "inductor_meta") and heuristic != "USER_AUTOTUNE"
 
 
 def _sources(node: fx.Node) -> list[tuple[fx.Node, bool]]:

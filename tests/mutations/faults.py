@@ -208,6 +208,30 @@ FAULTS = (
         " and is_aligned(tensor.data_ptr(), self._alignments[position])",
         "",
     ),
+    Fault(
+        "large-tensors-left-as-trials-leave-them",
+        "Large tensors that a region updates are not put back after its trials.",
+        "        for copy, tensor in self._hosted:\n            copy.write(tensor)\n",
+        "",
+    ),
+    Fault(
+        "positions-that-go-on",
+        "Runs that are timed go on from the large positions that the last one has left behind.",
+        "[(copy, tensor) for copy, tensor in self._hosted if self._indexing.meet(tensor)]",
+        "[(copy, tensor) for copy, tensor in self._hosted[:0] if self._indexing.meet(tensor)]",
+    ),
+    Fault(
+        "addresses-of-stored-values",
+        "What a kernel stores, and loads again as an index, is not followed back.",
+        "            waiting |= (self._made_of[name] | self._stored[name]) - reached\n",
+        "            waiting |= self._made_of[name] - reached\n",
+    ),
+    Fault(
+        "kernels-of-users-are-inductors",
+        "Kernels of users that Inductor has wrapped are trusted to assert that their indices are in range.",
+        '    return hasattr(kernel, "inductor_meta") and heuristic != "USER_AUTOTUNE"\n',
+        '    return hasattr(kernel, "inductor_meta")\n',
+    ),
     # -- the call path: keys, entries, native, steps, donation --------------------------------------------------------
     Fault(
         "key-without-strides",

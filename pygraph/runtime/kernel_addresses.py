@@ -37,7 +37,7 @@ def parameters_in_addresses(source: str) -> frozenset[str] | None:
 
 
 class _Kernel:
-    """What a kernel's names are made of, and what its addresses and assertions are made of."""
+    """The names that each name of a kernel is made of, and those that its addresses and assertions are made of."""
 
     def __init__(self, function: ast.FunctionDef) -> None:
         arguments = function.args

@@ -43,8 +43,8 @@ FAULTS = (
     Fault(
         "statistics-that-are-read",
         "The backward of batch norm takes no running statistics in evaluation either, where it reads them.",
-        "    return (3, 4) if is_backward and node.args[7] is True else ()\n",
-        "    return (3, 4) if is_backward else ()\n",
+        "    training = operation is aten.cudnn_batch_norm_backward or node.args[7] is True\n",
+        "    training = True\n",
     ),
     Fault(
         "trial-on-the-caller-s-tensors",
@@ -151,14 +151,14 @@ FAULTS = (
     Fault(
         "trials-that-draw",
         "Trials move the random generator, and the first call draws other numbers than eager does.",
-        "        self._put_generators_back()\n        copy_spans(self._saved, self._written)",
-        "        copy_spans(self._saved, self._written)",
+        "        self._put_generators_back()\n        if self._state is not None:",
+        "        if self._state is not None:",
     ),
     Fault(
         "trials-that-update",
         "Trials leave their updates in captured tensors, as if the function had run several times.",
-        "        self._put_generators_back()\n        copy_spans(self._saved, self._written)",
-        "        self._put_generators_back()",
+        "            self._state.put_back()\n",
+        "            pass\n",
     ),
     Fault(
         "copies-that-stop-short",

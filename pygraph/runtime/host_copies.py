@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.process.host_memory import has_room
 
 LARGE = 2**20
 """From so many bytes on, a copy is on the host."""
@@ -37,7 +38,7 @@ class HostCopy:
     def of(cls, tensor: torch.Tensor) -> HostCopy | None:
         """Copy a tensor; None if it is too small for that, lazily conjugated or negated, or the host has no memory."""
         spec = TensorSpec.of(tensor)
-        if not is_large(spec) or tensor.is_conj() or tensor.is_neg():
+        if not is_large(spec) or tensor.is_conj() or tensor.is_neg() or not has_room(spec.nbytes):
             return None
         try:
             return cls(spec, bytes_of(tensor).cpu())

@@ -86,6 +86,19 @@ def test_a_host_without_memory(device: torch.device, monkeypatch: pytest.MonkeyP
     assert pygraph.jit(torch.sin)(x).shape == x.shape
 
 
+def test_a_host_that_has_nothing_left(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copies there: the kernel may end a process that asks for too much."""
+    monkeypatch.setattr(host_copies, "has_room", lambda nbytes: nbytes < 256)
+    x, small = torch.arange(64.0, device=device), torch.arange(32.0, device=device)
+    kept = OffloadedTensors([x, small])
+    assert kept.are_on_host
+    assert kept[0] is x
+    assert kept[1] is not small
+    with trial_leaves([x, small], ()) as (given, read):
+        assert given.data_ptr() != x.data_ptr()
+        assert read.data_ptr() == small.data_ptr()
+
+
 def test_large_arguments_are_read_where_they_are(device: torch.device) -> None:
     x, y, small = (torch.arange(float(n), device=device) for n in (64, 48, 3))
     with trial_leaves([x, 3, y, small, x[1:], "text"], {2}) as leaves:

@@ -13,6 +13,8 @@ import pygraph
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.indices import Reach
 
+pytestmark = pytest.mark.gpu
+
 SCORES, CLASSES = torch.randn(64, 100), torch.randint(0, 100, (64,))
 TABLE, ROWS, SCALES = torch.randn(50, 16), torch.randint(0, 50, (33,)), torch.rand(33)
 VALUES = torch.randn(33, 16)

@@ -9,6 +9,7 @@ import itertools
 import os
 from collections import defaultdict
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 import torch
@@ -125,6 +126,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
+    given: dict[str, Any] = getattr(config, "workerinput", {})
+    items[:] = _heap_first(items, given.get("workercount", 1))
+
+
+def _heap_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """The items, with those marked ``heap`` at the beginning of the parts that xdist gives to workers at first."""
+    early = [item for item in items if item.get_closest_marker("heap")]
+    others = (item for item in items if not item.get_closest_marker("heap"))
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        size = (len(items) - len(ordered)) // (workers - number)
+        part = early[number::workers]
+        ordered += [*part, *itertools.islice(others, max(size - len(part), 0))]
+    return [*ordered, *others]
 
 
 def _left_out_of_products(items: list[pytest.Item]) -> set[pytest.Item]:

@@ -20,6 +20,8 @@ from pygraph.calls import limits
 from pygraph.errors import StateChangeError
 from tests import extent
 
+pytestmark = pytest.mark.heap
+
 TOTAL: Any = 0.0
 
 

@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 import pygraph
 from pygraph.errors import FallbackError
 
+pytestmark = pytest.mark.heap
+
 WEIGHT: list[torch.Tensor] = []
 
 

@@ -21,6 +21,8 @@ from pygraph.tracing import interruptions
 from tests.fakes import assert_no_fake_left
 from tests.leftovers import nothing_patched
 
+pytestmark = pytest.mark.heap
+
 INNER = pygraph.jit(lambda x: x * 3)
 
 

@@ -24,7 +24,7 @@ from pygraph.errors import FallbackError
 from tests import extent
 from tests.fakes import assert_no_fake_left
 
-pytestmark = pytest.mark.rotates
+pytestmark = [pytest.mark.rotates, pytest.mark.heap]
 
 Tensor = torch.Tensor
 NUMBERS = itertools.count()

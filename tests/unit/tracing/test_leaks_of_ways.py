@@ -20,7 +20,7 @@ from tests import extent
 from tests.fakes import assert_no_fake_left
 from tests.unit.tracing.test_leaks import comparable
 
-pytestmark = pytest.mark.rotates
+pytestmark = [pytest.mark.rotates, pytest.mark.heap]
 
 Tensor = torch.Tensor
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]

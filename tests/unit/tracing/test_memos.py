@@ -16,7 +16,7 @@ from tests.fakes import assert_no_fake_left
 from tests.unit.calls.test_retries import Clock
 from tests.unit.tracing.test_leaks import Node, chain, last
 
-pytestmark = pytest.mark.rotates
+pytestmark = [pytest.mark.rotates, pytest.mark.heap]
 
 Tensor = torch.Tensor
 Remembering = Callable[[torch.device], Callable[[int], Tensor]]

@@ -215,7 +215,7 @@ class Executable:
                 break
             times[way] = self._timed(body, inputs, numbers, state, graph)
             if timing.fastest(times, way) == "launch":
-                self.driver.give_back()
+                self.driver.give_back()  # launches need memory beside that of the graph, and trials have left some
                 times["launch"] = self._timed(body, inputs, numbers, state, body.run)
         if timing.fastest(times, way) == "copy":
             graph.release()

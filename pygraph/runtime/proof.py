@@ -122,7 +122,7 @@ class Trial(Undisturbed):
         self._draws = any(is_random(node) for node in body.nodes)
         self._copies = [self.inputs[i] for i in body.written]
         self._originals = [inputs[i].detach() for i in body.written]
-        self._captured = state
+        self._on_device = functools.cache(state.on_device)  # only where a run is to be repeated
         self.has_state = self._draws or bool(self._copies or state)
 
     def restore(self) -> None:
@@ -132,12 +132,8 @@ class Trial(Undisturbed):
         """
         if self._draws:
             self._put_generators_back()
-        copies, captured = self._on_device
+        copies, captured = self._on_device()
         copy_spans([*self._originals, *copies], [*self._copies, *captured])
-
-    @functools.cached_property
-    def _on_device(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        return self._captured.on_device()
 
 
 def trial_inputs(body: RegionBody, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -7,7 +7,8 @@ captures, of the eager step and of one whose model is compiled, replay on inputs
 a process of its own; all processes compile side by side, and are measured one after the other, with all ways of a model
 in turns. For each way: wall time of a step in a row of steps, and CPU time of a few steps into an empty queue, as
 quartiles in µs; kernels and copies of one step, and how long these keep the device busy; the most memory that the first
-steps and later ones need, with the model and its optimizer; and losses, of more steps with ``--steps``.
+steps and later ones need, with the model and its optimizer; and losses, of more steps with ``--steps``. Eight other
+models are measured if ``--models`` names them, and ``max-autotune``, which compiles for minutes, if ``--ways`` does.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ def measure(runs: dict[str, Callable[[int], Any]], seconds: float, rounds: int =
 def serve(name: str, ways: list[str], seconds: float, steps: int) -> None:
     """One model: compile every way and train some steps, wait for a line of input, measure."""
     torch.manual_seed(0)
-    model, make, loss = {**MODELS, **OTHERS}[name]()
+    model, make, loss = (MODELS | OTHERS)[name]()
     model = model.cuda().train()
     batches = [tuple(tensor.cuda() for tensor in make()) for _ in range(3)]
     found: dict[str, Any] = {}
@@ -250,7 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
-    parser.add_argument("--ways", nargs="*", default=list(WAYS))
+    parser.add_argument("--ways", nargs="*", default=[way for way in WAYS if way != "max-autotune"])
     parser.add_argument("--seconds", type=float, default=8.0, help="of measuring for each model")
     parser.add_argument("--steps", type=int, default=6, help="whose losses are compared")
     parser.add_argument("--serve", help=argparse.SUPPRESS)

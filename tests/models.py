@@ -35,7 +35,6 @@ class Example:
         tie: Ties its weights again after a move to another device.
         why_not: Part of the reason why its inference is not all in graphs, on CUDA; None where it must be.
         why_not_trained: The same of training.
-        is_whole: Whether a step of training is in graphs all the same if it is one function.
         training_inputs: Of a call in training, where that takes others.
         rate: The learning rate; small where a model of random weights would not learn but go astray.
         trained_in: The dtype of training; float64 where in float32 what is rounded otherwise, as in fused kernels, is
@@ -49,7 +48,6 @@ class Example:
     tie: Callable[[Any], object] = lambda model: None
     why_not: str | None = None
     why_not_trained: str | None = None
-    is_whole: bool = False
     training_inputs: Inputs | None = None
     rate: float = 0.05
     trained_in: torch.dtype = torch.float32
@@ -320,10 +318,7 @@ EXAMPLES: dict[str, Example] = {
         gcn, ring, logits_loss, "torch_geometric", why_not="depends on data", why_not_trained="depends on data"
     ),
     "gcn without loops": Example(lambda: gcn(add_self_loops=False), ring, logits_loss, "torch_geometric"),
-    "lstm": Example(
-        Recurrent, lambda g: {"x": pixels(g, 3, 7, 8)}, logits_loss, why_not_trained="saves memory with gaps",
-        is_whole=True,
-    ),
+    "lstm": Example(Recurrent, lambda g: {"x": pixels(g, 3, 7, 8)}, logits_loss),
 }  # fmt: skip
 
 # How many tokens an expert gets is asked by the host, but for bfloat16 on CUDA.

@@ -26,7 +26,6 @@ from pygraph.ir.descriptors import (
 from pygraph.ir.effects import is_host_number, is_random, is_view, root
 from pygraph.ir.program import Program, graph_module
 from pygraph.ir.random_states import set_random_state
-from pygraph.ir.recurrent import is_reserve
 
 Origin = Literal["cotangent", "saved", "result", "argument"]
 
@@ -188,8 +187,6 @@ class BackwardGraph:
             return self._argument(source.of, source.index, node)
         if node in joint.returned:
             return self._argument("result", joint.returned[node], node)
-        if is_reserve(node):
-            raise joint.error("a recurrent layer of cuDNN saves memory with gaps, which only a whole step can hold")
         if node not in self.saved:
             self.saved.append(node)
         return self._argument("saved", self.saved.index(node), node)

@@ -144,7 +144,7 @@ define(
 
 
 def is_reserve(node: fx.Node) -> bool:
-    """Whether a node is the reserve that a recurrent layer keeps for its backward."""
+    """Whether a node is the reserve that a recurrent layer keeps for its backward: some of it may never be written."""
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or source.target is not torch.ops.pygraph.recurrent.default:
         return False

@@ -1,9 +1,14 @@
-"""Memory of the host that is left: a process that asks for more than there is may be ended by the system."""
+"""Memory of the host: how much is left, as the system may end a process that asks for more; and large pieces of it."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import mmap
+import time
 from pathlib import Path
+
+import torch
 
 _MEMINFO = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")  # of cgroups in version 2, as a process in a container sees its own
@@ -11,13 +16,68 @@ _CONTAINER = Path("/sys/fs/cgroup")  # of cgroups in version 2, as a process in 
 _RESERVE = 8
 """So much of all memory stays free, as a divisor."""
 
+_FRESH = 0.05
+"""For so many seconds, what the system has said holds, less what was asked for since."""
+
+_MANY_PAGES = 2**22
+"""From so many bytes on, memory is asked for in huge pages: a system that hands it out in pages of 4 KiB takes longer
+for that than a device for the copy."""
+
+
+@dataclasses.dataclass
+class _Room:
+    """Bytes that may still be asked for.
+
+    Attributes:
+        nbytes: How many there are; None if the system does not say.
+        known_at: When it said so.
+    """
+
+    nbytes: int | None = None
+    known_at: float = float("-inf")
+
+    def update(self) -> None:
+        if time.monotonic() - self.known_at > _FRESH:
+            self.nbytes = min((free - total // _RESERVE for total, free in _systems() if total), default=None)
+            self.known_at = time.monotonic()
+
+
+_room = _Room()
+
 
 def has_room(nbytes: int) -> bool:
-    """Whether so many bytes leave the host, or the container, an eighth of its memory.
+    """Whether so many bytes, which the caller then takes, leave the host, or the container, an eighth of its memory.
 
     Where neither says how much there is, as on other systems than Linux, there is room.
     """
-    return all(nbytes <= free - total // _RESERVE for total, free in (_of_host(), _of_container()) if total)
+    _room.update()
+    if _room.nbytes is None:
+        return True
+    if nbytes > _room.nbytes:
+        return False
+    _room.nbytes -= nbytes
+    return True
+
+
+def empty_bytes(nbytes: int) -> torch.Tensor:
+    """A tensor of bytes on the host, with no values yet.
+
+    Raises:
+        RuntimeError: The host has no memory for it.
+    """
+    if nbytes >= _MANY_PAGES and hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel without huge pages does not take the advice, and a map of that size may not be had.
+        with contextlib.suppress(OSError):
+            memory = mmap.mmap(-1, nbytes)
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
+def _systems() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Bytes in all and bytes left of the host, and of the container."""
+    return _of_host(), _of_container()
 
 
 def _of_host() -> tuple[int, int]:

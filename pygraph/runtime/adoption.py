@@ -21,6 +21,7 @@ from pygraph.ir.ranges import Ranges
 from pygraph.runtime.alignment import ALIGNMENT, aligned_copy
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.comparison import agree
+from pygraph.runtime.gaps import close
 from pygraph.runtime.proof import CapturedState, Example, Undisturbed
 
 Notes = collections.Counter[tuple[str, str | None]]
@@ -133,7 +134,9 @@ class Adoption:
                 memory = {
                     index: copies[node] if node in copies else aligned_copy(env[node]) for node, index, _ in self.pairs
                 }
-                got = [*graph(trial, numbers, memory), *(trial[i] for i in body.written)]
+                got = [*graph(trial, numbers, memory)]
+                close(example.gaps, got)
+                got += (trial[i] for i in body.written)
                 return got + [body.static_values[i].detach().clone() for i in body.written_statics]
 
         got = replay()

@@ -215,7 +215,6 @@ class Executable:
                 break
             times[way] = self._timed(body, inputs, numbers, state, graph)
             if timing.fastest(times, way) == "launch":
-                self.driver.give_back()  # launches need memory beside that of the graph, and trials have left some
                 times["launch"] = self._timed(body, inputs, numbers, state, body.run)
         if timing.fastest(times, way) == "copy":
             graph.release()
@@ -261,7 +260,9 @@ class Executable:
                 self.pool.order()  # a timer may run on several streams
                 trial.restore()
 
-            return self._timing.timer(Run(lambda: run(trial.inputs, numbers), restore if trial.has_state else None))
+            time = self._timing.timer(Run(lambda: run(trial.inputs, numbers), restore if trial.has_state else None))
+        self.driver.give_back()  # what runs have left, beside which there has to be the memory of a graph
+        return time
 
     @contextlib.contextmanager
     def _trial(

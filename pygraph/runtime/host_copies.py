@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from pygraph.ir.descriptors import TensorSpec
-from pygraph.process.host_memory import has_room
+from pygraph.process.host_memory import empty_bytes, has_room
 
-LARGE = 2**20
+LARGE = 2**16
 """From so many bytes on, a copy is on the host."""
 
 _PIECE = 2**25
@@ -41,9 +41,10 @@ class HostCopy:
         if not is_large(spec) or tensor.is_conj() or tensor.is_neg() or not has_room(spec.nbytes):
             return None
         try:
-            return cls(spec, bytes_of(tensor).cpu())
+            memory = empty_bytes(spec.nbytes)
         except RuntimeError:
             return None
+        return cls(spec, memory.copy_(bytes_of(tensor)))
 
     def on_device(self) -> torch.Tensor:
         """A tensor with this memory on the device, beside the one that was copied."""
@@ -71,14 +72,14 @@ class OffloadedTensors:
     """Tensors of which large ones are on the host, and on the device again while they are looked at.
 
     Args:
-        tensors: The tensors.
+        tensors: The tensors, or copies of them.
 
     Attributes:
         are_on_host: Whether any of them is.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._kept = [HostCopy.of(tensor) or tensor for tensor in tensors]
+    def __init__(self, tensors: Iterable[torch.Tensor | HostCopy]) -> None:
+        self._kept = [one if isinstance(one, HostCopy) else HostCopy.of(one) or one for one in tensors]
         self.are_on_host = any(isinstance(one, HostCopy) for one in self._kept)
 
     def __len__(self) -> int:

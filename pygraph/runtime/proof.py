@@ -17,6 +17,7 @@ from pygraph.runtime.alignment import aligned_copy
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.comparison import Spread
 from pygraph.runtime.driver import Driver
+from pygraph.runtime.gaps import Gaps, close, gaps_of
 from pygraph.runtime.graph_generators import SavedStates
 from pygraph.runtime.host_copies import HostCopy, OffloadedTensors
 from pygraph.runtime.indices import Reach
@@ -168,12 +169,14 @@ class Example:
         numbers: Its numbers.
         expected: Outputs, then updated inputs, then updated captured tensors.
         state: The captured tensors that the region updates, as the call has found them.
+        gaps: Bytes of outputs that say nothing; they are zeros in ``expected``.
     """
 
     inputs: Sequence[torch.Tensor]
     numbers: Sequence[Any]
     expected: OffloadedTensors
     state: CapturedState
+    gaps: Gaps
 
     @classmethod
     def of(
@@ -183,41 +186,49 @@ class Example:
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
         state: CapturedState | None = None,
+        gaps: Gaps | None = None,
     ) -> Example:
         """Run the region with ordinary launches, for an example of their results.
 
         They are the device's warm-up as well, after which the region can be recorded.
         """
         state = CapturedState(body) if state is None else state
+        gaps = gaps_of(body, driver) if gaps is None else gaps
         with Undisturbed(driver, state):
-            expected = OffloadedTensors(_launched(body, driver, inputs, numbers))
+            expected = OffloadedTensors(_launched(body, driver, inputs, numbers, gaps))
         if expected.are_on_host:
             driver.give_back()  # their memory on the device was that of the stream that captures
-        return cls(inputs, numbers, expected, state)
+        return cls(inputs, numbers, expected, state, gaps)
 
     def again(self, body: RegionBody, driver: Driver) -> Example:
         """An example of the same call, with the results of ordinary launches now."""
-        return Example.of(body, driver, self.inputs, self.numbers, self.state)
+        return Example.of(body, driver, self.inputs, self.numbers, self.state, self.gaps)
 
 
 def _launched(
-    body: RegionBody, driver: Driver, inputs: Sequence[torch.Tensor], numbers: Sequence[Any]
-) -> list[torch.Tensor]:
+    body: RegionBody, driver: Driver, inputs: Sequence[torch.Tensor], numbers: Sequence[Any], gaps: Gaps
+) -> Sequence[torch.Tensor | HostCopy]:
     trial = trial_inputs(body, inputs)
 
     # What is in the region's own memory stays as it is, but not what it returns a part of.
     others = {tensor.untyped_storage().data_ptr() for tensor in (*trial, *body.static_values)}
 
-    def run() -> list[torch.Tensor]:
-        results = body.run(trial, numbers)
-        for index, result in enumerate(results):
+    def run() -> list[torch.Tensor | HostCopy]:
+        results: list[torch.Tensor | HostCopy] = []
+        for result in body.run(trial, numbers):
             storage = result.untyped_storage()
-            if result.numel() and (storage.data_ptr() in others or storage.nbytes() > TensorSpec.of(result).nbytes):
-                results[index] = clone_strided(result)
-        results += [trial[i].clone() for i in body.written]
-        return results + [body.static_values[i].detach().clone() for i in body.written_statics]
+            is_part = storage.data_ptr() in others or storage.nbytes() > TensorSpec.of(result).nbytes
+            results.append(clone_strided(result) if result.numel() and is_part else result)
+        close(gaps, results)
+        results += [_copied(trial[i]) for i in body.written]
+        return results + [_copied(body.static_values[i].detach()) for i in body.written_statics]
 
     return driver.warm_up(run)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor | HostCopy:
+    """A copy, of a large tensor on the host at once."""
+    return HostCopy.of(tensor) or tensor.clone()
 
 
 _RUNS = 3

@@ -77,7 +77,7 @@ def test_training_with_convolutions_that_do_not_repeat() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_whole_step(name: str) -> None:
     fast = check_training(EXAMPLES[name], "jit", CUDA, whole=True)
-    assert_explained(fast, None if EXAMPLES[name].is_whole else EXAMPLES[name].why_not_trained)
+    assert_explained(fast, EXAMPLES[name].why_not_trained)
 
 
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])

@@ -1,13 +1,16 @@
-"""How much memory the host, or the container, can still give."""
+"""How much memory the host, or the container, can still give, and large pieces of it."""
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from pygraph.process import host_memory
-from pygraph.process.host_memory import has_room
+from pygraph.process.host_memory import empty_bytes, has_room
 
 
 @pytest.fixture
@@ -21,6 +24,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {100 * 1024}\nfile 7\n")
     monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(host_memory, "_CONTAINER", tmp_path)
+    monkeypatch.setattr(host_memory, "_FRESH", -1.0)
     return tmp_path
 
 
@@ -49,5 +53,44 @@ def test_a_system_that_does_not_say(system: Path, missing: str) -> None:
     assert has_room(2**60)
 
 
-def test_this_system() -> None:
+def test_what_was_asked_for_counts_until_the_system_says_again(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert most() == 400
+    monkeypatch.setattr(host_memory, "_FRESH", 3600.0)
+    monkeypatch.setattr(host_memory, "_room", host_memory._Room())
+    (system / "meminfo").rename(system / "moved")
+    assert has_room(2**60), "which nothing says"
+    (system / "moved").rename(system / "meminfo")
+    monkeypatch.setattr(host_memory, "_room", host_memory._Room())
+    assert has_room(300 * 1024)
+    assert not has_room(101 * 1024)
+    assert has_room(100 * 1024)
+    assert not has_room(1024)
+    monkeypatch.setattr(host_memory, "_FRESH", -1.0)
+    assert has_room(400 * 1024)
+
+
+def test_this_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "_room", host_memory._Room())
     assert not has_room(2**60)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 2**22 - 1, 2**22, 2**23 + 5])
+def test_bytes_that_can_be_written(nbytes: int) -> None:
+    piece, other = empty_bytes(nbytes), empty_bytes(nbytes)
+    assert (piece.dtype, piece.shape, piece.device.type) == (torch.uint8, (nbytes,), "cpu")
+    piece.fill_(7)
+    other.fill_(8)
+    assert bool((piece == 7).all())
+
+
+def test_a_system_that_has_no_map_of_that_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", fail)
+    assert empty_bytes(2**22).fill_(3).sum() == 3 * 2**22
+
+
+def test_more_than_there_can_be() -> None:
+    with pytest.raises(RuntimeError, match="memory"):
+        empty_bytes(2**50)

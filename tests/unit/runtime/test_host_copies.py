@@ -76,10 +76,10 @@ def test_what_has_changed_is_put_back(device: torch.device, monkeypatch: pytest.
 
 
 def test_a_host_without_memory(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(tensor: torch.Tensor) -> torch.Tensor:
+    def fail(nbytes: int) -> torch.Tensor:
         raise RuntimeError("DefaultCPUAllocator: not enough memory")
 
-    monkeypatch.setattr(torch.Tensor, "cpu", fail)
+    monkeypatch.setattr(host_copies, "empty_bytes", fail)
     x = torch.arange(64.0, device=device)
     with trial_leaves([x], ()) as (given,):
         assert given.data_ptr() != x.data_ptr()

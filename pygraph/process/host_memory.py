@@ -1,14 +1,11 @@
-"""Memory of the host: how much is left, as the system may end a process that asks for more; and large pieces of it."""
+"""Memory of the host that is left: a process that asks for more than there is may be ended by the system."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import mmap
 import time
 from pathlib import Path
-
-import torch
 
 _MEMINFO = Path("/proc/meminfo")
 _CONTAINER = Path("/sys/fs/cgroup")  # of cgroups in version 2, as a process in a container sees its own
@@ -18,10 +15,6 @@ _RESERVE = 8
 
 _FRESH = 0.05
 """For so many seconds, what the system has said holds, less what was asked for since."""
-
-_MANY_PAGES = 2**22
-"""From so many bytes on, memory is asked for in huge pages: a system that hands it out in pages of 4 KiB takes longer
-for that than a device for the copy."""
 
 
 @dataclasses.dataclass
@@ -57,22 +50,6 @@ def has_room(nbytes: int) -> bool:
         return False
     _room.nbytes -= nbytes
     return True
-
-
-def empty_bytes(nbytes: int) -> torch.Tensor:
-    """A tensor of bytes on the host, with no values yet.
-
-    Raises:
-        RuntimeError: The host has no memory for it.
-    """
-    if nbytes >= _MANY_PAGES and hasattr(mmap, "MADV_HUGEPAGE"):
-        # A kernel without huge pages does not take the advice, and a map of that size may not be had.
-        with contextlib.suppress(OSError):
-            memory = mmap.mmap(-1, nbytes)
-            with contextlib.suppress(OSError):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            return torch.frombuffer(memory, dtype=torch.uint8)
-    return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def _systems() -> tuple[tuple[int, int], tuple[int, int]]:

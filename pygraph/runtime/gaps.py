@@ -7,7 +7,7 @@ operation alone, recorded with other tensors, is replayed over two kinds of byte
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence
 from typing import Any
 
 import torch
@@ -44,13 +44,14 @@ def _unwritten(node: fx.Node, driver: Driver) -> torch.Tensor | None:
     position: Any = node.args[1]
     args, kwargs = map_arg((source.args, source.kwargs), _zeros)
 
-    def run() -> torch.Tensor:
+    def run(mark: Callable[[int], None] = lambda index: None) -> torch.Tensor:
+        mark(0)
         return source.target(*args, **kwargs)[position]
 
     pool = driver.new_pool(lasting=False)
     driver.warm_up(run)
     try:
-        graph, result = patiently(lambda: driver.record(lambda mark: run(), pool), _PAUSES)
+        graph, result = patiently(lambda: driver.record(run, pool), _PAUSES)
     except CaptureError:
         return None  # nor as a part of the region, which says why
     try:

@@ -1,16 +1,13 @@
-"""How much memory the host, or the container, can still give, and large pieces of it."""
+"""How much memory the host, or the container, can still give."""
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from pygraph.process import host_memory
-from pygraph.process.host_memory import empty_bytes, has_room
+from pygraph.process.host_memory import has_room
 
 
 @pytest.fixture
@@ -72,25 +69,3 @@ def test_what_was_asked_for_counts_until_the_system_says_again(system: Path, mon
 def test_this_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "_room", host_memory._Room())
     assert not has_room(2**60)
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 2**22 - 1, 2**22, 2**23 + 5])
-def test_bytes_that_can_be_written(nbytes: int) -> None:
-    piece, other = empty_bytes(nbytes), empty_bytes(nbytes)
-    assert (piece.dtype, piece.shape, piece.device.type) == (torch.uint8, (nbytes,), "cpu")
-    piece.fill_(7)
-    other.fill_(8)
-    assert bool((piece == 7).all())
-
-
-def test_a_system_that_has_no_map_of_that_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any) -> Any:
-        raise OSError("Cannot allocate memory")
-
-    monkeypatch.setattr(mmap, "mmap", fail)
-    assert empty_bytes(2**22).fill_(3).sum() == 3 * 2**22
-
-
-def test_more_than_there_can_be() -> None:
-    with pytest.raises(RuntimeError, match="memory"):
-        empty_bytes(2**50)

@@ -79,7 +79,7 @@ def test_a_host_without_memory(device: torch.device, monkeypatch: pytest.MonkeyP
     def fail(nbytes: int) -> torch.Tensor:
         raise RuntimeError("DefaultCPUAllocator: not enough memory")
 
-    monkeypatch.setattr(host_copies, "empty_bytes", fail)
+    monkeypatch.setattr(host_copies, "_touched", fail)
     x = torch.arange(64.0, device=device)
     with trial_leaves([x], ()) as (given,):
         assert given.data_ptr() != x.data_ptr()

@@ -22,7 +22,7 @@ from pygraph.runtime.alignment import ALIGNMENT, aligned_copy
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.comparison import agree
 from pygraph.runtime.gaps import close
-from pygraph.runtime.proof import CapturedState, Example, Undisturbed
+from pygraph.runtime.proof import Example, Undisturbed, WrittenState
 
 Notes = collections.Counter[tuple[str, str | None]]
 """Counts of how often an argument's memory became a result's (None), or for which reason it did not."""
@@ -124,7 +124,7 @@ class Adoption:
     def works(self, env: Mapping[fx.Node, Any], inputs: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
         """Whether a replay that overwrites copies of the arguments gives what ordinary launches give."""
         graph, body = self._graph, self._graph.body
-        state = CapturedState(body)
+        state = WrittenState(body)
         example = Example.of(body, graph.driver, inputs, numbers, state)
 
         def replay() -> list[torch.Tensor]:

@@ -35,7 +35,7 @@ from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.copies import ChangedError, trial_leaves
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Driver, Pool, Run, random_states_restored
-from pygraph.runtime.proof import CapturedState, Example, Trial
+from pygraph.runtime.proof import Example, Trial, WrittenState
 from pygraph.runtime.reuse import ReusedMemory
 
 Timer = Callable[[Callable[[], object]], float]
@@ -187,7 +187,7 @@ class Executable:
         """Record a region, and time the ways of running it if that is wanted."""
         body, way, timing = bound.body, bound.region.way, self._timing
         times: dict[Way, float] = {}
-        state = CapturedState(body)
+        state = WrittenState(body, inputs)
         if timing is not None:
             nodes = tuple(node.name for node in body.nodes)
             if nodes not in timing.launches:  # before there is a graph, when there is most memory for it
@@ -249,7 +249,7 @@ class Executable:
         body: RegionBody,
         inputs: list[torch.Tensor],
         numbers: list[Any],
-        state: CapturedState,
+        state: WrittenState,
         run: Callable[[list[torch.Tensor], list[Any]], object],
     ) -> float:
         """The time of ``run``, which the timer may run as often as it likes, and which leaves no trace."""
@@ -275,7 +275,7 @@ class Executable:
             runs: The regions that run in it. Those that are only recorded leave nothing behind.
             donated: The leaves whose memory trials write to besides those that these regions update.
         """
-        states = [CapturedState(bound.body) for bound in runs]
+        states = [WrittenState(bound.body) for bound in runs]
         generators = [one for bound in self._regions for one in bound.body.generators.values()]
         with trial_leaves(leaves, self._written_leaves(runs) | donated) as given:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from typing import Any, Self
 
 import torch
@@ -27,31 +27,35 @@ _RED_ZONE = 256
 _UNTOUCHED = 0x7F
 
 
-class CapturedState:
-    """Copies of the captured tensors that a region updates, which trials put back; those of large ones are on the host.
+class WrittenState:
+    """Copies of what a region updates, which trials put back; those of large tensors are on the host.
 
     Args:
         body: The region.
+        inputs: Its inputs, of which trials update the large ones where they are; none if they have copies of all.
 
     Attributes:
         generators: Random generators that the region is passed.
+        in_place: Positions of these inputs.
     """
 
-    def __init__(self, body: RegionBody) -> None:
+    def __init__(self, body: RegionBody, inputs: Sequence[torch.Tensor] = ()) -> None:
         self.generators = list(body.generators.values())
-        tensors = [body.static_values[i].detach() for i in body.written_statics]
-        self._indexing = Ranges(
-            one for node, one in zip(body.statics, body.static_values, strict=True) if node in body.reach
-        )
+        index = (*body.statics, *body.inputs) if inputs else body.statics
+        values = (*body.static_values, *inputs)
+        self._indexing = Ranges(one for node, one in zip(index, values, strict=True) if node in body.reach)
         self._hosted: list[tuple[HostCopy, torch.Tensor]] = []
         self._others: list[torch.Tensor] = []
-        for tensor in tensors:
+        for tensor in (body.static_values[i].detach() for i in body.written_statics):
             copy = HostCopy.of(tensor)
             if copy is None:
                 self._others.append(tensor)
             else:
                 self._hosted.append((copy, tensor))
         self._copies = [clone_strided(tensor) for tensor in self._others]
+        written = {i: HostCopy.of(inputs[i].detach()) for i in body.written} if inputs else {}
+        self._hosted += [(copy, inputs[i].data) for i, copy in written.items() if copy is not None]
+        self.in_place = frozenset(i for i, copy in written.items() if copy is not None)
 
     def put_back(self) -> None:
         """Have the tensors hold what they held."""
@@ -74,14 +78,14 @@ class CapturedState:
 
 
 class Undisturbed:
-    """Run trials without a trace: random generators and captured tensors that a region updates are put back.
+    """Run trials without a trace: random generators and what a region updates are put back.
 
     Args:
         driver: The device.
-        state: The captured tensors; None to put back random generators only.
+        state: What it updates; None to put back random generators only.
     """
 
-    def __init__(self, driver: Driver, state: CapturedState | None) -> None:
+    def __init__(self, driver: Driver, state: WrittenState | None) -> None:
         self._driver, self._state = driver, state
         self._generators = [] if state is None else state.generators
 
@@ -109,25 +113,26 @@ class Trial(Undisturbed):
     Args:
         driver: The device.
         body: The region.
-        inputs: Its inputs, which are not changed.
-        state: The captured tensors that it updates.
+        inputs: Its inputs, which are afterwards as they were.
+        state: What it updates.
 
     Attributes:
-        inputs: Its inputs, with copies instead of those that the region writes to.
+        inputs: Its inputs, with copies instead of those that it writes to, unless these are put back.
         has_state: Whether a run leaves another state behind than it has found.
     """
 
-    def __init__(self, driver: Driver, body: RegionBody, inputs: Sequence[torch.Tensor], state: CapturedState) -> None:
+    def __init__(self, driver: Driver, body: RegionBody, inputs: Sequence[torch.Tensor], state: WrittenState) -> None:
         super().__init__(driver, state)
-        self.inputs = trial_inputs(body, inputs)
+        self.inputs = trial_inputs(body, inputs, state.in_place)
         self._draws = any(is_random(node) for node in body.nodes)
-        self._copies = [self.inputs[i] for i in body.written]
-        self._originals = [inputs[i].detach() for i in body.written]
+        copied = [i for i in body.written if i not in state.in_place]
+        self._copies = [self.inputs[i] for i in copied]
+        self._originals = [inputs[i].detach() for i in copied]
         self._on_device = functools.cache(state.on_device)  # only where a run is to be repeated
         self.has_state = self._draws or bool(self._copies or state)
 
     def restore(self) -> None:
-        """Put back what runs have changed: written inputs and captured tensors, and random generators if drawn from.
+        """Put back what runs have changed: what the region updates, and random generators if drawn from.
 
         That is a copy of each written tensor, all in one launch where the device can do that.
         """
@@ -137,12 +142,18 @@ class Trial(Undisturbed):
         copy_spans([*self._originals, *copies], [*self._copies, *captured])
 
 
-def trial_inputs(body: RegionBody, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs of a region, with copies instead of those that it writes to."""
-    return [
-        aligned_copy(tensor) if i in body.written and tensor.numel() else tensor.detach()
-        for i, tensor in enumerate(inputs)
-    ]
+def trial_inputs(body: RegionBody, inputs: Sequence[torch.Tensor], in_place: Container[int]) -> list[torch.Tensor]:
+    """The inputs of a region, with copies instead of those that it writes to, but those that are put back.
+
+    What is written to where it is has a version of its own.
+    """
+    trial: list[torch.Tensor] = []
+    for i, tensor in enumerate(inputs):
+        if i not in body.written or not tensor.numel():
+            trial.append(tensor.detach())
+        else:
+            trial.append(tensor.data if i in in_place else aligned_copy(tensor))
+    return trial
 
 
 def copy_spans(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
@@ -165,17 +176,17 @@ class Example:
     """A call of a region, with the results of ordinary launches.
 
     Attributes:
-        inputs: Its inputs, which are not changed.
+        inputs: Its inputs, which are afterwards as they were.
         numbers: Its numbers.
         expected: Outputs, then updated inputs, then updated captured tensors.
-        state: The captured tensors that the region updates, as the call has found them.
+        state: What the region updates, as the call has found it.
         gaps: Bytes of outputs that say nothing; they are zeros in ``expected``.
     """
 
     inputs: Sequence[torch.Tensor]
     numbers: Sequence[Any]
     expected: OffloadedTensors
-    state: CapturedState
+    state: WrittenState
     gaps: Gaps
 
     @classmethod
@@ -185,17 +196,17 @@ class Example:
         driver: Driver,
         inputs: Sequence[torch.Tensor],
         numbers: Sequence[Any],
-        state: CapturedState | None = None,
+        state: WrittenState | None = None,
         gaps: Gaps | None = None,
     ) -> Example:
         """Run the region with ordinary launches, for an example of their results.
 
         They are the device's warm-up as well, after which the region can be recorded.
         """
-        state = CapturedState(body) if state is None else state
+        state = WrittenState(body, inputs) if state is None else state
         gaps = gaps_of(body, driver) if gaps is None else gaps
         with Undisturbed(driver, state):
-            expected = OffloadedTensors(_launched(body, driver, inputs, numbers, gaps))
+            expected = OffloadedTensors(_launched(body, driver, inputs, numbers, state, gaps))
         if expected.are_on_host:
             driver.give_back()  # their memory on the device was that of the stream that captures
         return cls(inputs, numbers, expected, state, gaps)
@@ -206,9 +217,14 @@ class Example:
 
 
 def _launched(
-    body: RegionBody, driver: Driver, inputs: Sequence[torch.Tensor], numbers: Sequence[Any], gaps: Gaps
+    body: RegionBody,
+    driver: Driver,
+    inputs: Sequence[torch.Tensor],
+    numbers: Sequence[Any],
+    state: WrittenState,
+    gaps: Gaps,
 ) -> Sequence[torch.Tensor | HostCopy]:
-    trial = trial_inputs(body, inputs)
+    trial = trial_inputs(body, inputs, state.in_place)
 
     # What is in the region's own memory stays as it is, but not what it returns a part of.
     others = {tensor.untyped_storage().data_ptr() for tensor in (*trial, *body.static_values)}

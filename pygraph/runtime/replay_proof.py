@@ -75,9 +75,9 @@ class ReplayProof:
         self.replay_us = self.region.driver.replay_time(self.region.graph, restore)
 
     def _own(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Results that stay as they are when captured tensors are put back."""
-        first = len(results) - len(self.region.body.written_statics)
-        return [*results[:first], *(static.clone() for static in results[first:])]
+        """Results that stay as they are when what the region updates is put back."""
+        first = len(self.region.body.outputs)
+        return [*results[:first], *(updated.clone() for updated in results[first:])]
 
     @contextlib.contextmanager
     def _replayed(self, copy_outside: bool) -> Generator[_Replayed, None, None]:

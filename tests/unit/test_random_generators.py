@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 import pygraph
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.devices import driver_for
-from pygraph.runtime.proof import CapturedState, Trial
+from pygraph.runtime.proof import Trial, WrittenState
 
 Function = Callable[..., Any]
 
@@ -210,7 +210,7 @@ def test_trials_leave_states_as_they_were(device: torch.device) -> None:
     assert driver is not None
     program = pygraph.graphify(pygraph.indirect(pygraph.trace(noise(generator))(x)))
     body, before = RegionBody(program, 0), generator.get_state()
-    with Trial(driver, body, [x], CapturedState(body)) as trial:
+    with Trial(driver, body, [x], WrittenState(body)) as trial:
         assert trial.has_state
         found: list[Tensor] = []
         for _ in range(3):

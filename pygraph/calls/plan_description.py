@@ -101,7 +101,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         "commits": commits,
         "synced": ctypes.addressof(graph.patcher.synced),
         "launch": launch,
-        "updated": tuple(tensors[body.inputs[position]] for position in body.written),
+        "updated": tuple(tensors[body.inputs[position]] for position in body.updated),
         "updated_captured": tuple(captured[id(tensor)] for tensor in body.versioned_statics),
         "outputs": _outputs(graph),
         "results": _results(convention, outputs),

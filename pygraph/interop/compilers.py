@@ -121,6 +121,8 @@ class Compilers:
             return _boxed(graph)
         if kind == "forward":
             compiled = dataclasses.replace(compiled, saved=_saved_results(len(compiled.outputs)))
+        elif kind == "backward":
+            compiled = dataclasses.replace(compiled, spent=_spent_inputs())
         source = InductorSource(compiled, draws)
         if len(draws) > 1 and not source.draws_in_order(inputs):
             settle(original.graph, compiled.device)
@@ -205,6 +207,18 @@ def _saved_results(count: int) -> frozenset[int]:
     if context is None or context.fw_metadata is None:
         return frozenset()
     return frozenset(range(context.fw_metadata.num_forward, count))
+
+
+def _spent_inputs() -> frozenset[int]:
+    """Positions of saved tensors among the inputs of a backward whose memory it may reuse, as Inductor's code may.
+
+    They are no part of arguments, results or gradients. A backward that may run again has none: where one has been
+    compiled with some, AOTAutograd raises an error if the graph is to be kept.
+    """
+    context: Any = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return frozenset()
+    return frozenset(context.fw_metadata.bw_donated_idxs or ())  # None unless torch looks for them
 
 
 def _boxed(graph: fx.GraphModule) -> Any:

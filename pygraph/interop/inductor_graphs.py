@@ -32,9 +32,11 @@ from pygraph.ir.descriptors import (
     TensorSpec,
 )
 from pygraph.ir.effects import root
+from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.kernel_recorder import KernelGraph
+from pygraph.lowering.spent_memory import place_temporaries
 from pygraph.tracing.function_kinds import Traced
 from pygraph.transforms.passes import GRAPHIFY, INDIRECT, SELECT
 
@@ -134,10 +136,14 @@ class _SpecializedInductorGraph(SpecializedGraph):
         graph.graph_copy(kernels.module.graph, mapping)
         for old, new in mapping.items():
             new.meta = dict(old.meta)
+        spent: list[fx.Node] = []
         for node, descriptor in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
             node.meta = {"spec": descriptor.spec, "source": None}  # pyright: ignore
+            if isinstance(descriptor, Argument) and descriptor.is_spent:
+                spent.append(node)
         results = _described_results(kernels, self._computed, self._graph.saved)
         graph.output(tuple(mapping[node] for node in results.nodes))
+        place_temporaries(graph, spent)
         return Program(
             name=name,
             module=graph_module(torch.nn.Module(), graph),
@@ -155,12 +161,16 @@ class _SpecializedInductorGraph(SpecializedGraph):
     def _input_descriptors(self, kernels: KernelGraph, args: Sequence[Any]) -> list[Input]:
         leaf = {index: position for position, index in enumerate(self.varying)}
         inputs: list[Input] = []
-        for index, value in enumerate(self._all_inputs(args)):
+        every = self._all_inputs(args)
+        shared = {index for group in overlap_groups(every) for index in group}
+        spent = self._graph.spent - shared
+        for index, value in enumerate(every):
             if index in self._static:
                 kind = "parameter" if isinstance(value, torch.nn.Parameter) else "buffer"
                 inputs.append(Captured(kind, f"input {index}", value))
             elif isinstance(value, torch.Tensor):
-                inputs.append(Argument(f"args[{leaf[index]}]", leaf[index], TensorSpec.of(value)))
+                path, spec = f"args[{leaf[index]}]", TensorSpec.of(value)
+                inputs.append(Argument(path, leaf[index], spec, is_spent=index in spent))
         inputs += [Captured("constant", f"constant {i}", value) for i, value in enumerate(kernels.constants)]
         return inputs
 

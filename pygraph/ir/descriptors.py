@@ -119,11 +119,15 @@ Spec: TypeAlias = "TensorSpec | type[int] | type[float] | type[bool] | tuple[Spe
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """A tensor that the caller passes, found at ``path`` in ``(args, kwargs)``, e.g. ``args[0]['w']``."""
+    """A tensor that the caller passes, found at ``path`` in ``(args, kwargs)``, e.g. ``args[0]['w']``.
+
+    One that is spent holds anything after a call, as nobody reads it then.
+    """
 
     path: str
     leaf: int
     spec: TensorSpec
+    is_spent: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@
 ``pygraph::store``        writes a tensor to the memory that one entry of a table points to
 ``pygraph::scalar``       a 0-d device tensor of a host number, refreshed at every call or replay
 ``pygraph::reinterpret``  a view of a tensor, laid out relative to its first element
+``pygraph::scratch``      memory of a tensor whose values nobody needs, as a tensor without values yet
 ``pygraph::cotangent``    the gradient of a result, in the joint trace of a forward and its backward
 ========================  ==============================================================================
 
@@ -33,6 +34,7 @@ _LIBRARY.define(
 )
 _LIBRARY.define("store(Tensor table, int slot, Tensor value) -> ()")
 _LIBRARY.define("scalar(Scalar value, *, ScalarType dtype, Device device) -> Tensor")
+_LIBRARY.define("scratch(Tensor(a) memory, int[] size, int[] stride, int offset, ScalarType dtype) -> Tensor(a)")
 _LIBRARY.define("reinterpret(Tensor(a) self, int[] size, int[] stride, int offset) -> Tensor(a)")
 _LIBRARY.define("cotangent(Tensor result, int index) -> Tensor")
 
@@ -246,6 +248,42 @@ def _reinterpret(tensor: torch.Tensor, size: list[int], stride: list[int], offse
     return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
 
 
+def scratch(
+    memory: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor without values yet in the memory of another, whose values are lost when it is written to.
+
+    If elements of ``dtype`` cannot lie there, it is in memory of its own.
+
+    Args:
+        memory: A tensor whose values nobody needs, with room for the result.
+        size: Shape of the result.
+        stride: Its strides in elements.
+        offset: Bytes from the first element of ``memory`` to that of the result.
+        dtype: Its element type.
+
+    >>> x = torch.ones(4)
+    >>> _ = scratch(x, (2,), (1,), 4, torch.int32).fill_(0)
+    >>> x
+    tensor([1., 0., 0., 1.])
+    """
+    return torch.ops.pygraph.scratch.default(memory, list(size), list(stride), offset, dtype)
+
+
+def _scratch(memory: torch.Tensor, size: list[int], stride: list[int], offset: int, dtype: torch.dtype) -> torch.Tensor:
+    start = memory.storage_offset() * memory.element_size() + offset
+    if start % dtype.itemsize:
+        return _scratch_fake(memory, size, stride, offset, dtype)
+    result = torch.empty(0, dtype=dtype, device=memory.device)
+    return result.set_(memory.untyped_storage(), start // dtype.itemsize, size, stride)  # pyright: ignore
+
+
+def _scratch_fake(
+    memory: torch.Tensor, size: list[int], stride: list[int], offset: int, dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=memory.device)
+
+
 def cotangent(result: torch.Tensor, index: int) -> torch.Tensor:
     """A placeholder for the gradient of ``result`` while a joint graph is traced; no Program that runs has one.
 
@@ -277,6 +315,7 @@ def _register() -> None:
         ("store", _store, _store_fake),
         ("scalar", _scalar, _scalar_fake),
         ("reinterpret", _reinterpret, _reinterpret),
+        ("scratch", _scratch, _scratch_fake),
         ("cotangent", _cotangent, _cotangent),
     ):
         _LIBRARY.impl(name, real, "CompositeExplicitAutograd")

@@ -54,6 +54,7 @@ class FusedGraph:
         name: Its name in reports.
         lines: The user's lines, by the names that the wrapper's comments have for what it computes.
         saved: Positions of the results that are saved tensors, which only a backward gets.
+        spent: Positions of the inputs that nobody reads after a call: saved tensors that torch lets a backward reuse.
     """
 
     code: Callable[[list[Any]], Sequence[Any]]
@@ -65,6 +66,7 @@ class FusedGraph:
     name: str
     lines: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     saved: frozenset[int] = frozenset()
+    spent: frozenset[int] = frozenset()
 
     @property
     def key(self) -> str | None:
@@ -91,8 +93,9 @@ class FusedGraph:
             if isinstance(spec, TensorSpec):
                 nodes[index] = graph.placeholder(f"arg{index}")
                 nodes[index].meta = {"spec": spec, "source": None}
-        written = [index for index in nodes if index in self.written]
-        read = [index for index in nodes if index not in self.written]
+        writes = self.spent.union(self.written)
+        written = [index for index in nodes if index in writes]
+        read = [index for index in nodes if index not in writes]
         name = _register(_Opaque(self, tuple(written), tuple(read), numbers))
         call = graph.call_function(
             torch.ops.pygraph.fused.default, (name, [nodes[i] for i in written], [nodes[i] for i in read])

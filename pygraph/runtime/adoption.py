@@ -136,7 +136,7 @@ class Adoption:
                 }
                 got = [*graph(trial, numbers, memory)]
                 close(example.gaps, got)
-                got += (trial[i] for i in body.written)
+                got += (trial[i] for i in body.updated)
                 return got + [body.static_values[i].detach().clone() for i in body.written_statics]
 
         got = replay()

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.ir.attention_states import is_unused_state, keep
 from pygraph.ir.autocasting import without_autocast
-from pygraph.ir.descriptors import Captured, CapturedGenerator
+from pygraph.ir.descriptors import Argument, Captured, CapturedGenerator
 from pygraph.ir.effects import (
     device_of,
     is_host_number,
@@ -41,6 +41,7 @@ class RegionBody:
         numbers: Nodes from outside that are Python numbers.
         outputs: Nodes whose values are needed outside: by other regions, by stores, or as results.
         written: Positions in ``inputs`` of tensors that the region writes to.
+        updated: Those of them whose new values are read: by later regions, or after a call.
         written_statics: Positions in ``statics`` of tensors that the region writes to.
         static_values: The captured tensors of ``statics``.
         generators: The random generators that the region's nodes are passed, by placeholder.
@@ -71,6 +72,8 @@ class RegionBody:
         # A result may be a tensor from outside as it is (an argument, a captured tensor): those need no node.
         writes = {root(argument) for node in self.nodes for argument in written_arguments(node)}
         self.written = [i for i, node in enumerate(self.inputs) if node in writes]
+        spent = self._spent(program)
+        self.updated = [i for i in self.written if self.inputs[i] not in spent]
         self.written_statics = [i for i, node in enumerate(self.statics) if node in writes]
         updated = [captured[self.statics[i]] for i in self.written_statics]
         self.versioned_statics = [descriptor.value for descriptor in updated if not descriptor.quiet]
@@ -88,6 +91,23 @@ class RegionBody:
         table = program.placeholders[0] if program.table is not None else None
         arguments = dict.fromkeys(one for node in (*self.nodes, *stores) for one in node.all_input_nodes)
         return [one for one in arguments if one not in members and one.op != "get_attr" and one is not table]
+
+    def _spent(self, program: Program) -> set[fx.Node]:
+        """The inputs that hold anything after a call, and that no later region reads."""
+        slots = () if program.table is None else program.table.slots
+        spent = {
+            node
+            for node in self.inputs
+            if is_load(node)
+            and isinstance(descriptor := slots[node.args[1]].of, Argument)  # pyright: ignore
+            and descriptor.is_spent
+        }
+        members = {*self.nodes}
+        for node in reversed(program.nodes):
+            if node in members or not spent:
+                break
+            spent -= {root(argument) for argument in node.all_input_nodes}
+        return spent
 
     def _needed_outside(self) -> list[fx.Node]:
         """The nodes whose values other regions, stores or the Program's results take."""

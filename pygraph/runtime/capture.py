@@ -247,13 +247,13 @@ class RegionGraph:
         else:
             fresh = [memory.spec.empty() for memory in self.memory]
         self._region.replay(inputs, numbers, fresh)
-        if reused is not None or self.body.written or self.body.versioned_statics:
+        if reused is not None or self.body.updated or self.body.versioned_statics:
             self._increment_versions(inputs)
         return fresh if self.outputs_are_memory and reused is None else self._region.outputs(fresh)
 
     def _increment_versions(self, inputs: Sequence[torch.Tensor]) -> None:
         """Let autograd notice what a replay has changed: earlier results in reused memory, and updated tensors."""
-        changed = [*(self._reused_memory or ()), *(inputs[i] for i in self.body.written), *self.body.versioned_statics]
+        changed = [*(self._reused_memory or ()), *(inputs[i] for i in self.body.updated), *self.body.versioned_statics]
         torch.autograd.graph.increment_version(changed)
 
     # -- reporting ------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class RegionGraph:
         for slot in self.choice.copied:
             if slot < len(self.slots):
                 position = self.slots[slot]
-                total += self._input_specs[position].nbytes * (2 if position in self.body.written else 1)
+                total += self._input_specs[position].nbytes * (2 if position in self.body.updated else 1)
             else:
                 total += self.memory[slot - len(self.slots)].extent.size
         return total

@@ -236,7 +236,7 @@ def _launched(
             is_part = storage.data_ptr() in others or storage.nbytes() > TensorSpec.of(result).nbytes
             results.append(clone_strided(result) if result.numel() and is_part else result)
         close(gaps, results)
-        results += [_copied(trial[i]) for i in body.written]
+        results += [_copied(trial[i]) for i in body.updated]
         return results + [_copied(body.static_values[i].detach()) for i in body.written_statics]
 
     return driver.warm_up(run)

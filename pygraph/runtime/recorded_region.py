@@ -105,8 +105,8 @@ class RecordedRegion:
         """Add the nodes that patch and copy; the words of their parameters, which the host changes."""
         inputs = [_location(extent_of(self.input_buffers[position])) for position in self.slots]
         outputs = [_location(memory.extent) for memory in self.memory]
-        written = frozenset(slot for slot, position in enumerate(self.slots) if position in self.body.written)
-        added, values = wiring(choice, inputs, outputs, written)
+        updated = frozenset(slot for slot, position in enumerate(self.slots) if position in self.body.updated)
+        added, values = wiring(choice, inputs, outputs, updated)
         return [
             Word(node, offset, slot, delta)
             for (slot, delta), locations in zip(values, self.graph.wire(added), strict=True)

@@ -98,7 +98,7 @@ class ReplayProof:
             self._copy_in(trial, copied)
             region.replay(trial, self.example.numbers, fresh)
             self._copy_out(trial, fresh, copied)
-            results = [*self._written_outputs(fresh), *(trial[i] for i in body.written)]
+            results = [*self._written_outputs(fresh), *(trial[i] for i in body.updated)]
             results += [body.static_values[i].detach() for i in body.written_statics]
 
             def restore() -> None:
@@ -129,7 +129,7 @@ class ReplayProof:
         """Copy updated inputs and outputs from where the graph was recorded with them."""
         region = self.region
         for slot, position in enumerate(region.slots):
-            if slot in copied and position in region.body.written:
+            if slot in copied and position in region.body.updated:
                 copy_span(region.input_buffer(position), inputs[position])
         for buffer, (memory, _) in zip(region.output_buffers, region.views, strict=True):
             if len(region.slots) + memory in copied and buffer.numel():

@@ -6,7 +6,6 @@ import gc
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ import pygraph
 from pygraph.calls import limits
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Run
+from pygraph.runtime.host_copies import HostCopy
 from tests.steps import refused_synchronizations
 
 pytestmark = pytest.mark.gpu
@@ -443,9 +443,19 @@ def test_measuring_stays_within_a_buffer(driver: Any, monkeypatch: pytest.Monkey
     assert position.item() == 8
 
 
-def test_a_large_cache_does_not_make_the_first_call_slow(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two gigabytes that are put back before each run: some tens of runs, and not a hundred for each way."""
+def test_a_large_cache_is_copied_a_few_times(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gigabytes that no index depends on are put back after runs that are timed, not before each."""
     monkeypatch.undo()
+    moved: list[str] = []
+    for name in ("write", "on_device"):
+        original = getattr(HostCopy, name)
+
+        def move(self: HostCopy, *args: Any, name: str = name, original: Any = original) -> Any:
+            if self.bytes.numel() >= 2**31:
+                moved.append(name)
+            return original(self, *args)
+
+        monkeypatch.setattr(HostCopy, name, move)
     cache = torch.zeros(1 << 19, 1024, device="cuda")
     position = torch.zeros(1, dtype=torch.int64, device="cuda")
 
@@ -454,10 +464,7 @@ def test_a_large_cache_does_not_make_the_first_call_slow(driver: Any, monkeypatc
         position.add_(1)
         return x + 1
 
-    x = randn(1, 1024)
-    pygraph.jit(lambda x: x + 2)(x)  # compilers and libraries are loaded
-    start = time.perf_counter()
-    pygraph.jit(write)(x)
-    torch.cuda.synchronize()
-    assert time.perf_counter() - start < 5.0
+    pygraph.jit(write)(randn(1, 1024))
     assert position.item() == 1
+    assert len(moved) <= 8, moved  # of a hundred runs and more
+    monkeypatch.undo()

@@ -141,6 +141,12 @@ def test_what_stays_as_it_is(train: bool) -> None:
             torch.testing.assert_close(faster(x), plain(x))
 
 
+def assert_only_copied(fast: Any) -> None:
+    """All of it is in graphs; some kernels of cuDNN's hold a pointer where it cannot be patched."""
+    notes = fast.explain().to_dict()["fallbacks"]
+    assert all(note["what"].endswith("is copied") for note in notes), str(fast.explain())
+
+
 @pytest.mark.parametrize("dtype", ROUGH, ids=str)
 @pytest.mark.parametrize("options", SHAPES, ids=["plain", "batch first", "both ways"])
 @pytest.mark.parametrize("name", LAYERS)
@@ -164,7 +170,7 @@ def test_a_backward_from_outside(way: str, name: str, options: dict[str, Any], d
         torch.testing.assert_close(found[1], found[0], rtol=10 * rough, atol=10 * rough)
     if way == "jit":
         assert fast.cache_info().captures >= 2, str(fast.explain())
-        assert not fast.explain().to_dict()["fallbacks"]
+        assert_only_copied(fast)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
@@ -186,7 +192,7 @@ def test_large_reserves(name: str) -> None:
             found.append([one.grad.clone() for one in module.parameters()])
         torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
     assert fast.cache_info().captures >= 2, str(fast.explain())
-    assert not fast.explain().to_dict()["fallbacks"]
+    assert_only_copied(fast)
 
 
 def test_weights_that_move() -> None:

@@ -1,10 +1,15 @@
-"""Saved tensors whose storages are resized, as no other device than CUDA allows it."""
+"""Saved tensors on CUDA: storages that are resized, and temporaries of Inductor's code in the memory of those read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import nn
 
+import pygraph
+from pygraph.interop import live
 from tests.unit.native.test_saved_memory import Training
 
 pytestmark = [
@@ -28,3 +33,73 @@ def test_a_storage_that_was_resized() -> None:
             storage.resize_(0)
         del storages, storage
         training.check(training.inputs())
+
+
+class Layers(nn.Module):
+    """Layers whose backward has temporaries as large as what the forward saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + nn.functional.gelu(layer(torch.sin(x)))
+        return x
+
+
+def gradients(run: Callable[[torch.Tensor], torch.Tensor], net: nn.Module, way: str, seed: int) -> list[torch.Tensor]:
+    """Of some forwards and backwards in an order of that name."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    x, y = torch.randn(2, 512, 256, device="cuda", generator=generator).unbind()
+    net.zero_grad()
+    first = run(x).square().mean()
+    if way == "plain":
+        first.backward()
+    elif way == "two forwards":
+        second = run(y).square().mean()
+        first.backward()
+        second.backward()
+    elif way == "kept":
+        first.backward(retain_graph=True)
+        first.backward()
+    else:
+        run(y)
+        first.backward()
+    return [parameter.grad.clone() for parameter in net.parameters()]  # pyright: ignore
+
+
+@pytest.mark.parametrize("way", ["plain", "two forwards", "kept", "forgotten"])
+def test_temporaries_lie_in_saved_tensors(way: str) -> None:
+    """Those of the same backward, of whichever forward it is; and only if it cannot run again."""
+    torch.manual_seed(0)
+    net = Layers().cuda()
+    fast = torch.compile(net, backend=pygraph.backend)
+    for seed in range(6):
+        got, expected = (gradients(run, net, way, seed) for run in (fast, net))
+        torch.testing.assert_close(got, expected)
+    backwards = [
+        (executable.program, graph)
+        for one in live.CALLABLES
+        for function in one.functions()
+        for executable in (entry.executable for entry in function.cache.entries)
+        for graph in executable.graphs
+        if one.__name__.startswith("backward")
+    ]
+    assert backwards
+    for program, graph in backwards:
+        placed = [node for node in program.nodes if node.target is torch.ops.pygraph.scratch.default]
+        assert bool(placed) == (way != "kept")
+        assert graph.bytes_copied == 0
+        assert graph.body.updated == []
+
+
+def test_a_graph_that_was_not_to_be_kept() -> None:
+    """As with all other backends of `torch.compile`."""
+    net = Layers().cuda()
+    fast = torch.compile(net, backend=pygraph.backend)
+    for _ in range(3):
+        fast(torch.randn(512, 256, device="cuda")).sum().backward()
+    loss = fast(torch.randn(512, 256, device="cuda")).sum()
+    with pytest.raises(RuntimeError, match="donated buffer"):
+        loss.backward(retain_graph=True)

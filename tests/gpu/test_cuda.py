@@ -466,5 +466,5 @@ def test_a_large_cache_is_copied_a_few_times(driver: Any, monkeypatch: pytest.Mo
 
     pygraph.jit(write)(randn(1, 1024))
     assert position.item() == 1
-    assert len(moved) <= 8, moved  # of a hundred runs and more
+    assert len(moved) < 30, moved  # of hundreds of runs; ways that are close are looked at again
     monkeypatch.undo()

@@ -104,7 +104,7 @@ _IsMade: TypeAlias = "Callable[[Any, set[int]], bool]"
 def _test_for(kind: type) -> _IsMade | None:
     """A test of whether an object of a class is of a trace; None if no object of that class is."""
     if issubclass(kind, FakeTensor):
-        return lambda value, made: id(value.fake_mode) in made
+        return _is_fake_of
     if issubclass(kind, torch.Tensor):
         return _wraps_fake
     if issubclass(kind, Node):
@@ -114,11 +114,16 @@ def _test_for(kind: type) -> _IsMade | None:
     return None
 
 
+def _is_fake_of(tensor: Any, made: set[int]) -> bool:
+    """Whether a fake tensor is of the trace. One that another thread is about to make has no mode yet."""
+    return id(getattr(tensor, "fake_mode", None)) in made
+
+
 def _wraps_fake(tensor: Any, made: set[int]) -> bool:
     """Whether a tensor of functorch wraps a fake tensor of the trace."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
-    return isinstance(tensor, FakeTensor) and id(tensor.fake_mode) in made
+    return isinstance(tensor, FakeTensor) and _is_fake_of(tensor, made)
 
 
 def _references_of_threads(young: set[int]) -> list[Reference]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 import pygraph
@@ -501,3 +502,18 @@ def test_a_trace_with_symbols_is_not_looked_for_among_all_objects(
     for k in (2, 3):
         torch.testing.assert_close(fast(x, k), fn(x, k))
     assert searches == []
+
+
+@pytest.mark.heap
+def test_a_fake_tensor_that_another_thread_is_making() -> None:
+    """It has no mode yet."""
+    meta = torch.empty(2, device="meta")
+    unfinished: Any = Tensor._make_subclass(FakeTensor, meta, False, dispatch_device=True)  # pyright: ignore
+    assert not hasattr(unfinished, "fake_mode")
+    with FakeTensorMode() as mode:
+        finished = torch.empty(2)
+    search = LeakSearch([weakref.ref(mode)], frozenset())
+    found = {id(one) for one in search._find_traced()}
+    assert id(finished) in found
+    assert id(unfinished) not in found
+    assert not LeakSearch([], frozenset()).may_find_any()

@@ -133,7 +133,7 @@ FAULTS = (
     Fault(
         "written-tensors-that-tell-nobody",
         "A replay does not move the versions of the arguments that it updates, so that autograd uses saved tensors.",
-        "*(self._reused_memory or ()), *(inputs[i] for i in self.body.written), *self.body.versioned_statics]",
+        "*(self._reused_memory or ()), *(inputs[i] for i in self.body.updated), *self.body.versioned_statics]",
         "*(self._reused_memory or ()), *self.body.versioned_statics]",
     ),
     Fault(
@@ -159,6 +159,30 @@ FAULTS = (
         "Trials leave their updates in captured tensors, as if the function had run several times.",
         "            self._state.put_back()\n",
         "            pass\n",
+    ),
+    Fault(
+        "arguments-left-as-trials-leave-them",
+        "Trials update large arguments where they are, and do not put them back.",
+        "        self._hosted += [(copy, inputs[i].data) for i, copy in written.items() if copy is not None]\n",
+        "",
+    ),
+    Fault(
+        "gaps-of-what-holds-zeros",
+        "Bytes that an operation writes zeros to are taken for bytes that it does not write to.",
+        "        return left[0] & left[1]\n",
+        "        return left[0] | left[1]\n",
+    ),
+    Fault(
+        "temporaries-in-what-a-view-shows",
+        "A temporary lies in a saved tensor that a view of it is still to be read from.",
+        "        for argument in argument_nodes(node):\n            last[root(argument)] = node\n",
+        "        for argument in argument_nodes(node):\n            last[argument] = node\n",
+    ),
+    Fault(
+        "spent-memory-that-is-shared",
+        "A temporary lies in a saved tensor whose memory is another input's, too.",
+        "        spent = self._graph.spent - shared\n",
+        "        spent = self._graph.spent\n",
     ),
     Fault(
         "copies-that-stop-short",

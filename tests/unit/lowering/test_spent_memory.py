@@ -69,13 +69,13 @@ def test_what_is_still_read_stays() -> None:
     def call(args: list[Any]) -> Any:
         saved, other = args
         args.clear()
-        view = saved.view(2, 4)
+        row = saved.view(2, 4)[0]
         buf0 = torch.empty_strided((8,), (1,))
         torch.sin(saved, out=buf0)
         buf1 = torch.empty_strided((8,), (1,))
         torch.sin(buf0, out=buf1)
         buf2 = torch.empty_strided((4,), (1,))
-        torch.add(view[0], buf1[:4], out=buf2)
+        torch.add(row, buf1[:4], out=buf2)
         return (buf2, other)
 
     assert placed(call, [torch.rand(8), torch.rand(8)], [0, 1])[1] == []

@@ -238,11 +238,20 @@ def make_backward() -> Call:
 backward = make_backward()
 
 
-def replayed(device: torch.device, spent: frozenset[int]) -> BoxedReplay:
-    code: Any = lambda inputs: backward(inputs)  # noqa: E731
-    code.current_callable = backward
-    graph = FusedGraph(code, (None,), (), frozenset(), Crossing(frozenset(), {}), device, "backward", spent=spent)
-    return BoxedReplay(InductorSource(graph), [], Options(), live.pool_owner(), "backward")
+def replayed(
+    device: torch.device,
+    spent: frozenset[int],
+    call: Call = backward,
+    results: int = 1,
+    saved: frozenset[int] = frozenset(),
+) -> BoxedReplay:
+    code: Any = lambda inputs: call(inputs)  # noqa: E731
+    code.current_callable = call
+    states = Crossing(frozenset(), {})
+    graph = FusedGraph(
+        code, (None,) * results, (), frozenset(), states, device, "kernels", saved=saved, spent=spent
+    )  # fmt: skip
+    return BoxedReplay(InductorSource(graph), [], Options(), live.pool_owner(), "kernels")
 
 
 def made(device: torch.device, seed: int) -> list[Tensor]:
@@ -305,3 +314,77 @@ def test_inputs_that_share_memory_are_not_spent(device: torch.device) -> None:
         expected, kept = backward(list(inputs)), weight.clone()
         assert torch.equal(called(list(inputs))[0], expected[0])
         assert torch.equal(weight, kept)
+
+
+def make_halves() -> tuple[Call, Call]:
+    """A forward that saves two tensors, and its backward."""
+
+    def make_forward() -> Call:
+        def call(args: list[Any]) -> Any:
+            (x,) = args
+            args.clear()
+            buf0 = torch.empty_strided((SIZE, SIZE), (SIZE, 1), device=x.device)
+            torch.sin(x, out=buf0)
+            buf1 = torch.empty_strided((SIZE, SIZE), (SIZE, 1), device=x.device)
+            torch.mul(buf0, x, out=buf1)
+            buf2 = torch.empty_strided((SIZE, SIZE), (SIZE, 1), device=x.device)
+            torch.add(buf1, buf0, out=buf2)
+            return (buf2, buf0, buf1)
+
+        return call
+
+    def make_backward() -> Call:
+        def call(args: list[Any]) -> Any:
+            first, second, grad = args
+            args.clear()
+            buf0 = torch.empty_strided((SIZE, SIZE), (SIZE, 1), device=grad.device)
+            torch.mul(first, grad, out=buf0)
+            buf1 = torch.empty_strided((SIZE, SIZE), (SIZE, 1), device=grad.device)
+            torch.cos(buf0, out=buf1)
+            buf2 = torch.empty_strided((SIZE, SIZE), (SIZE, 1), device=grad.device)
+            torch.mul(second, buf1, out=buf2)
+            buf3 = torch.empty_strided((SIZE, SIZE), (SIZE, 1), device=grad.device)
+            torch.add(buf2, buf1, out=buf3)
+            buf4 = torch.empty_strided((SIZE, SIZE), (SIZE, 1), device=grad.device)
+            torch.add(buf3, buf0, out=buf4)
+            return (buf4,)
+
+        return call
+
+    return make_forward(), make_backward()
+
+
+forward, its_backward = make_halves()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_forwards_and_backwards_in_any_order(device: torch.device, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several forwards may wait for their backwards, and none of what they have saved is written to before its own."""
+    monkeypatch.setattr("tests.unit.lowering.test_spent_memory.SIZE", 64)
+    chance = random.Random(seed)
+    run = replayed(device, frozenset(), forward, 3, saved=frozenset({1, 2}))
+    run_back = replayed(device, frozenset({0, 1}), its_backward, 1)
+    waiting: list[tuple[list[Tensor], Tensor]] = []
+    held: list[tuple[Tensor, Tensor]] = []
+    for _ in range(30):
+        action = chance.random()
+        if action < 0.5 or not waiting:
+            x = torch.randn(64, 64).to(device)
+            result, *saved = run([x])
+            expected, first, second = forward([x])
+            grad = torch.randn(64, 64).to(device)
+            held.append((result, expected))
+            waiting.append(([*saved, grad], its_backward([first, second, grad])[0]))
+            del result, saved
+        elif action < 0.9:
+            inputs, expected = waiting.pop(chance.randrange(len(waiting)))
+            held.append((run_back(inputs)[0], expected))
+            assert inputs == []
+        else:
+            waiting.pop(chance.randrange(len(waiting)))
+        del held[: max(0, len(held) - chance.randint(2, 12))]
+        for got, wanted in held:
+            assert torch.equal(got, wanted)
+    graph = graph_of(run_back)
+    assert (len(graph.body.written), graph.body.updated) == (2, [])
+    assert graph.bytes_copied == 0

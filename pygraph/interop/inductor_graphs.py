@@ -163,7 +163,7 @@ class _SpecializedInductorGraph(SpecializedGraph):
         inputs: list[Input] = []
         every = self._all_inputs(args)
         shared = {index for group in overlap_groups(every) for index in group}
-        spent = self._graph.spent - shared
+        spent = {index for index in self._graph.spent - shared if _can_hold_others(every[index])}
         for index, value in enumerate(every):
             if index in self._static:
                 kind = "parameter" if isinstance(value, torch.nn.Parameter) else "buffer"
@@ -173,6 +173,11 @@ class _SpecializedInductorGraph(SpecializedGraph):
                 inputs.append(Argument(path, leaf[index], spec, is_spent=index in spent))
         inputs += [Captured("constant", f"constant {i}", value) for i, value in enumerate(kernels.constants)]
         return inputs
+
+
+def _can_hold_others(tensor: torch.Tensor) -> bool:
+    """Whether elements of any type can begin where a tensor begins in its storage."""
+    return tensor.storage_offset() * tensor.element_size() % ALIGNED == 0
 
 
 @dataclasses.dataclass(frozen=True)

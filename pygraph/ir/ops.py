@@ -253,14 +253,15 @@ def scratch(
 ) -> torch.Tensor:
     """A tensor without values yet in the memory of another, whose values are lost when it is written to.
 
-    If elements of ``dtype`` cannot lie there, it is in memory of its own.
-
     Args:
         memory: A tensor whose values nobody needs, with room for the result.
         size: Shape of the result.
         stride: Its strides in elements.
         offset: Bytes from the first element of ``memory`` to that of the result.
         dtype: Its element type.
+
+    Raises:
+        ArgumentError: if elements of ``dtype`` cannot lie there, as they begin at multiples of their size.
 
     >>> x = torch.ones(4)
     >>> _ = scratch(x, (2,), (1,), 4, torch.int32).fill_(0)
@@ -273,7 +274,12 @@ def scratch(
 def _scratch(memory: torch.Tensor, size: list[int], stride: list[int], offset: int, dtype: torch.dtype) -> torch.Tensor:
     start = memory.storage_offset() * memory.element_size() + offset
     if start % dtype.itemsize:
-        return _scratch_fake(memory, size, stride, offset, dtype)
+        raise ArgumentError(
+            describe(
+                "pygraph.ops", f"no {dtype} can begin at byte {start} of a storage",
+                expected=f"a multiple of {dtype.itemsize}",
+            )
+        )  # fmt: skip
     result = torch.empty(0, dtype=dtype, device=memory.device)
     return result.set_(memory.untyped_storage(), start // dtype.itemsize, size, stride)  # pyright: ignore
 

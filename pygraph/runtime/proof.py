@@ -226,25 +226,27 @@ def _launched(
 ) -> Sequence[torch.Tensor | HostCopy]:
     trial = trial_inputs(body, inputs, state.in_place)
 
-    # What is in the region's own memory stays as it is, but not what it returns a part of.
     others = {tensor.untyped_storage().data_ptr() for tensor in (*trial, *body.static_values)}
 
     def run() -> list[torch.Tensor | HostCopy]:
-        results: list[torch.Tensor | HostCopy] = []
-        for result in body.run(trial, numbers):
-            storage = result.untyped_storage()
-            is_part = storage.data_ptr() in others or storage.nbytes() > TensorSpec.of(result).nbytes
-            results.append(clone_strided(result) if result.numel() and is_part else result)
+        results = body.run(trial, numbers)
         close(gaps, results)
-        results += [_copied(trial[i]) for i in body.updated]
-        return results + [_copied(body.static_values[i].detach()) for i in body.written_statics]
+        kept: list[torch.Tensor | HostCopy] = []
+        while results:
+            result = results.pop(0)  # so that its memory can go when no other result is in it
+            storage = result.untyped_storage()
+            # What is in the region's own memory stays as it is, but not what it returns a part of.
+            is_part = storage.data_ptr() in others or storage.nbytes() > TensorSpec.of(result).nbytes
+            kept.append(_copied(result) if result.numel() and is_part else result)
+        kept += [_copied(trial[i]) for i in body.updated]
+        return kept + [_copied(body.static_values[i].detach()) for i in body.written_statics]
 
     return driver.warm_up(run)
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor | HostCopy:
     """A copy, of a large tensor on the host at once."""
-    return HostCopy.of(tensor) or tensor.clone()
+    return HostCopy.of(tensor) or clone_strided(tensor)
 
 
 _RUNS = 3

@@ -181,8 +181,8 @@ FAULTS = (
     Fault(
         "spent-memory-that-is-shared",
         "A temporary lies in a saved tensor whose memory is another input's, too.",
-        "        spent = self._graph.spent - shared\n",
-        "        spent = self._graph.spent\n",
+        "for index in self._graph.spent - shared if",
+        "for index in self._graph.spent if",
     ),
     Fault(
         "copies-that-stop-short",

@@ -71,7 +71,9 @@ def _measured_costs(index: int) -> Costs:
         return Costs(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):  # not measured yet, or not written by us
         pass
+    torch.cuda.empty_cache()  # of what trials have left, beside which there has to be memory to copy
     costs = _measure(torch.device("cuda", index))
+    torch.cuda.empty_cache()
     if min(costs.update, costs.copy) <= _SHORTEST:  # other work was in the way: measured again in the next process
         return costs
     try:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from pygraph.calls.options import Options
+from pygraph.errors import ArgumentError
 from pygraph.interop import live
 from pygraph.interop.boxed import BoxedReplay
 from pygraph.interop.inductor_graphs import InductorSource
@@ -144,11 +145,10 @@ def test_integers_stay_apart() -> None:
 
 
 def test_memory_in_which_no_element_can_lie() -> None:
-    """A view that begins between two elements of the other type: then there is new memory."""
+    """A view that begins between two elements of the other type."""
     memory = torch.ones(9, dtype=torch.bfloat16)[1:]
-    other = torch.ops.pygraph.scratch(memory, [2], [1], 0, torch.float32)
-    other.fill_(0)
-    assert bool((memory == 1).all())
+    with pytest.raises(ArgumentError, match="begin at byte 2"):
+        torch.ops.pygraph.scratch(memory, [2], [1], 0, torch.float32)
     torch.ops.pygraph.scratch(memory, [2], [1], 2, torch.float32).fill_(0)
     assert memory.tolist() == [1, 0, 0, 0, 0, 1, 1, 1]
 
@@ -388,3 +388,57 @@ def test_forwards_and_backwards_in_any_order(device: torch.device, seed: int, mo
     graph = graph_of(run_back)
     assert (len(graph.body.written), graph.body.updated) == (2, [])
     assert graph.bytes_copied == 0
+
+
+@torch.library.custom_op("pygraph_tests_spent::asked", mutates_args=())
+def ask(x: Tensor) -> Tensor:
+    """What no graph can hold: it asks for a value."""
+    return x * float(x.sum().cpu())
+
+
+@ask.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def make_divided() -> Call:
+    def call(args: list[Any]) -> Any:
+        saved, grad = args
+        args.clear()
+        buf0 = torch.empty_strided((64, 64), (64, 1), device=grad.device)
+        torch.mul(saved, grad, out=buf0)
+        buf1 = torch.empty_strided((64, 64), (64, 1), device=grad.device)
+        torch.sin(buf0, out=buf1)
+        between = torch.ops.pygraph_tests_spent.asked(buf0)
+        buf2 = torch.empty_strided((64, 64), (64, 1), device=grad.device)
+        torch.add(buf1, between, out=buf2)
+        return (buf2,)
+
+    return call
+
+
+divided = make_divided()
+
+
+def test_a_temporary_that_a_later_region_reads(device: torch.device) -> None:
+    """What the first graph leaves in the input is compared, then, and stays until it is read."""
+    called = replayed(device, frozenset({0}), divided)
+    for _ in range(4):
+        saved, grad = (torch.rand(64, 64).to(device) for _ in range(2))
+        expected = divided([saved, grad])
+        torch.testing.assert_close(called([saved, grad])[0], expected[0])
+    (entry,) = called.functions()[0].cache.entries
+    first, last = entry.executable.graphs  # pyright: ignore
+    assert len(first.body.updated) == len(first.body.written) == 1
+    assert last.body.nodes[0].target is torch.ops.pygraph.scratch.default
+
+
+@pytest.mark.parametrize("first", [0, 1, 4])
+def test_inputs_that_begin_where_no_element_of_any_type_can(device: torch.device, first: int) -> None:
+    called = replayed(device, frozenset({1, 2}))
+    for seed in range(3):
+        weight, _, second, grad = made(device, seed)
+        part = torch.rand(SIZE * SIZE + 4).to(device)[first : first + SIZE * SIZE].view(SIZE, SIZE)
+        expected, before = backward([weight, part, second, grad]), part.clone()
+        assert torch.equal(called([weight, part, second, grad])[0], expected[0])
+        assert torch.equal(part, before) == (first == 1)

@@ -36,7 +36,7 @@ from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.kernel_recorder import KernelGraph
-from pygraph.lowering.spent_memory import place_temporaries
+from pygraph.lowering.spent_memory import reuse_spent_memory
 from pygraph.tracing.function_kinds import Traced
 from pygraph.transforms.passes import GRAPHIFY, INDIRECT, SELECT
 
@@ -143,7 +143,7 @@ class _SpecializedInductorGraph(SpecializedGraph):
                 spent.append(node)
         results = _described_results(kernels, self._computed, self._graph.saved)
         graph.output(tuple(mapping[node] for node in results.nodes))
-        place_temporaries(graph, spent)
+        reuse_spent_memory(graph, spent)
         return Program(
             name=name,
             module=graph_module(torch.nn.Module(), graph),

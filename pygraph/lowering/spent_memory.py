@@ -24,7 +24,7 @@ _GRANULE = 512
 """Temporaries begin at multiples of this many bytes behind the beginning of an input, as torch's allocator has it."""
 
 
-def place_temporaries(graph: fx.Graph, spent: Collection[fx.Node]) -> None:
+def reuse_spent_memory(graph: fx.Graph, spent: Collection[fx.Node]) -> None:
     """Have temporaries lie in inputs from where these are not read any more.
 
     IR before::

@@ -18,7 +18,7 @@ from pygraph.interop.inductor_graphs import InductorSource
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.lowering import spent_memory
 from pygraph.lowering.inductor import FusedGraph
-from pygraph.lowering.spent_memory import place_temporaries
+from pygraph.lowering.spent_memory import reuse_spent_memory
 from pygraph.lowering.states import Crossing
 from pygraph.lowering.wrapper import kernel_graph
 
@@ -35,7 +35,7 @@ def placed(call: Call, inputs: Sequence[Tensor], spent: Sequence[int]) -> tuple[
     """The graph of a wrapper with its temporaries placed: where each lies, by name of the input and first byte."""
     module = kernel_graph(call, [TensorSpec.of(one) for one in inputs]).module
     holders = module.graph.find_nodes(op="placeholder")
-    place_temporaries(module.graph, [holders[index] for index in spent])
+    reuse_spent_memory(module.graph, [holders[index] for index in spent])
     module.recompile()
     module.graph.lint()
     target = torch.ops.pygraph.scratch.default

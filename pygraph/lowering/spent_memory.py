@@ -105,7 +105,7 @@ class _FreeMemory:
     """Parts of spent inputs in which nothing lies now.
 
     Attributes:
-        pieces: By input, where each begins and ends, in order. Inputs in which something has lain come first.
+        pieces: By input, where each begins and ends, in order.
     """
 
     pieces: dict[fx.Node, list[tuple[int, int]]] = dataclasses.field(default_factory=dict[fx.Node, Any])
@@ -124,7 +124,7 @@ class _FreeMemory:
             pieces.insert(index, (start, end))
 
     def take(self, size: int) -> tuple[fx.Node, int] | None:
-        """The smallest part of that size, and of an input that is written to anyway if there is one; None if none."""
+        """The smallest part that has room, of an input that is written to anyway if one has; None if there is none."""
         found = min(
             (
                 (memory not in self._used, end - start, number, start)

@@ -5,6 +5,7 @@
 #include "conversions.h"
 #include "tensors.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace pygraph {
@@ -26,6 +27,40 @@ struct CapturedTensor {
     return !has_address || address_of(*impl) == address;
   }
 };
+
+// Have the cache fetch what is read of a captured tensor that is compared later: its object, and the tensor that is to
+// be there. A prefetch of memory that is gone does nothing.
+void fetch_tensor(const CapturedTensor& captured) {
+  __builtin_prefetch(captured.object);
+  const char* tensor = reinterpret_cast<const char*>(captured.tensor);
+  for (size_t offset = 0; offset < sizeof(c10::TensorImpl); offset += 64) __builtin_prefetch(tensor + offset);
+}
+
+// The same for what the tensor refers to, once that itself is there.
+void fetch_parts(const CapturedTensor& captured) {
+  const c10::TensorImpl* tensor = captured.now();
+  __builtin_prefetch(tensor->unsafe_storage().unsafeGetStorageImpl());
+  const char* meta = reinterpret_cast<const char*>(tensor->autograd_meta());
+  if (meta == nullptr) return;
+  for (size_t offset = 0; offset < sizeof(torch::autograd::AutogradMeta); offset += 64) {
+    __builtin_prefetch(meta + offset);
+  }
+}
+
+// Whether all hold. A step has a thousand, all over memory, and waiting for one after the other would take most of the
+// time of recognising a call.
+bool hold(const std::vector<CapturedTensor>& all) {
+  constexpr size_t kTensors = 16, kParts = 6;
+  const size_t count = all.size();
+  for (size_t i = 0; i < std::min(count, kTensors); ++i) fetch_tensor(all[i]);
+  for (size_t i = 0; i < std::min(count, kParts); ++i) fetch_parts(all[i]);
+  for (size_t i = 0; i < count; ++i) {
+    if (i + kTensors < count) fetch_tensor(all[i + kTensors]);
+    if (i + kParts < count) fetch_parts(all[i + kParts]);
+    if (!all[i].holds()) return false;
+  }
+  return true;
+}
 
 // Captured tensors of a description: (tensor, address), where the address is None if no graph reads it by address.
 std::vector<CapturedTensor> describe_captured(References& references, PyObject* description) {

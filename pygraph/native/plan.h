@@ -68,9 +68,7 @@ bool is_environment_current(PlanState& plan) {
 // Whether all is as it was besides the leaves of a call, which have been matched.
 bool is_current(PlanState& plan, const Call& call) {
   if (!plan.sharing.holds(plan.arguments, call)) return false;
-  for (const CapturedTensor& captured : plan.captured) {
-    if (!captured.holds()) return false;
-  }
+  if (!hold(plan.captured)) return false;
   return plan.settings.is_device_current() && is_environment_current(plan);
 }
 

@@ -195,18 +195,22 @@ def _is_bisected_away() -> bool:
     return found
 
 
+def _metadata() -> Any:
+    """AOTAutograd's description of the graph that it compiles; None if there is none."""
+    context: Any = TracingContext.try_get()
+    return None if context is None else context.fw_metadata
+
+
 def _static_inputs() -> Sequence[int]:
     """Positions of parameters, buffers and tensors marked as static among the inputs of a forward."""
-    context: Any = TracingContext.try_get()
-    return () if context is None or context.fw_metadata is None else context.fw_metadata.static_input_indices or ()
+    metadata = _metadata()
+    return () if metadata is None else metadata.static_input_indices or ()
 
 
 def _saved_results(count: int) -> frozenset[int]:
     """Positions of saved tensors among so many results of a forward: they come last (checked with torch 2.11, 2.13)."""
-    context: Any = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
-        return frozenset()
-    return frozenset(range(context.fw_metadata.num_forward, count))
+    metadata = _metadata()
+    return frozenset() if metadata is None else frozenset(range(metadata.num_forward, count))
 
 
 def _spent_inputs() -> frozenset[int]:
@@ -215,10 +219,8 @@ def _spent_inputs() -> frozenset[int]:
     They are no part of arguments, results or gradients. A backward that may run again has none: where one has been
     compiled with some, AOTAutograd raises an error if the graph is to be kept.
     """
-    context: Any = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
-        return frozenset()
-    return frozenset(context.fw_metadata.bw_donated_idxs or ())  # None unless torch looks for them
+    metadata = _metadata()
+    return frozenset() if metadata is None else frozenset(metadata.bw_donated_idxs or ())  # None if torch finds none
 
 
 def _boxed(graph: fx.GraphModule) -> Any:

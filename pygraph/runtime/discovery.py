@@ -31,8 +31,6 @@ from pygraph.runtime.recorded_inputs import recorded_inputs
 from pygraph.runtime.recorded_outputs import allocations_in_one_memory
 from pygraph.runtime.reservations import Reservations
 
-_PAUSES = (0.0, 0.0)  # between attempts at a recording: an operation may interrupt it every time
-
 # Two numbers that every dtype represents exactly and that nothing else in a kernel's parameters is likely to be.
 _SENTINELS = {"float": (1.671875, -2.34375), "int": (87, 101), "bool": (True, False)}
 
@@ -240,7 +238,7 @@ class Discovery:
 
         try:
             with Undisturbed(self.driver, None):
-                graph, outputs = patiently(attempt, _PAUSES)
+                graph, outputs = patiently(attempt)
         except CaptureError as error:
             self._settle_libraries()
             raise RefusedError(position if position >= 0 else None, _reason(error)) from error

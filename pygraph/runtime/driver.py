@@ -79,8 +79,11 @@ class InterruptedCaptureError(CaptureError):
     """Something beside what is captured ended the capture, as a wait for the device in another thread."""
 
 
-def patiently(attempt: Callable[[], T], pauses: Sequence[float]) -> T:
-    """The result of ``attempt()``, called again, after these seconds, as often as something interrupts its capture."""
+def patiently(attempt: Callable[[], T], pauses: Sequence[float] = (0.0, 0.0)) -> T:
+    """The result of ``attempt()``, called again, after these seconds, as often as something interrupts its capture.
+
+    By default without a pause, and not for long: an operation of the user's may interrupt it every time.
+    """
     for seconds in pauses:
         try:
             return attempt()

@@ -19,7 +19,6 @@ from pygraph.ir.recurrent import is_reserve
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.driver import Driver, patiently
 
-_PAUSES = (0.0, 0.0)
 _FILLS = (0x00, 0xFF)
 
 Gaps = Mapping[int, torch.Tensor]
@@ -51,7 +50,7 @@ def _unwritten(node: fx.Node, driver: Driver) -> torch.Tensor | None:
     pool = driver.new_pool(lasting=False)
     driver.warm_up(run)
     try:
-        graph, result = patiently(lambda: driver.record(run, pool), _PAUSES)
+        graph, result = patiently(lambda: driver.record(run, pool))
     except CaptureError:
         return None  # nor as a part of the region, which says why
     try:

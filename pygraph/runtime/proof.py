@@ -41,9 +41,9 @@ class WrittenState:
 
     def __init__(self, body: RegionBody, inputs: Sequence[torch.Tensor] = ()) -> None:
         self.generators = list(body.generators.values())
-        index = (*body.statics, *body.inputs) if inputs else body.statics
+        nodes = (*body.statics, *body.inputs) if inputs else body.statics
         values = (*body.static_values, *inputs)
-        self._indexing = Ranges(one for node, one in zip(index, values, strict=True) if node in body.reach)
+        self._indexing = Ranges(one for node, one in zip(nodes, values, strict=True) if node in body.reach)
         self._hosted: list[tuple[HostCopy, torch.Tensor]] = []
         self._others: list[torch.Tensor] = []
         for tensor in (body.static_values[i].detach() for i in body.written_statics):

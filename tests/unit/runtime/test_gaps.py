@@ -112,7 +112,7 @@ def test_a_device_that_does_not_record_it(
 ) -> None:
     """There are no gaps then, and the region itself says why it is none."""
 
-    def refuse(attempt: Any, pauses: Any) -> Any:
+    def refuse(attempt: Any) -> Any:
         raise CaptureError("not this one")
 
     x = torch.rand(6).to(device)

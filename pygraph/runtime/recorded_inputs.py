@@ -70,6 +70,8 @@ def recorded_inputs(body: RegionBody, inputs: Sequence[torch.Tensor], separate: 
 def in_one_memory(specs: Sequence[TensorSpec], addresses: Sequence[int]) -> list[torch.Tensor]:
     """Tensors of one dtype in one memory, each beginning behind where the one before begins.
 
+    Each has a storage of its own: operations refuse to write to a tensor that lies in the storage of one they read.
+
     Args:
         specs: Their specs.
         addresses: Others like them: they are aligned alike, and no two are as far from them.
@@ -88,4 +90,10 @@ def in_one_memory(specs: Sequence[TensorSpec], addresses: Sequence[int]) -> list
     count = max(start + spec.span for start, spec in zip(starts, specs, strict=True))
     # Zero is in range wherever an index is: the emulated device runs what it records.
     memory = torch.zeros(count, dtype=dtype, device=device)
-    return [memory.as_strided(s.shape, s.stride, start) for s, start in zip(specs, starts, strict=True)]
+    return [_over(memory, start * size, spec) for spec, start in zip(specs, starts, strict=True)]
+
+
+def _over(memory: torch.Tensor, start: int, spec: TensorSpec) -> torch.Tensor:
+    """A tensor whose storage is some memory from byte ``start`` on, and no larger than the tensor."""
+    storage: torch.UntypedStorage = memory.untyped_storage()[start : start + spec.nbytes]  # pyright: ignore
+    return torch.empty(0, dtype=spec.dtype, device=spec.device).set_(storage, 0, spec.shape, spec.stride)  # pyright: ignore

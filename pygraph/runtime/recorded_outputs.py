@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from pygraph.ir.descriptors import TensorSpec
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.host_copies import is_large
 from pygraph.runtime.recorded_inputs import in_one_memory
@@ -28,12 +27,5 @@ def allocations_in_one_memory(body: RegionBody) -> dict[fx.Node, torch.Tensor]:
     for nodes in kinds.values():
         if len(nodes) > 1:
             tensors = in_one_memory([node.meta["spec"] for node in nodes], [0] * len(nodes))
-            found.update(zip(nodes, map(_with_own_storage, tensors), strict=True))
+            found.update(zip(nodes, tensors, strict=True))
     return found
-
-
-def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in a storage that is no larger, over the same memory."""
-    start, spec = tensor.storage_offset() * tensor.element_size(), TensorSpec.of(tensor)
-    storage: torch.UntypedStorage = tensor.untyped_storage()[start : start + spec.nbytes]  # pyright: ignore
-    return torch.empty(0, dtype=spec.dtype, device=spec.device).set_(storage, 0, spec.shape, spec.stride)  # pyright: ignore

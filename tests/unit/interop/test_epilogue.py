@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from torch import nn
 
 import pygraph
@@ -18,6 +19,13 @@ pytestmark = [
 ]  # of Dynamo's and Inductor's, which differ between versions
 
 META = torch.device("meta")
+
+
+@pytest.fixture(autouse=True)
+def _no_padding() -> Iterator[None]:
+    """Inductor pads products where that is faster when it tries, and returns them with the strides of that."""
+    with inductor_config.patch(shape_padding=False):
+        yield
 
 
 class Model(nn.Module):

@@ -84,6 +84,7 @@ def test_fused_kernels_load_their_pointers_from_a_table() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> Any:
         return (x.sin() + y).softmax(-1), ((x * y).relu() @ y.t()).sum(-1)
 
+    torch.manual_seed(0)  # sums of other numbers may cancel out, and be as far off as they round
     fast = STACKS["table"](f)
     kept: list[Any] = []
     for _ in range(4):

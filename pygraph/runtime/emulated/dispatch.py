@@ -116,11 +116,12 @@ def _result(op: Op, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any
 
     A recording may be made with other numbers than any call has, and an index computed from one may be out of range.
     Results then have the right shapes and no values, which the end of the recording takes away from all of them.
+    Where arguments lie, CUDA checks as well.
     """
     try:
         return kernel(*args, **kwargs)
-    except (IndexError, RuntimeError):
-        if launches.recorder is None:
+    except (IndexError, RuntimeError) as error:
+        if launches.recorder is None or "to a single memory location" in str(error):
             raise
         try:
             result = op(*pytree.tree_map_only(torch.Tensor, _meta, args), **_meta_options(kwargs))

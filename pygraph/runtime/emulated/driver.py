@@ -105,10 +105,10 @@ class EmulatedDriver(Driver):
         except BaseException as error:
             self._end(recorder, pool, random_state)
             memory.allocator.release(pool)
-            if recorder.refused is None or not isinstance(error, RuntimeError):
+            if not isinstance(error, RuntimeError) or isinstance(error, CaptureError):
                 raise
             traceback.clear_frames(error.__traceback__)  # their tensors would live as long as the exception
-            raise self._refusal(call, recorder.refused) from error
+            raise self._refusal(call, recorder.refused or error) from error
         self._end(recorder, pool, random_state)
         if recorder.refused is not None:  # the body has swallowed it; a CUDA capture would be invalid as well
             memory.allocator.release(pool)

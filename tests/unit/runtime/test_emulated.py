@@ -847,6 +847,26 @@ def test_refusals(driver: EmulatedDriver, act: Callable[[EmulatedDriver, torch.T
     graph.release()
 
 
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda x: torch.sin(x[:5], out=x[1:6]),
+        lambda x: x[:1].expand(4).add_(1),
+        lambda x: torch.cat([x[:4], x[4:]], out=x),
+    ],
+)
+def test_operations_that_write_to_what_they_read_are_refused_in_recordings(
+    driver: EmulatedDriver, act: Callable[[torch.Tensor], Any]
+):
+    """As by CUDA, where the host checks that without running anything."""
+    x, pool = emu(8), driver.new_pool()
+    with pytest.raises(RuntimeError, match="to a single memory location"):
+        act(x)
+    with pytest.raises(CaptureError, match="to a single memory location"):
+        driver.record(lambda mark: act(x), pool)
+    assert pool.nbytes() == 0
+
+
 def test_a_refusal_that_the_body_swallows(driver: EmulatedDriver):
     def body(mark: Callable[[int], None]) -> None:
         with pytest.raises(RuntimeError, match="capturing"):

@@ -48,7 +48,7 @@ def test_large_ones_of_a_kind_lie_in_one_memory(device: torch.device) -> None:
         end = max(end, start + tensors[position].nbytes)
     assert sorted(groups) == [[0, 1, 2, 6], [3, 4], [5]]
     assert len({mine.data_ptr() for mine in tensors}) == len(inputs)
-    # Else CUDA refuses operations that read one of them and write to another, which emulated ones do not.
+    # Else operations that read one of them and write to another are refused.
     assert len({mine.untyped_storage()._cdata for mine in tensors}) == len(inputs)
 
 

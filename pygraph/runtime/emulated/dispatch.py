@@ -116,11 +116,12 @@ def _result(op: Op, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any
 
     A recording may be made with other numbers than any call has, and an index computed from one may be out of range.
     Results then have the right shapes and no values, which the end of the recording takes away from all of them.
-    Where arguments lie, CUDA checks as well.
+    Whether what is written lies in what is read, the host checks, so CUDA refuses it in recordings, too.
     """
     try:
         return kernel(*args, **kwargs)
     except (IndexError, RuntimeError) as error:
+        # The words of torch's check, in 2.11 and 2.13.
         if launches.recorder is None or "to a single memory location" in str(error):
             raise
         try:

@@ -1,0 +1,1 @@
+"""The table of 25 workloads: ``python -m pygraph bench``."""

@@ -36,7 +36,7 @@ class Workload:
     Attributes:
         name: How the command line calls it, as ``xlnet-i``.
         title: What the paper calls it.
-        training: Whether it is a step of training (forward, backward, optimizer) with autocast; else a forward in bfloat16.
+        training: Whether it trains (forward, backward, optimizer), with autocast; else one forward in bfloat16.
         batch_size: The number of samples in a batch.
         source: Where the model comes from: a package and its class, or "written here".
         hard: The construct that stands in the way of CUDA graphs, or what a replay would copy.

@@ -194,11 +194,8 @@ def small_collections() -> None:
 @pytest.fixture(autouse=True)
 def steady_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `select` choose the same way in every run: on CUDA, where it would measure, patched graphs win."""
-    if not torch.cuda.is_available():
-        return
-    from pygraph.runtime.cuda.driver import CudaDriver
-
-    monkeypatch.setattr(CudaDriver, "measure", steady.measure)
+    if torch.cuda.is_available():
+        steady.install(monkeypatch.setattr)
 
 
 @pytest.fixture(autouse=True)

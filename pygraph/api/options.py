@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from pygraph.calls.options import Options
 from pygraph.errors import ArgumentError, describe
-from pygraph.ir.descriptors import Mechanism
+from pygraph.ir.selections import MODES, OBJECTIVES, Mechanism, Mode, Objective
+from pygraph.runtime.selecting import DEFAULT_POLICY, SelectionPolicy
 
 
 def make_options(
@@ -16,7 +17,7 @@ def make_options(
     static_argnames: str | Sequence[str] = (),
     max_graphs: int = 64,
     strict: bool = False,
-    timer: Callable[[Callable[[], object]], float] | None = None,
+    selection: SelectionPolicy = DEFAULT_POLICY,
     mechanism: Mechanism = "auto",
     reuse_outputs: bool = False,
     donate_argnums: int | Sequence[int] = (),
@@ -30,7 +31,35 @@ def make_options(
         raise ArgumentError(describe("jit(…)", f"{both[0]!r} is both static and donated", expected="one of them"))
     if not _all_are(int, [max_graphs]) or isinstance(max_graphs, bool) or max_graphs < 1:
         raise ArgumentError(describe("jit(…)", f"max_graphs={max_graphs!r}", expected="a positive integer"))
-    return Options(numbers, names, max_graphs, strict, timer, mechanism, bool(reuse_outputs), donated, donated_names)
+    return Options(
+        numbers, names, max_graphs, strict, selection, mechanism, bool(reuse_outputs), donated, donated_names
+    )
+
+
+def selection_policy(
+    call: str, objective: str, budget: float, mode: str, timer: Callable[[Callable[[], object]], float] | None = None
+) -> SelectionPolicy:
+    """Check how ways of running are to be selected, and put it in one form.
+
+    Args:
+        call: The call that has these options.
+        objective: Which time is to be short.
+        budget: Seconds of measurements.
+        mode: On which grounds ways are selected.
+        timer: Microseconds of one run; None for the device's own measurement.
+
+    Raises:
+        ArgumentError: One of them has a wrong value.
+    """
+    for name, value, known in (("objective", objective, OBJECTIVES), ("mode", mode, MODES)):
+        if value not in known:
+            raise ArgumentError(describe(call, f"{name}={value!r}", expected=" or ".join(map(repr, known))))
+    is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_number or not 0 < budget < float("inf"):
+        raise ArgumentError(describe(call, f"budget={budget!r}", expected="a positive number of seconds"))
+    if timer is not None and not callable(timer):
+        raise ArgumentError(describe(call, f"timer={timer!r}", expected="a function that times a run"))
+    return SelectionPolicy(cast("Objective", objective), float(budget), cast("Mode", mode), timer)
 
 
 def merged_options(inner: Options, options: Mapping[str, Any]) -> Options:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pygraph.api.module import transformed, transformed_behind
-from pygraph.api.options import make_options, merged_options
+from pygraph.api.options import make_options, merged_options, selection_policy
 from pygraph.calls.measuring import measured_program
 from pygraph.errors import ArgumentError, describe
-from pygraph.ir.descriptors import MECHANISMS, STAGES, Mechanism, Stage
+from pygraph.ir.descriptors import STAGES, Stage
 from pygraph.ir.program import Program
+from pygraph.ir.selections import MECHANISMS, Mechanism, Mode, Objective
 from pygraph.transforms.passes import (
     DEVICIFY,
     FUSE,
@@ -130,30 +131,54 @@ def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, r
     return _apply(GRAPHIFY, fn, options)
 
 
-def select(fn: Any = None, /, *, timer: Callable[[Callable[[], object]], float] | None = None) -> Any:
-    """Measure every graph against ordinary launches and against copies, and keep the fastest.
+def select(
+    fn: Any = None,
+    /,
+    *,
+    objective: Objective = "throughput",
+    budget: float = 1.0,
+    mode: Mode = "measure",
+    timer: Callable[[Callable[[], object]], float] | None = None,
+) -> Any:
+    """Run every region in the fastest way: by ordinary launches, or as a graph, by one mechanism or another.
+
+    The candidates are timed in interleaved rounds, each run from the state that the call finds, until an interval of
+    the median decides or the budget ends. Another way than the one that a model of costs prefers must be faster by 1 %
+    and by 1 µs. While other work keeps the device busy the model decides, and later calls measure again, at less than
+    a thousandth of the time. What was measured is remembered in the user's cache directory: a second process measures
+    nothing. See `pygraph.transforms.select.select_program` for the IR, and ``explain()`` for the reasons.
 
     Source: "selective CUDA Graphs" (SCG), arXiv 2503.19779.
 
     Args:
         fn: A function or module with ``graphify`` applied, or a Program at stage ``regions``.
+        objective: The time that is to be short: ``throughput`` (of a call in a row of calls, for which the host works
+            ahead of the device), ``latency`` (of a call on an idle device until its result is there), or ``cpu`` (of
+            the host).
+        budget: Seconds for the rounds of one region.
+        mode: ``measure``; ``heuristic`` to have the model of costs decide; ``replay`` or ``launch`` to have all regions
+            run as graphs or by ordinary launches.
         timer: Microseconds of one ``run()``; the device's own measurement by default. It may call ``run`` as often as
             it likes: every run starts from the state that the call finds. Putting that back is part of ``run()``; a
-            timer that wants to leave it out calls ``run.prepare()``, and then ``run.timed()`` for what it measures.
+            timer that wants to leave it out calls ``run.prepare()``, and then ``run.timed()`` for what it measures;
+            ``run.way`` is the candidate. Its times are not remembered.
 
     Returns:
         The same kind of thing. A Program is measured with made-up arguments, unless it computes indices from them.
 
     Raises:
         StageError: ``graphify`` has not been applied.
+        ArgumentError: An option has a wrong value.
 
     Example:
         >>> import torch, pygraph
         >>> x = torch.ones(2, device=pygraph.default_device())
-        >>> pygraph.select(pygraph.graphify(torch.sin))(x).shape
+        >>> fast = pygraph.select(pygraph.graphify(torch.sin), objective="latency")
+        >>> fast(x).shape
         torch.Size([2])
     """
-    return _apply(SELECT, fn, {"timer": timer}, functools.partial(measured_program, timer=timer))
+    policy = selection_policy("select(…)", objective, budget, mode, timer)
+    return _apply(SELECT, fn, {"selection": policy}, functools.partial(measured_program, policy=policy))
 
 
 def _apply(

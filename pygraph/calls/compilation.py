@@ -20,6 +20,7 @@ from pygraph.calls.pipeline import transformed_program
 from pygraph.calls.policy import Policy, Runners
 from pygraph.calls.recording import Recorder
 from pygraph.calls.retries import Traces
+from pygraph.calls.reviews import Reviews
 from pygraph.errors import (
     DisturbedTraceError,
     FallbackError,
@@ -238,12 +239,23 @@ class Compiler:
         entry: Entry
         if executable is not None and executable.graphs:
             entry = Recorded(traced=traced, graphs=executable, recordable=program, fallbacks=fallbacks)
+            entry.reviews = Reviews.of(executable)
         elif self._function.records:
             described = program if executable is None else executable.program
             entry = Launched(fallbacks=fallbacks, described=described)
         else:
             entry = Evaluated(traced=traced, evaluated=program, fallbacks=fallbacks)
         return self._keep(key, call, entry)
+
+    def review(self, key: Key, call: Call, entry: Recorded) -> Entry:
+        """Measure provisional selections once more before a call; the entry that serves it."""
+        self._cache.native.renew(entry)
+        self._recorder.review(entry, call.leaves)
+        if entry.graphs.graphs:
+            return entry
+        described, fallbacks = entry.graphs.program, entry.graphs.fallbacks
+        self._cache.entries.drop(entry)
+        return self._keep(key, call, Launched(fallbacks=fallbacks, described=described))
 
     def check_strict(self, fallbacks: list[Fallback]) -> None:
         """Raise FallbackError if there is a fallback and options do not allow any."""

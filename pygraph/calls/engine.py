@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pygraph.calls import limits, retries, surroundings
 from pygraph.calls.cache import Cache, CacheInfo, Shared
 from pygraph.calls.compilation import Compiler
-from pygraph.calls.entries import Differentiated, Entry, Evaluated, Refused, Stateful
+from pygraph.calls.entries import Differentiated, Entry, Evaluated, Recorded, Refused, Stateful
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, UnhashableError, flatten_call
 from pygraph.calls.options import Options
@@ -205,6 +205,10 @@ class Engine:
         if entry is None:
             return self.compiler.compile(key, call, self._runners), False
         self.cache.count_hit(entry)
+        if isinstance(entry, Recorded) and entry.reviews is not None:
+            self.cache.settle()
+            if entry.reviews.is_due(entry.calls):
+                return self.compiler.review(key, call, entry), True
         return entry, True
 
     def _outside_turn(self, entry: Entry, call: Call, shared: bool) -> Any:

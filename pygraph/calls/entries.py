@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import Traces
+from pygraph.calls.reviews import Reviews
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Location
 from pygraph.ir.descriptors import Fallback
@@ -70,6 +71,11 @@ class Entry:
         """The graphs that a call replays."""
         return None
 
+    @property
+    def most_calls(self) -> int | None:
+        """The number of calls after which one is to take the path in Python; None for no limit."""
+        return None
+
     def target(self, fn: Callable[..., Any]) -> Executable | Callable[..., Any]:
         """The executable or function that calls run, given the function that a user has written."""
         return fn
@@ -103,11 +109,13 @@ class Recorded(Entry):
         traced: The trace.
         graphs: The executable.
         recordable: The Program that it was recorded from, before nodes were refused and ways chosen.
+        reviews: When selections that are provisional are measured again; None if all are final.
     """
 
     traced: Traced
     graphs: Executable
     recordable: Program
+    reviews: Reviews | None = None
 
     @property
     def program(self) -> Program:
@@ -118,6 +126,11 @@ class Recorded(Entry):
     def executable(self) -> Executable:
         """The graphs that a call replays."""
         return self.graphs
+
+    @property
+    def most_calls(self) -> int | None:
+        """The number of calls after which a provisional selection is measured again."""
+        return None if self.reviews is None else self.reviews.due
 
     def target(self, fn: Callable[..., Any]) -> Executable:
         """The graphs that a call replays."""

@@ -14,6 +14,7 @@ class Limits:
         lookup_share: The share of the time that lookups may take, once such calls have run as they are a few times.
         repeated_share: The share of the time that calls may take which begin anew, as they decide by values on the
             device otherwise than the last call.
+        review_share: The share of the time that rounds may take in which provisional selections are measured again.
         wasted_traces: Traces in a row of one kind of call that may each be used once only, as of a schedule that sets a
             number at every step.
         outdated_traces: Traces that may be outdated by changes in what the function closes over before any has been
@@ -36,6 +37,7 @@ class Limits:
     trace_share: float = 0.01
     lookup_share: float = 0.001
     repeated_share: float = 0.1
+    review_share: float = 0.001
     wasted_traces: int = 8
     outdated_traces: int = 32
     settled_calls: int = 4

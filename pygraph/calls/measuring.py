@@ -14,17 +14,17 @@ from pygraph.ir.effects import is_load
 from pygraph.ir.evaluate import argument_descriptors
 from pygraph.ir.program import Program
 from pygraph.runtime.devices import driver_for
-from pygraph.runtime.executable import Timer
 from pygraph.runtime.indices import Reach, index_reach
+from pygraph.runtime.selecting import DEFAULT_POLICY, SelectionPolicy
 from pygraph.transforms.select import check_has_regions
 
 
-def measured_program(program: Program, *, timer: Timer | None = None) -> Program:
+def measured_program(program: Program, *, policy: SelectionPolicy = DEFAULT_POLICY) -> Program:
     """Measure every graph region of a Program on made-up arguments, and choose the fastest way for each.
 
     Args:
         program: A Program at stage ``regions``.
-        timer: Microseconds of one ``run()``, as for `pygraph.select`; the device's own measurement by default.
+        policy: How to select, as `pygraph.select` describes it.
 
     Returns:
         A Program whose regions have a ``way`` and the measured ``times``; as it was, with the reason among its
@@ -41,7 +41,7 @@ def measured_program(program: Program, *, timer: Timer | None = None) -> Program
     if reason is not None:
         return program.replace(fallbacks=(*program.fallbacks, reason), history=(*program.history, "select"))
     leaves = example_leaves(program)
-    executable = record_program(program, driver, driver.new_pool(), leaves, timer=timer or driver.measure)
+    executable = record_program(program, driver, driver.new_pool(), leaves, policy=policy)
     executable.release()
     return executable.program
 

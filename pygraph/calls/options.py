@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
-from pygraph.ir.descriptors import Mechanism
+from pygraph.ir.selections import Mechanism
+from pygraph.runtime.selecting import DEFAULT_POLICY, SelectionPolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Options:
     static_argnames: tuple[str, ...] = ()
     max_graphs: int = 64
     strict: bool = False
-    timer: Callable[[Callable[[], object]], float] | None = None
+    selection: SelectionPolicy = DEFAULT_POLICY
     mechanism: Mechanism = "auto"
     reuse_outputs: bool = False
     donate_argnums: tuple[int, ...] = ()

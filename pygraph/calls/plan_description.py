@@ -41,7 +41,7 @@ def is_describable(leaves: Sequence[Any], live: frozenset[int]) -> bool:
     )
 
 
-def describe_plan(plan: CallPlan, call: Call) -> dict[str, Any]:
+def describe_plan(plan: CallPlan, call: Call, most_hits: int | None = None) -> dict[str, Any]:
     """Describe what calls like this one must match, and how they run, as `native/plan_type.h` reads it.
 
     What its key says, C++ reads off the call itself.
@@ -49,6 +49,7 @@ def describe_plan(plan: CallPlan, call: Call) -> dict[str, Any]:
     Args:
         plan: The plan of such calls.
         call: The call.
+        most_hits: How many calls it may serve; None for any number.
 
     Returns:
         Addresses and objects by name. C++ holds references to the objects; ``owners`` own what addresses point to.
@@ -62,6 +63,7 @@ def describe_plan(plan: CallPlan, call: Call) -> dict[str, Any]:
         "callable": plan.target,
         "is_executable": executable is not None,
         "is_eager": plan.is_eager,
+        "most_hits": most_hits,
         "replay": None if executable is None else _replay(executable),
         "stream": None if executable is None else _stream(executable),
         "released": plan.released,

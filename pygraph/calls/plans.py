@@ -81,7 +81,7 @@ class CallPath:
             return None
         entry.plans += 1
         try:
-            native = module.Plan(call.args, call.kwargs, describe_plan(plan, call))
+            native = module.Plan(call.args, call.kwargs, describe_plan(plan, call, self._most_hits(entry)))
         except ValueError:  # there is a container among the arguments that C++ does not read
             return None
         if self._dispatcher is None:
@@ -93,6 +93,13 @@ class CallPath:
         self._dispatcher.add(native)
         self.miss, self.dispatch = module.MISS, self._dispatcher.dispatch
         return made
+
+    def _most_hits(self, entry: Entry) -> int | None:
+        """How many calls a new plan of an entry may serve before one is to take the path in Python; None for all."""
+        if entry.most_calls is None:
+            return None
+        unsettled = sum(made.plan.hits - made.hits for made in self._made if made.entry is entry)
+        return max(entry.most_calls - entry.calls - unsettled, 0)
 
     def match(self, args: tuple[Any, ...]) -> tuple[Any, Any] | None:
         """The dispatcher, and the plan of a call with these arguments; None if there is no such plan."""
@@ -144,6 +151,11 @@ class CallPath:
         for made in [made for made in self._made if made.entry is entry]:
             self.discard(made)
         entry.plans = limits.LIMITS.plans
+
+    def renew(self, entry: Entry) -> None:
+        """Remove the plans of an entry; calls that Python serves make new ones."""
+        for made in [made for made in self._made if made.entry is entry]:
+            self.discard(made)
 
     def discard(self, made: Planned) -> None:
         """Remove a plan, unless it has been removed before."""

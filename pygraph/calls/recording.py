@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from pygraph.calls.cache import Shared
 from pygraph.calls.donation import Donation
+from pygraph.calls.entries import Recorded
 from pygraph.calls.function import Function
+from pygraph.calls.remembered import Remembered
+from pygraph.calls.whole import select_whole
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
 from pygraph.process import extension
 from pygraph.process.collection import collection_postponed
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Driver, Pool
-from pygraph.runtime.executable import Executable, RefusedNodesError, Timer, Timing
+from pygraph.runtime.executable import Executable, RefusedNodesError
 from pygraph.runtime.reuse import ReusedMemory
+from pygraph.runtime.selecting import Selecting, SelectionPolicy
 from pygraph.tracing.interruptions import uninterrupted
 from pygraph.transforms.graphify import refuse
-from pygraph.transforms.select import fastest, select_program
+from pygraph.transforms.select import launched_program, select_program
 
 
 def record_program(
@@ -27,7 +33,7 @@ def record_program(
     pool: Pool,
     leaves: Sequence[Any],
     reused: ReusedMemory | None = None,
-    timer: Timer | None = None,
+    policy: SelectionPolicy | None = None,
 ) -> Executable:
     """Record the graphs of a Program.
 
@@ -37,20 +43,33 @@ def record_program(
         pool: Memory that the graphs share with others of the same function.
         leaves: The leaves of ``(args, kwargs)`` of a call, as examples; they are not changed.
         reused: Where graphs that write results to the same memory at every call say so; None for fresh results.
-        timer: Microseconds of one ``run()``. With it, every region runs in the way that is the fastest by it.
+        policy: How to select in which way every region runs; None to have it run as the Program says.
 
     Returns:
         The executable; its Program is the one that runs.
     """
-    timing = None if timer is None else Timing(timer, fastest, varies=timer == driver.measure)
+    if policy is not None and policy.mode == "launch":
+        return Executable(launched_program(program, "the mode is launch"), driver, pool, leaves, reused)
+    selecting = store = None
+    if policy is not None and policy.mode != "replay":
+        store = Remembered.of(program, driver, policy)
+        selecting = Selecting(policy, {} if store is None else store.read())
     while True:
         try:
-            executable = Executable(program, driver, pool, leaves, reused, timing)
+            executable = Executable(program, driver, pool, leaves, reused, selecting)
             break
         except RefusedNodesError as error:
             program = refuse(error.program, error.nodes, error.reason)
-    if timing is not None:
-        executable.run_as(select_program(executable.program, executable.times))
+    if policy is not None:
+        program = executable.program
+        executable.run_as(select_program(program, executable.selections))
+        if selecting is not None and not selecting.remembered:
+            launches = select_whole(executable, selecting, leaves)
+            if launches is not None:
+                executable.selections = launches
+                executable.run_as(select_program(program, launches))
+            if store is not None:
+                store.write(executable.selections)
     return executable
 
 
@@ -87,11 +106,11 @@ class Recorder:
         if program.device not in pools:
             pools[program.device] = driver.new_pool()
         is_measured = any(one.is_measured for one in self._function.passes)
-        timer = (self._function.options.timer or driver.measure) if is_measured else None
+        policy = self._function.options.selection if is_measured else None
         pool, made = pools[program.device], list[Executable]()
 
         def record() -> None:
-            made.append(record_program(program, driver, pool, leaves, self.reused, timer))
+            made.append(record_program(program, driver, pool, leaves, self.reused, policy))
 
         try:
             with driver.unwatched(), collection_postponed():
@@ -108,6 +127,30 @@ class Recorder:
         if executable.recorded:
             driver.give_back()  # what trials have used, which lies on other streams and in pieces of other sizes
         return executable
+
+    def review(self, entry: Recorded, leaves: list[Any]) -> None:
+        """Run a round of a provisional selection, and follow what it decides.
+
+        Args:
+            entry: The entry of a call.
+            leaves: The leaves of ``(args, kwargs)`` of the call, which are afterwards as they were.
+        """
+        executable, reviews = entry.graphs, entry.reviews
+        assert reviews is not None
+        try:
+            with executable.driver.unwatched(), collection_postponed():
+                changed = reviews.run(entry.calls, lambda: executable.review(leaves))
+        except torch.OutOfMemoryError:  # there is none for copies of what a call updates
+            entry.reviews = None
+            return
+        if changed:
+            executable.run_as(select_program(executable.program, executable.selections))
+        if not executable.is_provisional:
+            entry.reviews = None
+            policy = self._function.options.selection
+            store = Remembered.of(entry.recordable, executable.driver, policy)
+            if store is not None:
+                store.write(executable.selections)
 
     def reasons(self, program: Program) -> list[Fallback]:
         """Why nothing of a Program was recorded."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import operator
 import sys
 import threading
@@ -128,9 +129,7 @@ class _Specialization:
         self._pick_varying = _picker(graph.varying)
         numbers = tuple(leaf for leaf, index in enumerate(graph.varying) if not isinstance(inputs[index], torch.Tensor))
         graph.__name__ = name  # pyright: ignore[reportAttributeAccessIssue]
-        own = Options(
-            numbers, (), options.max_graphs, options.strict, options.timer, options.mechanism, options.reuse_outputs
-        )
+        own = dataclasses.replace(options.of_derived(), static_argnums=numbers, reuse_outputs=options.reuse_outputs)
         self.function = Engine(graph, graph.passes, own, pool_owner)
         self._constant_results, self._epilogue = graph.constant_results, graph.epilogue
         self._assemble = None if graph.assembly is None else _picker(graph.assembly)

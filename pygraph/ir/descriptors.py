@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from pygraph.ir.selections import Mechanism, Selection, Way
+
 if TYPE_CHECKING:
     from typing import TypeAlias
 
@@ -20,17 +22,6 @@ Stage = Literal["aten", "kernels", "pointers", "regions"]
 behind pointer slots; cut into regions that say how they run."""
 
 STAGES: tuple[Stage, ...] = ("aten", "kernels", "pointers", "regions")
-
-
-Way = Literal["launch", "patch", "copy"]
-"""How a region runs: node by node, as a graph with patched pointers, or as a graph with copied inputs."""
-
-
-Mechanism = Literal["auto", "host", "device", "table", "copy"]
-"""How pointers change between replays: the host changes kernels' parameters, a node of the graph does on the device,
-kernels load them from a table, the data is copied instead, or for each kernel what is cheapest."""
-
-MECHANISMS: tuple[Mechanism, ...] = ("auto", "host", "device", "table", "copy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,8 +290,8 @@ class Region:
 
     ``kind`` is what the nodes allow: ``graph`` (can be recorded), ``eager`` (device work that cannot, for
     ``reason``) or ``host`` (no device work). ``way`` is how they are run: ``launch`` node by node, ``patch`` as a
-    graph with patched pointers, ``copy`` as a graph with copied inputs. ``times`` holds what `select` measured for
-    each way, in µs.
+    graph with patched pointers, ``copy`` as a graph with copied inputs. ``selection`` says why that way was selected,
+    and ``times`` holds the microseconds of each.
     """
 
     index: int
@@ -309,6 +300,7 @@ class Region:
     reason: str | None = None
     source: str | None = None
     times: tuple[tuple[str, float], ...] = ()
+    selection: Selection | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,6 +39,7 @@ struct PlanState {
   bool is_eager = false;              // whether the function itself runs, which is right whatever the guards say
   Clock::time_point next_comparison;  // of the guards of a function that runs in eager, see `is_environment_current`
   int64_t hits = 0, stamp = 0, patches = 0;
+  int64_t most_hits = -1;             // after which Python serves a call; negative for no limit
 };
 
 // An object of Python that owns a plan.
@@ -74,7 +75,7 @@ bool is_current(PlanState& plan, const Call& call) {
 
 // Whether a call is of the plan's kind; its leaves are collected in `call`.
 bool matches(PlanState& plan, PyObject* args, PyObject* kwargs, const Settings& settings, Call& call) {
-  if (plan.dead || !plan.settings.holds(settings)) return false;
+  if (plan.dead || plan.hits == plan.most_hits || !plan.settings.holds(settings)) return false;
   size_t position = 0;
   if (!match_tree(plan.arguments, position, args, call) || !match_tree(plan.arguments, position, kwargs, call)) {
     return false;

@@ -52,6 +52,8 @@ void describe_way(PlanState& plan, PyObject* description) {
   plan.callable = field(description, "callable");
   plan.references.add(plan.callable);
   plan.is_eager = flag(description, "is_eager");
+  PyObject* most_hits = field(description, "most_hits");
+  if (most_hits != Py_None) plan.most_hits = to_word(most_hits);
   plan.way = flag(description, "is_executable") ? Way::Executable : Way::Function;
   PyObject* stream = field(description, "stream");
   if (stream != Py_None) plan.stream = describe_stream(plan.references, stream);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import os
 from pathlib import Path
 
@@ -28,3 +29,15 @@ def source_hash() -> str:
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def installed_version(package: str) -> str:
+    """The version of an installed package, or ``none``.
+
+    >>> installed_version("no-such-package")
+    'none'
+    """
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"

@@ -72,6 +72,7 @@ class CallReport:
                 {
                     "kind": region.kind, "way": region.way, "reason": region.reason, "source": region.source,
                     "times_us": dict(region.times),
+                    "selection": None if region.selection is None else region.selection.to_dict(),
                 }
                 for region in self.regions
             ],
@@ -186,9 +187,8 @@ class Explanation:
             console.print(self._memory_table())
         for region_call in self.calls:
             for region in region_call.regions:
-                if region.times:
-                    times = ", ".join(f"{way} {time} µs" for way, time in region.times)
-                    console.print(Text(f"region {region.index} runs by {region.way}: {times}"))
+                if region.selection is not None:
+                    console.print(Text(f"region {region.index} {region.selection}"))
         for report in self.donated:
             what = "became a result's" if report.reason is None else f"was not used: {report.reason}"
             console.print(Text(f"donated ×{report.count}: {report.argument}: its memory {what}"))

@@ -17,13 +17,14 @@ from torch import fx
 
 from pygraph.errors import CaptureError
 from pygraph.guards.donated import DonatedTensor
-from pygraph.ir.descriptors import Fallback, Mechanism, TensorSpec, Way
+from pygraph.ir.descriptors import Fallback, TensorSpec
+from pygraph.ir.selections import Mechanism, Way
 from pygraph.process import progress
 from pygraph.runtime.alignment import alignment_of, is_aligned
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.discovery import Discovery, Placement, RefusedError
 from pygraph.runtime.driver import Driver, Pool
-from pygraph.runtime.mechanisms import Question, choose
+from pygraph.runtime.mechanisms import Question, alternatives, choose
 from pygraph.runtime.own_results import own_results
 from pygraph.runtime.patchable import (
     CrowdedError,
@@ -52,6 +53,7 @@ class RegionGraph:
         mechanism: How pointers change; what cannot be done falls back to less.
         reused: Where results go that stay in the graph's memory; None for fresh results.
         saved: Outputs that go to autograd alone.
+        measures: Whether a replay is timed, on which the choice between mechanisms depends.
 
     Raises:
         RefusedError: The device does not record a node, or a replay does not give what ordinary launches give.
@@ -61,6 +63,7 @@ class RegionGraph:
         slots: Positions of the inputs that have memory; the patcher's first slots, before one per entry of ``memory``.
         memory: The memory that a replay allocates for outputs.
         choice: By which mechanism each pointer changes.
+        alternatives: Other mechanisms that may be as cheap.
         patcher: Sends what changes to the graph.
         views: Per output, which entry of ``memory`` it is in, and where.
         outputs_are_memory: Whether the entries of ``memory`` are the outputs as they are.
@@ -80,6 +83,7 @@ class RegionGraph:
         mechanism: Mechanism = "auto",
         reused: ReusedMemory | None = None,
         saved: frozenset[fx.Node] = frozenset(),
+        measures: bool = True,
     ) -> None:
         self.body = body
         self.driver = driver
@@ -87,7 +91,8 @@ class RegionGraph:
         self.spread = LaunchSpread(body, driver)
         self._reused = reused
         self._saved_nodes = saved
-        self._own = frozenset[int]()
+        self._own, self._measures = frozenset[int](), measures
+        self.alternatives: tuple[Mechanism, ...] = ()
         _refuse_host_memory(body, example.inputs)
         self._input_specs = [TensorSpec.of(tensor) for tensor in example.inputs]
         self._alignments = [alignment_of(tensor.data_ptr()) for tensor in example.inputs]
@@ -115,7 +120,7 @@ class RegionGraph:
             found = Discovery(self.body, self.driver, self.pool, example, placement)
             region = RecordedRegion(self.body, self.driver, self.pool, found)
             region.fallbacks[:0] = notes
-            proof = ReplayProof(region, example, self.spread, self._reused is not None)
+            proof = ReplayProof(region, example, self.spread, self._reused is not None, self._measures)
             progress.phase("proving")
             try:
                 self._prove(proof, found, request, may_ask_for_room=not placement.room)
@@ -168,6 +173,7 @@ class RegionGraph:
         choice = choose(question, self.driver.costs(), request or "copy")
         require_separate(found, choice.copied)
         region.follow(choice)
+        self.alternatives = alternatives(question, self.driver.costs(), choice) if request == "auto" else ()
         if not region.choice.only_host:
             try:
                 passes = proof.passes()

@@ -19,6 +19,7 @@ import torch
 from pygraph.errors import CaptureError
 from pygraph.runtime.graph_generators import GraphGenerator, SavedStates
 from pygraph.runtime.recorded_graph import RecordedGraph
+from pygraph.runtime.samples import Sample
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ class Costs:
         copy_rate: Bytes that it copies in a microsecond.
         allocation: Host: allocating one result, whatever the mechanism.
         upload: Device: each node that was sent since the last replay.
+        launch: Host: each kernel of an ordinary launch.
     """
 
     replay: float
@@ -50,6 +52,7 @@ class Costs:
     copy_rate: float
     allocation: float = 0.0
     upload: float = 0.0
+    launch: float = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +62,12 @@ class Run:
     Attributes:
         timed: The function that is measured.
         restore: Undoes the changes of ``timed``, on the current stream; None if it changes nothing.
+        way: The way of running that it is, as reports call it.
     """
 
     timed: Callable[[], object]
     restore: Callable[[], object] | None = None
+    way: str = ""
 
     def prepare(self) -> None:
         """Undo the changes of earlier runs; called before `timed`, and not measured."""
@@ -250,15 +255,30 @@ class Driver(abc.ABC):
             restore: Called before each replay, outside of what is timed; None for a graph that changes nothing.
         """
 
-    @abc.abstractmethod
-    def measure(self, run: Callable[[], object]) -> float:
-        """Microseconds of one ``run()``, host and device together, the better of the two not hidden.
+    @property
+    def is_exact(self) -> bool:
+        """Whether `sample` gives the same at every run, as it is a model."""
+        return False
 
-        It is run several times. Of a `Run` only the part ``timed`` counts.
+    @abc.abstractmethod
+    def sample(self, run: Run, *, latency: bool = False) -> Sample:
+        """The times of one run, of the host and of the device apart; it may run several times for that.
 
         On the emulated device this is a model (counted launches, copies and patches times fixed costs), so that
         choices there are the same in every run.
+
+        Args:
+            run: Only its part ``timed`` counts.
+            latency: Whether to measure the time until the result is there, too.
         """
+
+    def others(self) -> str | None:
+        """Signs that other processes keep the device busy; None if there are none, or that cannot be known."""
+        return None
+
+    def identity(self) -> tuple[str, ...] | None:
+        """Names and versions on which measurements depend; None if there is no use in remembering them."""
+        return None
 
 
 class RandomStates:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -15,30 +15,25 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import CaptureError
-from pygraph.ir.descriptors import (
-    Argument,
-    Captured,
-    Fallback,
-    Mechanism,
-    Region,
-    TensorSpec,
-    Way,
-)
+from pygraph.ir.descriptors import Argument, Captured, Fallback, Region
 from pygraph.ir.effects import count_kernels, root, writes_memory, written_arguments
 from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
+from pygraph.ir.selections import Candidate, Mechanism, Selection
 from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.calling_convention import CallingConvention, Values
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.copies import ChangedError, trial_leaves
 from pygraph.runtime.discovery import RefusedError
-from pygraph.runtime.driver import Driver, Pool, Run, random_states_restored
-from pygraph.runtime.proof import Example, Trial, WrittenState
+from pygraph.runtime.driver import Driver, Pool, RandomStates, random_states_restored
+from pygraph.runtime.prior import LAUNCH
+from pygraph.runtime.proof import Example, WrittenState, copy_spans
 from pygraph.runtime.reuse import ReusedMemory
+from pygraph.runtime.selecting import BoundCall, RegionSelector, Review, Selecting
 
-Timer = Callable[[Callable[[], object]], float]
+Action = Callable[[], object]
 
 
 class RefusedNodesError(CaptureError):
@@ -55,30 +50,6 @@ class RefusedNodesError(CaptureError):
         self.program, self.nodes, self.reason = program, nodes, reason
 
 
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """How the ways of running a region are compared.
-
-    Attributes:
-        timer: Microseconds of one ``run()``.
-        fastest: The way to run in, by the time of each and the default.
-        varies: Whether other work adds to the times, as to all that are measured. Then the default gives way only to
-            what is faster again and again, and copies are tried only where the host is slower than the device:
-            elsewhere they gain nothing.
-        launches: The times of ordinary launches so far, by the names of a region's nodes. They are the same when nodes
-            elsewhere are refused and the Program is recorded again.
-    """
-
-    timer: Timer
-    fastest: Callable[[Mapping[Way, float], Way], Way]
-    varies: bool
-    launches: dict[tuple[str, ...], float] = dataclasses.field(default_factory=dict[tuple[str, ...], float])
-
-
-_MORE_LOOKS = 3
-"""How often another way than the default must be faster, after the first time."""
-
-
 @dataclasses.dataclass
 class _BoundRegion:
     """One region as it runs: its nodes, and its graph if it is one."""
@@ -89,6 +60,7 @@ class _BoundRegion:
     unkeyed: list[int] = dataclasses.field(default_factory=list[int])
     """Inputs of the graph that operations outside of graphs make: their layout is in no cache key."""
     adoption: Adoption | None = None
+    review: Review | None = None
 
 
 class Executable:
@@ -98,7 +70,7 @@ class Executable:
         program: The Program at stage ``regions``.
         convention: How a call becomes values, and these its result.
         captured: The tensors that are read where they are.
-        times: The times that were taken of ways of running its graph regions, by region.
+        selections: The ways in which its graph regions run, by region; `run_as` follows them.
         static_addresses: Where captured tensors were when the graphs were recorded.
         recorded: How many regions were recorded, of which some may run in another way.
     """
@@ -110,7 +82,7 @@ class Executable:
         pool: Pool,
         leaves: Sequence[Any],
         reused: ReusedMemory | None = None,
-        timing: Timing | None = None,
+        selecting: Selecting | None = None,
     ) -> None:
         """Record the graphs of ``program`` with the arguments of one call as examples; they are not changed.
 
@@ -120,18 +92,18 @@ class Executable:
             pool: Memory that the graphs share with others of the same function.
             leaves: The leaves of ``(args, kwargs)`` of a call.
             reused: Where graphs that write results to the same memory at every call say so; None for fresh results.
-            timing: How the ways of running a region are compared. With it, every graph region is timed node by node,
-                with patched pointers and with copies; `run_as` then makes the choice.
+            selecting: How the ways of running a region are compared; None to run it as the Program says.
 
         Raises:
             RefusedNodesError: The device does not record some of the nodes.
         """
         self._reused = reused
-        self._timing = timing
+        self._selecting = selecting
         self.driver = driver
         self.pool = pool
         self.program, self._regions = program, list[_BoundRegion]()
-        self.times: dict[int, dict[Way, float]] = {}
+        self.selections: dict[int, Selection] = {}
+        self.recorded = 0
         try:
             self._build(leaves)
         except RefusedError as error:
@@ -174,95 +146,48 @@ class Executable:
                 for bound in self._regions:
                     self._refusing = bound.body
                     if bound.region.way != "launch":
-                        self.times[bound.region.index] = self._record(bound, *_border(bound.body, env))
+                        self._record(bound, *_border(bound.body, env))
+                        self.recorded += 1
                     if bound is not self._regions[-1]:
                         _launch(bound, env)
         except ChangedError as error:
             nodes = [node for body in recorded for node in body.nodes]  # whichever it was
             if nodes:  # else it was an operation that does not say that it writes
                 raise RefusedNodesError(self.program, nodes, str(error)) from error
-        self.recorded = len(self.times)
 
-    def _record(self, bound: _BoundRegion, inputs: list[torch.Tensor], numbers: list[Any]) -> dict[Way, float]:
-        """Record a region, and time the ways of running it if that is wanted."""
-        body, way, timing = bound.body, bound.region.way, self._timing
-        times: dict[Way, float] = {}
+    def _record(self, bound: _BoundRegion, inputs: list[torch.Tensor], numbers: list[Any]) -> None:
+        """Record a region, and select how it runs if that is wanted."""
+        body, region, selecting = bound.body, bound.region, self._selecting
+        known = None if selecting is None else selecting.remembered.get(region.index)
+        if known is not None:
+            self.selections[region.index] = known
+        default = Candidate(region.way) if known is None else known.chosen
+        if default == LAUNCH:
+            return
         state = WrittenState(body, inputs)
-        if timing is not None:
-            nodes = tuple(node.name for node in body.nodes)
-            if nodes not in timing.launches:  # before there is a graph, when there is most memory for it
-                timing.launches[nodes] = self._timed(body, inputs, numbers, state, body.run)
-            times["launch"] = timing.launches[nodes]
+        call = BoundCall(body, self.driver, self.pool, inputs, numbers, state)
+        selector = None if selecting is None or known is not None else RegionSelector(selecting, call, default)
         example = Example.of(body, self.driver, inputs, numbers, state)
         saved = self.convention.saved_nodes()
 
-        def record(way: Way) -> RegionGraph:
-            return RegionGraph(body, self.driver, self.pool, example, way, self._mechanism, self._reused, saved)
+        def record(one: Candidate, pool: Pool = self.pool) -> RegionGraph:
+            mechanism = one.mechanism if known is None else known.mechanism
+            mechanism = self._mechanism if mechanism == "auto" else mechanism
+            measures = known is None
+            return RegionGraph(body, self.driver, pool, example, one.way, mechanism, self._reused, saved, measures)
 
-        bound.graph = graph = record(way)
-        if timing is None:
-            return times
-        times[way] = self._timed(body, inputs, numbers, state, graph)
-        if way == "patch" and self._copies_may_be_faster(body, example, graph, timing):
-            try:
-                times["copy"] = self._time_of_copies(body, example)
-            except RefusedError as error:
-                if error.node is not None:
-                    raise  # the device does not record it in any way
-                graph.fallbacks.append(Fallback("copies were not tried", error.reason))
-        for _ in range(_MORE_LOOKS if timing.varies else 0):
-            if timing.fastest(times, way) == way:
-                break
-            times[way] = self._timed(body, inputs, numbers, state, graph)
-            if timing.fastest(times, way) == "launch":
-                times["launch"] = self._timed(body, inputs, numbers, state, body.run)
-        if timing.fastest(times, way) == "copy":
-            graph.release()
-            bound.graph = graph = record("copy")
-        if graph.saved is not None:
-            graph.saved.forget_streams()
-        return times
-
-    def _copies_may_be_faster(self, body: RegionBody, example: Example, graph: RegionGraph, timing: Timing) -> bool:
-        """Whether a graph that copies its inputs is worth a try, which needs memory."""
-        if timing.varies and graph.choice.host_us <= graph.choice.device_us:
-            return False
-        return not self._copies_cost_more(body, example)
-
-    def _copies_cost_more(self, body: RegionBody, example: Example) -> bool:
-        """Whether copying all inputs takes longer than sending every node, so that it needs no memory to be tried."""
-        costs = self.driver.costs()
-        nbytes = sum(TensorSpec.of(tensor).nbytes for tensor in example.inputs)
-        return nbytes / costs.copy_rate > costs.host_node * count_kernels(body.nodes)
-
-    def _time_of_copies(self, body: RegionBody, example: Example) -> float:
-        """The time of a graph that copies its inputs, which hardly ever stays: it is recorded in a pool of its own."""
-        pool = self.driver.new_pool()
-        graph = RegionGraph(body, self.driver, pool, example, "copy", self._mechanism, self._reused)
-        try:
-            return self._timed(body, list(example.inputs), list(example.numbers), example.state, graph)
-        finally:
-            graph.release()
-
-    def _timed(
-        self,
-        body: RegionBody,
-        inputs: list[torch.Tensor],
-        numbers: list[Any],
-        state: WrittenState,
-        run: Callable[[list[torch.Tensor], list[Any]], object],
-    ) -> float:
-        """The time of ``run``, which the timer may run as often as it likes, and which leaves no trace."""
-        assert self._timing is not None
-        with Trial(self.driver, body, inputs, state) as trial:
-
-            def restore() -> None:
-                self.pool.order()  # a timer may run on several streams
-                trial.restore()
-
-            time = self._timing.timer(Run(lambda: run(trial.inputs, numbers), restore if trial.has_state else None))
-        self.driver.give_back()  # what runs have left, beside which there has to be the memory of a graph
-        return time
+        bound.graph = record(default)
+        if selector is not None and selecting is not None:
+            selection = selector.select(bound.graph, record)
+            if selection.chosen not in (default, LAUNCH):
+                bound.graph.release()
+                bound.graph = record(selection.chosen)
+            selection = dataclasses.replace(selection, mechanism=bound.graph.choice.mechanism)
+            self.selections[region.index] = selection
+            if selection.provisional is not None:
+                bound.review = Review(selecting, selection)
+        if bound.graph.saved is not None:
+            bound.graph.saved.forget_streams()
 
     @contextlib.contextmanager
     def _trial(
@@ -365,6 +290,36 @@ class Executable:
             return "a copy of an argument is returned, which is made after the graphs have run"
         return None
 
+    @contextlib.contextmanager
+    def trials(self, leaves: Sequence[Any]) -> Generator[tuple[Action, Action, Action], None, None]:
+        """Runs of the whole Program that leave no trace: as it was selected, by ordinary launches, and a restoration.
+
+        Args:
+            leaves: The leaves of a call. The last of the three functions puts back what the others have changed.
+        """
+        written = self._written_leaves(self._regions)
+        generators = [one for bound in self._regions for one in bound.body.generators.values()]
+        states = [WrittenState(bound.body) for bound in self._regions]
+        random = RandomStates([self.driver], generators)
+        with trial_leaves(leaves, written) as given, torch.no_grad():
+
+            def run_by(each: Callable[[_BoundRegion, Values], None]) -> None:
+                env = self.convention.values(given)
+                for bound in self._regions:
+                    each(bound, env)
+
+            def restore() -> None:
+                self.pool.order()  # a timer may run on several streams
+                copy_spans([leaves[i].detach() for i in written], [given[i] for i in written])
+                for state in states:
+                    state.put_back()
+                random.restore()
+
+            try:
+                yield lambda: run_by(_run), lambda: run_by(_launch), restore
+            finally:
+                restore()
+
     # -- choosing -------------------------------------------------------------------------------------------------
 
     def run_as(self, program: Program) -> None:
@@ -375,6 +330,33 @@ class Executable:
             if bound.region.way == "launch" and bound.graph is not None:
                 bound.graph.release()
                 bound.graph = None
+        self._find_unkeyed()
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether some regions are to be measured again."""
+        return any(bound.review is not None for bound in self._regions)
+
+    def review(self, leaves: Sequence[Any]) -> tuple[bool, float]:
+        """Measure once more how regions run whose selection is provisional; arguments are afterwards as they were.
+
+        Returns:
+            Whether a selection is another one now, which `run_as` has to follow, and the microseconds of a call.
+        """
+        changed, microseconds = False, 0.0
+        with self._trial(leaves, runs=self._regions[:-1]) as env:
+            for bound in self._regions:
+                review = bound.review
+                if review is not None and bound.graph is not None:
+                    inputs, numbers = _border(bound.body, env)
+                    state = WrittenState(bound.body, inputs)
+                    call = BoundCall(bound.body, self.driver, self.pool, inputs, numbers, state)
+                    if review.run_round(call, bound.graph):
+                        self.selections[bound.region.index], bound.review, changed = review.selection, None, True
+                    microseconds += review.time
+                if bound is not self._regions[-1]:
+                    _launch(bound, env)
+        return changed, microseconds
 
     # -- reporting ------------------------------------------------------------------------------------------------
 
@@ -382,6 +364,10 @@ class Executable:
     def graphs(self) -> list[RegionGraph]:
         """The recorded graphs, in the order in which they run."""
         return [bound.graph for bound in self._regions if bound.graph is not None]
+
+    def launched_nodes(self) -> list[fx.Node]:
+        """The nodes that run outside of graphs."""
+        return [node for bound in self._regions if bound.graph is None for node in bound.body.nodes]
 
     @property
     def fallbacks(self) -> list[Fallback]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from pygraph.ir.descriptors import Mechanism
+from pygraph.ir.selections import Mechanism
 from pygraph.runtime.driver import Costs
 from pygraph.runtime.pointers import Word
 from pygraph.runtime.recorded_graph import NodeMechanism, Wiring
@@ -29,6 +29,7 @@ class Choice:
         copied: Slots whose data is copied.
         host_us: Microseconds that the host needs for a replay, with the allocation of results.
         device_us: Microseconds that the device needs for it.
+        replay_us: Microseconds that the device needs for what was recorded alone.
     """
 
     host: tuple[Word, ...]
@@ -37,11 +38,17 @@ class Choice:
     copied: frozenset[int]
     host_us: float = 0.0
     device_us: float = 0.0
+    replay_us: float = 0.0
 
     @property
     def only_host(self) -> bool:
         """Whether the graph runs as it was recorded, with changed parameters."""
         return not (self.device or self.table or self.copied)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism by which pointers change wherever a node allows it."""
+        return "table" if self.table else "device" if self.device else "host"
 
     def counts(self) -> dict[str, int]:
         """Nodes per mechanism, and how many slots are copied."""
@@ -104,6 +111,35 @@ _GAIN = 0.97
 """The share of a mechanism's cost that another must be below to be chosen instead: less of a gain is lost in noise."""
 
 
+def alternatives(question: Question, costs: Costs, choice: Choice) -> tuple[Mechanism, ...]:
+    """Mechanisms besides the chosen one that may be as cheap as that, by what the model knows.
+
+    Args:
+        question: The graph's pointers.
+        costs: The times of the mechanisms on this device.
+        choice: The plan that was chosen for them.
+
+    Example:
+        >>> costs = Costs(2.0, 0.4, 12.0, 0.02, 4.0, 0.1, 3.0, 1e6)
+        >>> words = [Word(node, 0, 0, 0) for node in range(32)]
+        >>> either = frozenset({"host", "device"})
+        >>> q = Question(words, [either] * 32, frozenset(), frozenset(), [1 << 24], replay_us=1.0)
+        >>> alternatives(q, costs, choose(q, costs, "host"))
+        ('device',)
+    """
+    found: list[Mechanism] = []
+    for one in ("host", "device", "table"):
+        plan = _plan(question, costs, one, choice.copied)
+        is_other = (plan.host, plan.device, plan.table) != (choice.host, choice.device, choice.table)
+        if is_other and _cost(plan) < _WORTH_A_TRY * _cost(choice):
+            found.append(one)
+    return tuple(found)
+
+
+_WORTH_A_TRY = 1.25
+"""The multiple of the chosen mechanism's cost up to which the model may be wrong about another one."""
+
+
 def _plan(question: Question, costs: Costs, mechanism: Mechanism, copied: frozenset[int]) -> Choice:
     """Every word by one mechanism where its node allows it, else by the host."""
     by_node: dict[int, list[Word]] = {}
@@ -131,7 +167,7 @@ def _plan(question: Question, costs: Costs, mechanism: Mechanism, copied: frozen
     if copied:
         nbytes = sum(question.inputs[slot] for slot in copied if slot < len(question.inputs))
         device_us += costs.copy + nbytes / costs.copy_rate
-    return Choice(tuple(host), tuple(device), tuple(table), copied, host_us, device_us)
+    return Choice(tuple(host), tuple(device), tuple(table), copied, host_us, device_us, question.replay_us)
 
 
 def _cost(choice: Choice) -> float:

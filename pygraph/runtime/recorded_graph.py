@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from pygraph.errors import CaptureError
-from pygraph.ir.descriptors import Mechanism
+from pygraph.ir.selections import Mechanism
 from pygraph.runtime.graph_generators import GraphGenerator
 
 NodeMechanism = Literal["host", "device", "table"]

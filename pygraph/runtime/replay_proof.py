@@ -30,6 +30,7 @@ class ReplayProof:
         example: A call, with what ordinary launches give for it.
         spread: How far ordinary launches are apart.
         reuses_outputs: Whether the graph leaves results where it was recorded, from where the proof copies them.
+        measures: Whether a replay is timed as well.
 
     Attributes:
         replay_us: Microseconds that the device needs for a replay, once one with copies outside of the graph was right.
@@ -37,13 +38,20 @@ class ReplayProof:
             for scratch memory, which may have begun where the result does. Behind the others are a few.
     """
 
-    def __init__(self, region: RecordedRegion, example: Example, spread: LaunchSpread, reuses_outputs: bool) -> None:
+    def __init__(
+        self,
+        region: RecordedRegion,
+        example: Example,
+        spread: LaunchSpread,
+        reuses_outputs: bool,
+        measures: bool = True,
+    ) -> None:
         self.region = region
         self.example = example
         self.replay_us = 0.0
         self.watched: Container[int] = range(len(region.memory))
         self._spread = spread
-        self._reuses_outputs = reuses_outputs
+        self._reuses_outputs, self._measures = reuses_outputs, measures
 
     def passes(self, copy_outside: bool = False) -> bool:
         """Whether a replay gives what ordinary launches give.
@@ -72,7 +80,8 @@ class ReplayProof:
         return True
 
     def _measure(self, restore: Callable[[], None] | None) -> None:
-        self.replay_us = self.region.driver.replay_time(self.region.graph, restore)
+        if self._measures:
+            self.replay_us = self.region.driver.replay_time(self.region.graph, restore)
 
     def _own(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
         """Results that stay as they are when what the region updates is put back."""

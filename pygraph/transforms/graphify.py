@@ -9,7 +9,7 @@ from torch import fx
 
 from pygraph.errors import StageError, describe
 from pygraph.ir.attention_states import is_state_on_device
-from pygraph.ir.descriptors import Fallback, Region, Way
+from pygraph.ir.descriptors import Fallback, Region
 from pygraph.ir.effects import (
     host_reason,
     is_host_number,
@@ -24,6 +24,7 @@ from pygraph.ir.effects import (
 from pygraph.ir.order import note_order
 from pygraph.ir.printing import target_text
 from pygraph.ir.program import Program
+from pygraph.ir.selections import Way
 from pygraph.lowering.aten import lower
 from pygraph.lowering.states import settle_between_regions
 from pygraph.transforms.schedule import Schedule, alternating_runs

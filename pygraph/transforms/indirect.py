@@ -13,19 +13,9 @@ from torch import fx
 
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::load and pygraph::store
 from pygraph.errors import StageError, describe
-from pygraph.ir.descriptors import (
-    Argument,
-    Base,
-    Input,
-    Mechanism,
-    Output,
-    PointerTable,
-    Result,
-    Slot,
-    Stored,
-    TensorSpec,
-)
+from pygraph.ir.descriptors import Argument, Base, Input, Output, PointerTable, Result, Slot, Stored, TensorSpec
 from pygraph.ir.program import Program, output_values
+from pygraph.ir.selections import Mechanism
 from pygraph.lowering.aten import lower
 
 

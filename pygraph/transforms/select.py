@@ -9,16 +9,12 @@ import dataclasses
 from collections.abc import Mapping
 
 from pygraph.errors import StageError, describe
-from pygraph.ir.descriptors import Way
 from pygraph.ir.program import Program
-
-_MARGINS = ((200.0, 0.97), (0.0, 0.9))
-"""From so many µs on, another way must take less than this share of the default's time: smaller differences are noise,
-which is larger in short runs."""
+from pygraph.ir.selections import Selection
 
 
-def select_program(program: Program, times: Mapping[int, Mapping[Way, float]]) -> Program:
-    """Write the fastest way of running into every region that was measured.
+def select_program(program: Program, selections: Mapping[int, Selection]) -> Program:
+    """Write the way of running that was selected into every region.
 
     IR before::
 
@@ -30,44 +26,49 @@ def select_program(program: Program, times: Mapping[int, Mapping[Way, float]]) -
 
     Args:
         program: A Program at stage ``regions``.
-        times: By region, the microseconds of each way of running it.
+        selections: By region, the selection.
 
     Returns:
-        A Program whose regions have a ``way`` and the measured ``times``.
+        A Program whose regions have a ``way``, their ``selection``, and its ``times``.
 
     Raises:
         StageError: The Program is not cut into regions yet.
 
     Example:
         >>> import pygraph, torch
+        >>> from pygraph.ir.selections import Candidate
         >>> x = torch.ones(2, device=pygraph.default_device())
         >>> program = pygraph.graphify(pygraph.indirect(pygraph.trace(torch.sin)(x)))
-        >>> select_program(program, {0: {"launch": 9.0, "patch": 12.0}}).regions[0].way
+        >>> select_program(program, {0: Selection(Candidate("launch"), "it was the fastest")}).regions[0].way
         'launch'
     """
     check_has_regions(program)
     regions = tuple(
-        dataclasses.replace(
-            region,
-            way=fastest(times[region.index], region.way),
-            times=tuple((way, round(time, 3)) for way, time in times[region.index].items()),
-        )
-        if region.index in times
+        dataclasses.replace(region, way=found.chosen.way, times=found.times(), selection=found)
+        if (found := selections.get(region.index)) is not None
         else region
         for region in program.regions
     )
-    return program.replace(regions=regions, history=(*program.history, "select"))
+    history = program.history if program.history[-1:] == ("select",) else (*program.history, "select")
+    return program.replace(regions=regions, history=history)
 
 
-def fastest(times: Mapping[Way, float], default: Way) -> Way:
-    """The way to run in: the default, unless another one is faster by more than measurements vary.
+def launched_program(program: Program, reason: str) -> Program:
+    """Have every graph region run by ordinary launches, for a reason.
 
-    >>> fastest({"launch": 9.9, "patch": 10.0}, "patch"), fastest({"launch": 5.0, "patch": 10.0}, "patch")
-    ('patch', 'launch')
+    Example:
+        >>> import pygraph, torch
+        >>> x = torch.ones(2, device=pygraph.default_device())
+        >>> program = pygraph.graphify(pygraph.indirect(pygraph.trace(torch.sin)(x)))
+        >>> launched_program(program, "the mode is launch").regions[0].way
+        'launch'
     """
-    best = min(times, key=lambda way: times[way])
-    margin = next(share for start, share in _MARGINS if times[default] >= start)
-    return best if times[best] < margin * times[default] else default
+    check_has_regions(program)
+    regions = tuple(
+        dataclasses.replace(region, way="launch", reason=reason) if region.way != "launch" else region
+        for region in program.regions
+    )
+    return program.replace(regions=regions, history=(*program.history, "select"))
 
 
 def check_has_regions(program: Program) -> None:

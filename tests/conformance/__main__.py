@@ -26,11 +26,11 @@ import torch
 import workers
 
 import pygraph
+from tests import steady
 from tests.conformance.expected import EXPECTED, complaints
 from tests.conformance.report import markdown
 from tests.conformance.running import FAILURES, OUTCOMES, Record, Subject, unmade
 from tests.conformance.samples import differentiable, dtypes, load_entries, load_samples
-from tests.steady import measure
 
 _PART = 60
 """Samples in one unit of work."""
@@ -42,9 +42,7 @@ _PART = 60
 def prepare(limit: int | None) -> workers.Serve:
     """What a worker does with a unit: an entry, a dtype, and which part of its samples."""
     if torch.cuda.is_available():
-        from pygraph.runtime.cuda.driver import CudaDriver
-
-        CudaDriver.measure = measure
+        steady.install()
     device, entries = pygraph.default_device(), load_entries()
 
     @functools.lru_cache(maxsize=1)  # parts of an entry follow each other

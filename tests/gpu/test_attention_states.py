@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pygraph
+from pygraph.ir.selections import Selection
+from pygraph.runtime.prior import LAUNCH
+from pygraph.runtime.selecting import RegionSelector
 
 pytestmark = pytest.mark.gpu
 
@@ -65,10 +69,14 @@ WAYS = {
 def test_work_on_the_host_between(monkeypatch: pytest.MonkeyPatch, kernel: str, dropout: float, way: str) -> None:
     is_forward = itertools.cycle([True, False])  # of the regions that were measured, in turn
 
-    def fastest(times: Any, default: Any) -> Any:
-        return "launch" if next(is_forward) == (way == "forward launched") else default
+    original = RegionSelector.select
 
-    monkeypatch.setattr("pygraph.transforms.select.fastest", fastest)
+    def select(selector: RegionSelector, *args: Any) -> Selection:
+        found = original(selector, *args)
+        is_launched = next(is_forward) == (way == "forward launched")
+        return dataclasses.replace(found, chosen=LAUNCH) if is_launched else found
+
+    monkeypatch.setattr(RegionSelector, "select", select)
     backend, dtype = KERNELS[kernel]
     torch.manual_seed(0)
     eager = Attention(backend, dropout).cuda().to(dtype)

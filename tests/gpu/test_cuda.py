@@ -416,12 +416,12 @@ def test_the_same_memory_by_dlpack(start: int, order: tuple[str, ...]) -> None:
 
 
 def test_what_prepares_a_run_is_not_measured(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # the driver's own measure, not that of the other tests
+    monkeypatch.undo()  # the driver's own samples, not those of the other tests
     x = torch.zeros(8, device="cuda")
     long, short = (lambda: torch.cuda._sleep(40_000_000)), (lambda: x.add_(1))  # at least 20 ms, and some µs
-    assert driver.measure(Run(short, long)) < 10_000 < driver.measure(Run(long, short))
+    assert driver.sample(Run(short, long)).device < 10_000 < driver.sample(Run(long, short)).device
     count = torch.zeros(1, device="cuda")
-    driver.measure(Run(lambda: count.add_(1), count.zero_))
+    driver.sample(Run(lambda: count.add_(1), count.zero_))
     assert count.item() == 1
 
 

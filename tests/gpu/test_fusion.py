@@ -263,12 +263,11 @@ def test_a_training_step_as_one_graph() -> None:
 
 _PROCESS = """
 import sys, torch, pygraph
-from pygraph.runtime.cuda.driver import CudaDriver
 from tests import steady
 from torch import nn
 from torch._dynamo.utils import counters
 
-CudaDriver.measure = steady.measure  # other processes must not make graphs slower than launches
+steady.install()  # other processes must not make graphs slower than launches
 torch.manual_seed(0)
 layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.2, batch_first=True).cuda()
 fast = torch.compile(layer, backend=pygraph.backend)

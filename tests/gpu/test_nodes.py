@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pygraph
-from pygraph.ir.descriptors import MECHANISMS
+from pygraph.ir.selections import MECHANISMS
 from pygraph.runtime.driver import Costs
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import pygraph
-from pygraph.ir.descriptors import MECHANISMS, Mechanism
+from pygraph.ir.selections import MECHANISMS, Mechanism
 
 pytestmark = pytest.mark.gpu
 

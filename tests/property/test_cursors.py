@@ -33,21 +33,13 @@ WIDTH = 3
 RUNS = 7  # more than any buffer here has room for
 
 
-def repeating(run: Callable[[], object]) -> float:
-    """A timer that runs what it is given several times, and has no preference."""
-    for _ in range(RUNS):
-        run()
-    return 1.0
+def favouring(way: str) -> Callable[[Any], float]:
+    """A timer that runs what it is given several times; of launches, patched pointers and copies one is the fastest."""
 
-
-def favouring(way: str) -> Callable[[Callable[[], object]], float]:
-    """The same; of launches, patched pointers and copies, in this order, one is the fastest."""
-    asked = 0
-
-    def timer(run: Callable[[], object]) -> float:
-        nonlocal asked
-        asked += 1
-        return repeating(run) * (1.0 if ("launch", "patch", "copy")[(asked - 1) % 3] == way else 3.0)
+    def timer(run: Any) -> float:
+        for _ in range(RUNS):
+            run()
+        return 10.0 if run.way == way else 30.0
 
     return timer
 

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import pygraph
-from pygraph.ir.descriptors import MECHANISMS, Mechanism
+from pygraph.ir.selections import MECHANISMS, Mechanism
 from tests import extent
 from tests.property.laws import Outcome, assert_same_value, scramble
 from tests.property.strategies import TensorInput

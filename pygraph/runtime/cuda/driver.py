@@ -11,17 +11,20 @@ from typing import Any, TypeVar
 
 import torch
 
+from pygraph.process.cache import installed_version
 from pygraph.process.collection import no_collection
 from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu, function_pointer
 from pygraph.runtime.cuda.costs import costs_on
 from pygraph.runtime.cuda.graphs import CudaGraph
 from pygraph.runtime.cuda.pools import CudaPool
-from pygraph.runtime.cuda.timing import device_time, synchronize, wall_time
-from pygraph.runtime.driver import Costs, Counters, Driver, InterruptedCaptureError, Pool, count_native_replays
+from pygraph.runtime.cuda.timing import device_time, sample, synchronize
+from pygraph.runtime.cuda.utilization import busy_processes
+from pygraph.runtime.driver import Costs, Counters, Driver, InterruptedCaptureError, Pool, Run, count_native_replays
 from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.launched_kernels import launched_kernels
 from pygraph.runtime.recorded_graph import RecordedGraph
+from pygraph.runtime.samples import Sample
 
 T = TypeVar("T")
 
@@ -190,12 +193,18 @@ class CudaDriver(Driver):
             "cuStreamIsCapturing"
         )  # checked with torch 2.11 and 2.13
 
-    def measure(self, run: Callable[[], object]) -> float:
-        """Median microseconds of a call in a row of calls: the larger of what the host and the device need.
+    def sample(self, run: Run, *, latency: bool = False) -> Sample:
+        """The times of one run, of the host and of the device apart."""
+        return sample(run, self.device, latency=latency)
 
-        Runs that must be prepared are timed one by one, which comes to the same.
-        """
-        return wall_time(run, self.device)
+    def others(self) -> str | None:
+        """Other processes that have kept the device busy in the last second."""
+        return busy_processes(self.device)
+
+    def identity(self) -> tuple[str, ...]:
+        """The GPU, and the versions of its driver, of torch and of Triton."""
+        name, driver = torch.cuda.get_device_name(self.device), check(cu.cuDriverGetVersion())
+        return name, f"driver {driver}", f"torch {torch.__version__}", f"triton {installed_version('triton')}"
 
 
 def _register(graph: torch.cuda.CUDAGraph, generators: Sequence[GraphGenerator]) -> None:

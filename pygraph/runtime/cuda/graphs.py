@@ -11,7 +11,7 @@ import itertools
 import torch
 
 from pygraph.errors import CaptureError
-from pygraph.ir.descriptors import Mechanism
+from pygraph.ir.selections import Mechanism
 from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu, function_pointer
 from pygraph.runtime.cuda.nodes import KernelParams, NodeParams, graph_nodes, node_params

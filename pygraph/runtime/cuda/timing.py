@@ -6,11 +6,13 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from pygraph.runtime.cuda import captures
 from pygraph.runtime.driver import Run
+from pygraph.runtime.samples import Sample
 
 
 def synchronize(device: torch.device) -> None:
@@ -42,68 +44,72 @@ def _between_events(
         for index in range(6):
             if restore is not None:
                 restore()
-            host, start, end = _launch_behind_sleep(run, host)
+            host, _, start, end = _launch_behind_sleep(run, host)
             end.synchronize()
             if index:  # the first one warms up
                 times.append(start.elapsed_time(end) * 1e3)
     return statistics.median(times)
 
 
-def wall_time(run: Callable[[], object], device: torch.device) -> float:
-    """Median microseconds of a call in a row of calls: the larger of what the host and the device need.
-
-    Runs that must be prepared are timed one by one, which comes to the same.
-    """
-    if isinstance(run, Run) and run.restore is not None:
-        with torch.cuda.device(device):
-            return _time_of_prepared(run, device)
-    for _ in range(3):
-        run()
-    synchronize(device)
-    start = time.perf_counter()
-    run()
-    synchronize(device)
-    once = time.perf_counter() - start
-    count = max(1, min(20, int(0.01 / max(once, 1e-6))))
-    times: list[float] = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(count):
-            run()
-        synchronize(device)
-        times.append((time.perf_counter() - start) / count * 1e6)
-    return statistics.median(times)
-
-
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3  # seconds
 _CYCLES = 2e9  # that a device counts in a second, at most about
-_MOST_RUNS, _FEWEST_RUNS, _BUDGET = 25, 5, 0.05  # the last in seconds
+_ROW, _MOST_IN_A_ROW = 50e-6, 10  # seconds of a row of runs that are timed together, and how many there are at most
 
 
-def _time_of_prepared(run: Run, device: torch.device) -> float:
-    """The larger of the median times that the host and the device need for a run, in microseconds.
+def sample(run: Run, device: torch.device, *, latency: bool = False) -> Sample:
+    """Time a run on the host and on the device, apart.
 
-    Longer runs than the longest sleep have gaps on the device, and there the host's time is what counts.
+    The device sleeps until the host has launched everything, so that it shows no gaps in which it waits for the host.
+    Runs that need no preparation are repeated if they are short: the first call after a pause is slower than others.
+    Launches that take longer than the longest sleep have gaps; then the host's time is what counts.
     """
-    started = time.perf_counter()
-    hosts: list[float] = []
-    devices: list[float] = []
-    host = 0.0
-    for index in range(_MOST_RUNS + 1):
-        if index > _FEWEST_RUNS and time.perf_counter() - started > _BUDGET:
-            break
+    with torch.cuda.device(device):
         run.prepare()
-        host, start, end = _launch_behind_sleep(run.timed, host)
+        host, *_ = _launch_behind_sleep(run.timed, 0.0)
         synchronize(device)
-        if index:  # the first one warms up
-            hosts.append(host * 1e6)
-            devices.append(start.elapsed_time(end) * 1e3)
-    return max(statistics.median(hosts), statistics.median(devices))
+        count = 1 if run.restore is not None else max(1, min(_MOST_IN_A_ROW, int(_ROW / max(host, 1e-6))))
+        run.prepare()
+        host, asleep, start, end = _launch_behind_sleep(_row(run.timed, count), count * host)
+        synchronize(device)
+        return Sample(
+            host=host / count * 1e6,
+            device=start.elapsed_time(end) / count * 1e3,
+            latency=_latency(run, device) if latency else None,
+            clock=asleep.cycles / max(asleep.begin.elapsed_time(start) * 1e3, 1e-3),
+        )
+
+
+def _row(run: Callable[[], object], count: int) -> Callable[[], object]:
+    if count == 1:
+        return run
+
+    def runs() -> None:
+        for _ in range(count):
+            run()
+
+    return runs
+
+
+def _latency(run: Run, device: torch.device) -> float:
+    """Microseconds from the start of a run on an idle device until all is done."""
+    run.prepare()
+    synchronize(device)
+    start = time.perf_counter()
+    run.timed()
+    synchronize(device)
+    return (time.perf_counter() - start) * 1e6
+
+
+class _Sleep(NamedTuple):
+    """A sleep of the device: how many cycles of its clock it takes, and the event before it."""
+
+    cycles: int
+    begin: torch.cuda.Event
 
 
 def _launch_behind_sleep(
     run: Callable[[], object], expected: float
-) -> tuple[float, torch.cuda.Event, torch.cuda.Event]:
+) -> tuple[float, _Sleep, torch.cuda.Event, torch.cuda.Event]:
     """Launch a run while the device sleeps, so that it sees no gaps in which it waits for the host.
 
     Args:
@@ -111,15 +117,16 @@ def _launch_behind_sleep(
         expected: Seconds that the host needed for it the last time; zero if that is not known.
 
     Returns:
-        Seconds that the host needed, and events before and after the run.
+        Seconds that the host needed, the sleep, and events before and after the run.
     """
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    sleep = min(1.5 * expected + _SHORTEST_SLEEP, _LONGEST_SLEEP)
-    # It has no public name; torch's own tests use it to keep a stream busy. Checked with torch 2.13.
-    torch.cuda._sleep(int(sleep * _CYCLES))  # pyright: ignore
+    begin, start, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    cycles = int(min(1.5 * expected + _SHORTEST_SLEEP, _LONGEST_SLEEP) * _CYCLES)
+    begin.record()
+    # It has no public name; torch's own tests use it to keep a stream busy. Checked with torch 2.11 and 2.13.
+    torch.cuda._sleep(cycles)  # pyright: ignore
     start.record()
     before = time.perf_counter()
     run()
     host = time.perf_counter() - before
     end.record()
-    return host, start, end
+    return host, _Sleep(cycles, begin), start, end

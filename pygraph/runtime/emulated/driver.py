@@ -28,6 +28,7 @@ from pygraph.runtime.emulated.memory import EmulatedPool
 from pygraph.runtime.emulated.nodes import KernelNode
 from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.recorded_graph import RecordedGraph
+from pygraph.runtime.samples import Sample
 
 T = TypeVar("T")
 
@@ -39,8 +40,8 @@ _COPY_US: Final = 4.0
 _COPY_BYTES_PER_US: Final = 1e5
 
 _MEASURED_RUNS: Final = 3
-"""How often what is measured is run. CUDA runs it up to a hundred times; a third run already meets what a first one and
-a second one have left behind, and the model needs no more."""
+"""How often what is measured is run: on CUDA samples are many, a third run already meets what a first one and a second
+one have left behind, and the model needs no more."""
 
 
 class EmulatedDriver(Driver):
@@ -182,9 +183,13 @@ class EmulatedDriver(Driver):
             replay()
         return _NODE_US * len(graph.nodes)
 
+    @property
     @override
-    def measure(self, run: Callable[[], object]) -> float:
-        run = run if isinstance(run, Run) else Run(run)
+    def is_exact(self) -> bool:
+        return True
+
+    @override
+    def sample(self, run: Run, *, latency: bool = False) -> Sample:
         for _ in range(_MEASURED_RUNS - 1):
             run()
         run.prepare()
@@ -192,14 +197,12 @@ class EmulatedDriver(Driver):
         run.timed()
         now = self.counters
         replays = now.replays - before.replays
-        return (
-            _LAUNCH_US * (now.launches - before.launches - replays)
-            + _REPLAY_US * replays
-            + _NODE_US * (self._replayed[0] - nodes)
-            + _PATCH_US * (now.patches - before.patches)
-            + _COPY_US * (now.copies - before.copies)
-            + (now.copied_bytes - before.copied_bytes) / _COPY_BYTES_PER_US
-        )
+        launches, copies = now.launches - before.launches - replays, now.copies - before.copies
+        host = _LAUNCH_US * launches + _REPLAY_US * replays + _PATCH_US * (now.patches - before.patches)
+        host += _COPY_US * copies
+        device = _NODE_US * (self._replayed[0] - nodes + launches)
+        device += (now.copied_bytes - before.copied_bytes) / _COPY_BYTES_PER_US
+        return Sample(host, device)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from typing_extensions import override  # torch depends on it
 
-from pygraph.ir.descriptors import Mechanism
+from pygraph.ir.selections import Mechanism
 from pygraph.runtime.emulated import device_lock, launches
 from pygraph.runtime.emulated import tensors as memory
 from pygraph.runtime.emulated.launches import Launch

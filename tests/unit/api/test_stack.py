@@ -129,7 +129,7 @@ def test_decorators_with_and_without_options(device: torch.device) -> None:
 def test_options_of_inner_transforms_are_kept() -> None:
     timer = lambda run: 1.0  # noqa: E731
     fn = pygraph.select(pygraph.graphify(step, max_graphs=3, strict=True), timer=timer)
-    assert (fn.options.max_graphs, fn.options.strict, fn.options.timer) == (3, True, timer)
+    assert (fn.options.max_graphs, fn.options.strict, fn.options.selection.timer) == (3, True, timer)
 
 
 def test_a_transformed_function_inside_another(device: torch.device) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import pygraph
 from pygraph.errors import CaptureError
-from pygraph.ir.descriptors import Way
+from pygraph.ir.selections import Way
 from pygraph.runtime.alignment import aligned_copy, alignment_of, copy_span, is_aligned
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.capture import RegionGraph

@@ -33,6 +33,7 @@ from pygraph.runtime.emulated.driver import EmulatedDriver
 from pygraph.runtime.emulated.nodes import HIDES_POINTERS
 from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.recorded_graph import RecordedGraph
+from pygraph.runtime.samples import Sample
 from tests.memory import live_bytes
 
 Body = Callable[[], Any]
@@ -361,13 +362,14 @@ def test_counters(driver: EmulatedDriver):
     assert counted(driver, driver.synchronize) == {"synchronizations": 1}
 
 
-def test_measure(driver: EmulatedDriver):
+def test_samples_are_those_of_a_model(driver: EmulatedDriver):
     x = emu(8)
     graph, _ = record(driver, lambda: (x + 1) * 2)
-    assert driver.measure(lambda: (x + 1) * 2) == 10.0
-    assert driver.measure(graph.replay) == 4.0
-    assert driver.measure(lambda: graph.commit(0)) == pytest.approx(0.3)
-    assert driver.measure(x.clone) == pytest.approx(4.00032)
+    assert driver.is_exact
+    assert driver.sample(Run(lambda: (x + 1) * 2)) == Sample(host=10.0, device=1.0)
+    assert driver.sample(Run(graph.replay)) == Sample(host=3.0, device=1.0)
+    assert driver.sample(Run(lambda: graph.commit(0))) == Sample(host=pytest.approx(0.3), device=0.0)
+    assert driver.sample(Run(x.clone)) == Sample(host=4.0, device=pytest.approx(0.00032))
     graph.release()
 
 
@@ -379,11 +381,11 @@ def test_what_is_measured_runs_several_times_each_from_the_same_state(driver: Em
         found.append(x.item())
         x.add_(1)
 
-    assert driver.measure(run) == 5.0
+    assert driver.sample(Run(run)).host == 5.0
     assert len(found) > 2
     assert found == [float(index) for index in range(len(found))]
     found.clear()
-    assert driver.measure(Run(run, x.zero_)) == 5.0
+    assert driver.sample(Run(run, x.zero_)).host == 5.0
     assert len(found) > 2
     assert set(found) == {0.0}
 

@@ -14,8 +14,10 @@ from pygraph.calls.measuring import example_leaves, measured_program
 from pygraph.lowering.aten import lower
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.discovery import Discovery
+from pygraph.runtime.driver import Run
 from pygraph.runtime.emulated import driver as emulated
 from pygraph.runtime.indices import Reach, index_reach
+from pygraph.runtime.selecting import SelectionPolicy
 from tests.property.test_faults import missed_pointer
 
 NOT, UNCHANGED, COMPUTED = Reach.NOT, Reach.UNCHANGED, Reach.COMPUTED
@@ -139,7 +141,8 @@ def test_captured_positions_are_real_and_stay_where_they_are(device: torch.devic
     driver = driver_for(device)
     assert driver is not None
     # By a timer of the caller's, all ways are tried; by the device's own, copies only where they may be faster.
-    chosen = measured_program(program, timer=lambda run: driver.measure(run))
+    policy = SelectionPolicy(timer=lambda run: driver.sample(Run(run)).host)
+    chosen = measured_program(program, policy=policy)
     assert chosen.fallbacks == ()
     assert dict(chosen.regions[0].times).keys() == {"launch", "patch", "copy"}
     assert (position.item(), buffer.sum().item()) == (1, 0.0)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraph.ir.descriptors import MECHANISMS, Mechanism
+from pygraph.ir.selections import MECHANISMS, Mechanism
 from pygraph.runtime.cuda.costs import tempered
 from pygraph.runtime.driver import Costs
 from pygraph.runtime.mechanisms import Choice, Question, choose, wiring

@@ -13,21 +13,21 @@ import pygraph
 from pygraph.runtime.driver import Run
 
 ROWS = 8
-RUNS = 104  # of `CudaDriver.measure`: three, one, and five times twenty
+RUNS = 10  # as many as `CudaDriver.sample` runs in a row
 
 
 class Repeating:
     """A timer that runs what it is given as often as the CUDA driver does, and says which way shall be the fastest."""
 
     def __init__(self, fastest: str = "patch") -> None:
-        self.fastest = ("launch", "patch", "copy").index(fastest)
+        self.fastest = fastest
         self.asked = 0
 
-    def __call__(self, run: Callable[[], object]) -> float:
+    def __call__(self, run: Any) -> float:
         for _ in range(RUNS):
             run()
         self.asked += 1
-        return 1.0 if (self.asked - 1) % 3 == self.fastest else 2.0
+        return 10.0 if run.way == self.fastest else 20.0
 
 
 def row(device: torch.device, value: float, width: int = 4) -> torch.Tensor:
@@ -272,7 +272,8 @@ def test_nothing_is_put_back_where_nothing_changes(device: torch.device) -> None
 
     fast = pygraph.select(pygraph.graphify(pygraph.indirect(lambda x: x * 2)), timer=timer)
     fast(row(device, 1))
-    assert found == [None] * 3
+    assert found
+    assert set(found) == {None}
 
 
 def test_a_donated_cache(device: torch.device) -> None:

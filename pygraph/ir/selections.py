@@ -1,0 +1,165 @@
+"""Selections: in which way a region runs, what that was compared with, and how sure the comparison is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+Way = Literal["launch", "patch", "copy"]
+"""How a region runs: node by node, as a graph with patched pointers, or as a graph with copied inputs."""
+
+
+Mechanism = Literal["auto", "host", "device", "table", "copy"]
+"""How pointers change between replays: the host changes kernels' parameters, a node of the graph does on the device,
+kernels load them from a table, the data is copied instead, or for each kernel what is cheapest."""
+
+MECHANISMS: tuple[Mechanism, ...] = ("auto", "host", "device", "table", "copy")
+
+Objective = Literal["throughput", "latency", "cpu"]
+"""Time that is to be short: that of a call in a row of calls, that from the start of a call on an idle device to its
+result, or that of the host."""
+
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+Mode = Literal["measure", "heuristic", "replay", "launch"]
+"""Ground of a selection: measurements, a model of costs, or none, as all regions replay or are launched."""
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way of running a region.
+
+    Attributes:
+        way: The way.
+        mechanism: How pointers change in it; ``auto`` for what the cost model chooses.
+    """
+
+    way: Way
+    mechanism: Mechanism = "auto"
+
+    @property
+    def name(self) -> str:
+        """The way, with its mechanism if that is asked for.
+
+        >>> Candidate("patch").name, Candidate("patch", "device").name
+        ('patch', 'patch by device')
+        """
+        return self.way if self.mechanism == "auto" else f"{self.way} by {self.mechanism}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """A candidate with its times, in microseconds.
+
+    Attributes:
+        candidate: The candidate.
+        time: By the objective.
+        host: Of the host.
+        device: Of the device.
+        runs: How many runs the times are medians of; 0 if the cost model estimates them.
+    """
+
+    candidate: Candidate
+    time: float
+    host: float
+    device: float
+    runs: int
+
+    def __str__(self) -> str:
+        kind = "" if self.runs else "about "
+        return f"{self.candidate.name} {kind}{self.time:.1f} µs (host {self.host:.1f}, device {self.device:.1f})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The way in which a region runs, and why.
+
+    Attributes:
+        chosen: The candidate that runs.
+        reason: Why it is chosen.
+        compared: All candidates with their times, the chosen one among them.
+        lead: Between how many microseconds the best of the others takes more; None if that was not measured.
+        confidence: The probability that the true lead is between these; 0 without measurements.
+        provisional: Why it is measured again later; None if it is final.
+        when: The time of the measurement, as ISO 8601 in UTC; empty without measurements.
+        mechanism: How pointers changed in the chosen candidate, if the cost model chose that.
+    """
+
+    chosen: Candidate
+    reason: str
+    compared: tuple[Compared, ...] = ()
+    lead: tuple[float, float] | None = None
+    confidence: float = 0.0
+    provisional: str | None = None
+    when: str = ""
+    mechanism: Mechanism = "auto"
+
+    def __str__(self) -> str:
+        parts = [f"runs by {self.chosen.name}: {self.reason}"]
+        if self.compared:
+            parts.append(", ".join(map(str, self.compared)))
+        if self.lead is not None:
+            low, high = self.lead
+            parts.append(f"the next best takes {low:+.1f} to {high:+.1f} µs more ({self.confidence:.1%} sure)")
+        if self.when:
+            parts.append(f"measured {self.when}")
+        if self.provisional is not None:
+            parts.append(f"to be measured again, as {self.provisional}")
+        return "; ".join(parts)
+
+    def times(self) -> tuple[tuple[str, float], ...]:
+        """Name and time of each candidate."""
+        return tuple((one.candidate.name, round(one.time, 3)) for one in self.compared)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain data, which `from_dict` takes."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Selection:
+        """Make a selection of plain data.
+
+        Raises:
+            ValueError: The data is not what `to_dict` gives.
+        """
+        try:
+            lead = data["lead"]
+            return cls(
+                chosen=_candidate(data["chosen"]),
+                reason=_text(data["reason"]),
+                compared=tuple(_compared(one) for one in data["compared"]),
+                lead=None if lead is None else (_number(lead[0]), _number(lead[1])),
+                confidence=_number(data["confidence"]),
+                provisional=None if data["provisional"] is None else _text(data["provisional"]),
+                when=_text(data["when"]),
+                mechanism=_candidate({"way": "patch", "mechanism": data["mechanism"]}).mechanism,
+            )
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"not a selection: {error}") from error
+
+
+def _candidate(data: Mapping[str, Any]) -> Candidate:
+    way, mechanism = data["way"], data["mechanism"]
+    if way not in get_args(Way) or mechanism not in MECHANISMS:
+        raise ValueError(f"there is no way {way!r} by {mechanism!r}")
+    return Candidate(way, mechanism)
+
+
+def _compared(data: Mapping[str, Any]) -> Compared:
+    times = (_number(data[name]) for name in ("time", "host", "device"))
+    return Compared(_candidate(data["candidate"]), *times, runs=int(_number(data["runs"])))
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"not a number: {value!r}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"not a text: {value!r}")
+    return value

@@ -9,10 +9,11 @@ from typing import Any, ParamSpec, TypeVar, overload
 import torch
 
 from pygraph.api.module import TransformedModule, transformed, transformed_behind
-from pygraph.api.options import make_options, merged_options
+from pygraph.api.options import make_options, merged_options, selection_policy
 from pygraph.api.transforms import completed, passes_of
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
+from pygraph.ir.selections import Mode, Objective
 from pygraph.transforms.passes import PASSES, UNFUSED, records
 
 P = ParamSpec("P")
@@ -32,6 +33,9 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
+    objective: Objective = "throughput",
+    budget: float = 1.0,
+    mode: Mode = "measure",
     passes: Sequence[Any] | None = None,
 ) -> TransformedModule: ...
 
@@ -49,6 +53,9 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
+    objective: Objective = "throughput",
+    budget: float = 1.0,
+    mode: Mode = "measure",
     passes: Sequence[Any] | None = None,
 ) -> Transformed[P, R]: ...
 
@@ -66,6 +73,9 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
+    objective: Objective = "throughput",
+    budget: float = 1.0,
+    mode: Mode = "measure",
     passes: Sequence[Any] | None = None,
 ) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
 
@@ -82,6 +92,9 @@ def jit(  # noqa: PLR0913  # the options that users have
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
+    objective: Objective = "throughput",
+    budget: float = 1.0,
+    mode: Mode = "measure",
     passes: Sequence[Any] | None = None,
 ) -> Any:
     """Run a function or module as CUDA graphs: ``select(graphify(indirect(devicify(fn))))`` with a cache.
@@ -101,6 +114,9 @@ def jit(  # noqa: PLR0913  # the options that users have
         donate_argnames: Names of arguments that a call consumes.
         fuse: Have Inductor fuse operations to fewer kernels, as ``torch.compile`` does: faster to run, seconds to
             compile, and results within the dtype's tolerance of eager's instead of equal to them.
+        objective: The time by which ways of running are selected: ``throughput``, ``latency`` or ``cpu``; see `select`.
+        budget: Seconds for the measurements of one region.
+        mode: The ground of selections: ``measure``, ``heuristic``, ``replay`` or ``launch``; see `select`.
         passes: The transforms to apply instead of these, in order: pygraph's and what `pygraph.transform` returns. A
             function with transforms that record nothing yet, as ``jit(devicify(fn))``, is completed by the others.
 
@@ -131,9 +147,13 @@ def jit(  # noqa: PLR0913  # the options that users have
         "reuse_outputs": reuse_outputs,
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
+        "selection": selection_policy("jit(…)", objective, budget, mode),
     }
     if fn is None:
-        return functools.partial(jit, fuse=fuse, passes=passes, **options)
+        options.pop("selection")
+        return functools.partial(
+            jit, fuse=fuse, passes=passes, objective=objective, budget=budget, mode=mode, **options
+        )  # fmt: skip
     if passes is not None and fuse:
         raise ArgumentError(describe("jit(…)", "fuse=True and passes", remedy="Put pygraph.fuse among the passes."))
     stack = (PASSES if fuse else UNFUSED) if passes is None else passes_of(passes)

@@ -84,9 +84,13 @@ class Rounds:
             clock: The time in seconds.
         """
         begin = clock()
+        order = list(samplers)
+        for candidate in order:
+            self.samples.setdefault(candidate, [])
         for count in range(1, LOOKS[-1] + 1):
-            for candidate, sampler in samplers.items():
-                self.add(candidate, sampler())
+            for candidate in order:
+                self.add(candidate, samplers[candidate]())
+            order.append(order.pop(0))  # so that each of them runs after each other one
             if self._is_exact or (count in LOOKS and not self.undecided()) or clock() - begin > budget:
                 return
 

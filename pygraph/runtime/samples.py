@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pygraph.ir.selections import Objective
 
@@ -86,12 +86,11 @@ _SHORT = 4.0
 _STEADY_CLOCK = 0.05
 
 
-def unsteadiness(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> str | None:
-    """Signs that something besides what is measured uses the device, or that its clock changes; None without any.
+def unsteadiness(samples: Sequence[Sample]) -> str | None:
+    """Signs that something besides what is measured uses the device or the host; None without any.
 
     Args:
-        samples: Samples of a replay, in the order in which they were taken.
-        others: Samples that were taken between them, whose clocks are looked at as well.
+        samples: Samples of one way of running, in the order in which they were taken.
 
     Example:
         >>> unsteadiness([Sample(2.0, 100.0 + n % 2) for n in range(8)])
@@ -100,33 +99,30 @@ def unsteadiness(samples: Sequence[Sample], others: Sequence[Sample] = ()) -> st
         >>> unsteadiness([Sample(2.0, 100.0 + 5 * n) for n in range(9)])
         'times of the device have drifted by 25 %'
     """
-    clocks = [one.clock for one in (*samples, *others) if one.clock is not None]
-    if len(clocks) >= _FEWEST:
+    if len(samples) < _FEWEST:
+        return None
+    clocks = [one.clock for one in samples if one.clock is not None]
+    if len(clocks) == len(samples):
         low, high = quartiles(clocks)
         if high - low > _STEADY_CLOCK * statistics.median(clocks):
             return f"the clock of the device changed, from {low:.0f} to {high:.0f} MHz"
-    parts: tuple[tuple[str, Callable[[Sample], float]], ...] = (
-        ("device", lambda one: one.device),
-        ("host", lambda one: one.host),
-    )
-    for name, part in parts:
-        times = [part(one) for one in samples]
-        if len(times) < _FEWEST:
-            continue
-        share = _STEADY if name == "device" else _STEADY_HOST
-        median = statistics.median(times)
-        third = len(times) // 3
-        drift = abs(statistics.median(times[-third:]) - statistics.median(times[:third])) if third else 0.0
-        low, high = quartiles(times)
-        if third >= _FEWEST_OF_A_THIRD and _is_monotonic(times) and drift > share * median and drift > _SHORT:
-            return f"times of the {name} have drifted by {drift / median:.0%}".replace("%", " %")
-        if high - low > share * median and high - low > _SHORT:
-            return f"times of the {name} spread by {(high - low) / median:.0%}".replace("%", " %")
+    times = [one.device for one in samples]
+    median, third = statistics.median(times), len(times) // 3
+    drift = abs(statistics.median(times[-third:]) - statistics.median(times[:third])) if third else 0.0
+    if third >= _FEWEST_OF_A_THIRD and _is_monotonic(times) and drift > _STEADY * median and drift > _SHORT:
+        return f"times of the device have drifted by {100 * drift / median:.0f} %"
+    for name, found, steady, short in (
+        ("device", times, _STEADY, _SHORT),
+        ("host", [one.host for one in samples], _STEADY_HOST, _SHORT_HOST),
+    ):
+        low, high = quartiles(found)
+        if high - low > steady * statistics.median(found) and high - low > short:
+            return f"times of the {name} spread by {100 * (high - low) / statistics.median(found):.0f} %"
     return None
 
 
 _FEWEST, _FEWEST_OF_A_THIRD = 4, 2
-_STEADY_HOST = 0.5
+_STEADY_HOST, _SHORT_HOST = 0.5, 20.0  # a host's caches are cold when it has waited for the device
 
 
 def _is_monotonic(times: Sequence[float]) -> bool:

@@ -173,10 +173,13 @@ class RegionSelector:
         return self._call.driver.costs()
 
     def _first_samples(self, candidate: Candidate, run: Runs) -> list[Sample]:
-        """A few samples of one candidate, fewer if they take long."""
-        begin, samples = time.perf_counter(), list[Sample]()
+        """A few samples of one candidate, fewer if they take long, after a run that loads what it needs."""
+        samples = list[Sample]()
         with self._call.trial() as trial:
             sampler = self._call.sampler(candidate, run, trial, self._policy)
+            if not self._is_exact:
+                sampler()
+            begin = time.perf_counter()
             for count in range(1, (1 if self._is_exact else _FIRST) + 1):
                 samples.append(sampler())
                 if count >= _FEWEST and time.perf_counter() - begin > _SHARE_OF_FIRST * self._policy.budget:
@@ -238,7 +241,7 @@ class RegionSelector:
         """Signs that the measurement is not to be trusted."""
         if self._is_exact:
             return None
-        found = unsteadiness(samples, self._launches)
+        found = unsteadiness(samples)
         return self._call.driver.others() if found is None and self._policy.timer is None else found
 
 
@@ -304,8 +307,7 @@ class Review:
         if self._count not in LOOKS:
             return False
         samples = self._rounds.samples
-        recent = samples[self.selection.chosen][-_FIRST:]
-        disturbance = unsteadiness(recent, samples[LAUNCH][-_FIRST:])
+        disturbance = unsteadiness(samples[self.selection.chosen][-_FIRST:])
         if disturbance is None and self._policy.timer is None:
             disturbance = call.driver.others()
         found = judged(self._rounds, self.selection.chosen, disturbance)

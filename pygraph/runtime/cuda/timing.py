@@ -53,7 +53,7 @@ def _between_events(
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3  # seconds
 _CYCLES = 2e9  # that a device counts in a second, at most about
-_ROW, _MOST_IN_A_ROW = 50e-6, 10  # seconds of a row of runs that are timed together, and how many there are at most
+_ROW, _MOST_IN_A_ROW = 200e-6, 20  # seconds of a row of runs that are timed together, and how many there are at most
 
 
 def sample(run: Run, device: torch.device, *, latency: bool = False) -> Sample:
@@ -75,7 +75,7 @@ def sample(run: Run, device: torch.device, *, latency: bool = False) -> Sample:
             host=host / count * 1e6,
             device=start.elapsed_time(end) / count * 1e3,
             latency=_latency(run, device) if latency else None,
-            clock=asleep.cycles / max(asleep.begin.elapsed_time(start) * 1e3, 1e-3),
+            clock=asleep.cycles / max(asleep.begin.elapsed_time(start) * 1e3 - _time_of_events(device), 1.0),
         )
 
 

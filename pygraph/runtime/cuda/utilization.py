@@ -22,20 +22,19 @@ def busy_processes(device: torch.device) -> str | None:
         How many there are; None if there are none, or that cannot be known.
     """
     try:
-        library: Any = importlib.import_module("cuda.bindings.nvml")
+        nvml: Any = importlib.import_module("cuda.bindings.nvml")
     except ImportError:
         return None
     try:
-        library.init_v2()
+        nvml.init_v2()
         try:
-            busy = _busy(library, device)
+            busy = _busy(nvml, device)
         finally:
-            library.shutdown()
-    except (library.NvmlError, RuntimeError):  # not supported, no permission, no samples; or there is no library
+            nvml.shutdown()
+    except (nvml.NvmlError, RuntimeError):  # not supported, no permission, no samples; or there is no library
         return None
-    # In a container our process has another number than for the driver, which then counts us among the others.
-    others = len(busy) - 1 if os.getpid() not in busy else len(busy - {os.getpid()})
-    return None if others <= 0 else f"{others} other process{'es' * (others > 1)} kept the device busy"
+    count = len(busy - {os.getpid()})
+    return None if not count else f"{count} other process{'es' * (count > 1)} kept the device busy"
 
 
 def _busy(nvml: Any, device: torch.device) -> set[int]:
@@ -43,6 +42,12 @@ def _busy(nvml: Any, device: torch.device) -> set[int]:
     # Torch leaves the type of properties out. Checked with torch 2.11 and 2.13.
     uuid: str = str(torch.cuda.get_device_properties(device).uuid)  # pyright: ignore
     handle = nvml.device_get_handle_by_uuid(f"GPU-{uuid}")
-    since = int(time.time() * 1e6) - _SECOND
-    samples = nvml.device_get_process_utilization(handle, since)
-    return {int(one.pid) for one in samples if one.sm_util > 0 and one.time_stamp >= since}
+    running = {int(one.pid) for one in nvml.device_get_compute_running_processes_v3(handle)}
+    now = int(time.time() * 1e6)
+    samples = nvml.device_get_process_utilization(handle, now - _SECOND)
+    # Behind the samples, cuda-bindings 13.3 has more of them that were never written.
+    return {
+        int(one.pid)
+        for one in samples
+        if int(one.pid) in running and 0 < one.sm_util <= 100 and now - _SECOND <= one.time_stamp <= now + _SECOND
+    }

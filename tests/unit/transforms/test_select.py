@@ -234,6 +234,16 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         pygraph.select(pygraph.graphify(step), **options)
 
 
+def test_jit_takes_the_options_of_select(x: torch.Tensor) -> None:
+    fn = pygraph.jit(mode="launch", objective="cpu", budget=0.5)(step)
+    assert torch.equal(fn(x), step(x))
+    assert selected(fn)["reason"] == "the mode is launch"
+    policy = pygraph.jit(pygraph.devicify(step), objective="latency").options.selection
+    assert (policy.objective, policy.mode, policy.budget) == ("latency", "measure", 1.0)
+    with pytest.raises(ArgumentError, match=r"jit\(…\).*mode='fast'"):
+        pygraph.jit(step, mode="fast")  # type: ignore[call-overload]
+
+
 def test_a_mechanism_that_may_be_as_cheap_is_tried(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among many nodes, those of the device's own updates may win, and the graph that stays has them."""
     driver = driver_for(x.device)
@@ -288,7 +298,7 @@ def by(times: dict[str, float], change: Callable[[int, str], float], x: torch.Te
 
 def test_a_burst_while_the_graph_is_timed_decides_nothing(x: torch.Tensor) -> None:
     """Launches were timed before other work came: replays seem to take longer than they."""
-    found = by(FAST, lambda n, way: 9.0 if 8 <= n < 12 else 1.0, x)
+    found = by(FAST, lambda n, way: 9.0 if 9 <= n < 13 else 1.0, x)
     assert found["way"] == "patch"
 
 

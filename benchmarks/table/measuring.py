@@ -1,0 +1,130 @@
+"""Wall and CPU time of an iteration, of several ways in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.table.setting import Iteration
+
+ROUNDS = 9
+"""Rounds of measuring; in each, every way runs for the same time."""
+
+MOST_SUBMITTED = 10
+"""Iterations that are submitted to an empty queue to measure the time of the CPU."""
+
+_FEWEST = 4
+
+
+def quartiles(values: Iterable[float], digits: int = 1) -> list[float]:
+    """Lower quartile, median, upper quartile.
+
+    >>> quartiles([4.0, 1.0, 2.0, 3.0, 5.0])
+    [2.0, 3.0, 4.0]
+    """
+    return [round(value, digits) for value in statistics.quantiles(values, n=4, method="inclusive")]
+
+
+class Meter:
+    """One way being measured.
+
+    Args:
+        run: One iteration.
+        batches: Its batches, which are used in turn.
+        wait: Waits until the device has done everything.
+    """
+
+    def __init__(self, run: Iteration, batches: Sequence[Any], wait: Callable[[], None]) -> None:
+        self._run, self._batches, self._wait = run, itertools.cycle(batches), wait
+        self._count = _FEWEST
+        self._wall: list[float] = []
+        self._cpu: list[float] = []
+
+    def calibrate(self, seconds: float) -> None:
+        """Warm up, and choose how many iterations a round has."""
+        self._timed(_FEWEST)
+        one = min(self._timed(_FEWEST), self._timed(_FEWEST)) / _FEWEST
+        self._count = min(max(_FEWEST, int(seconds / one)), 5000)
+
+    def round(self) -> None:
+        """Measure iterations in a row, and the submission of a few to an empty queue."""
+        self._timed(1)  # other ways have run meanwhile
+        self._wall.append(self._timed(self._count) / self._count)
+        few = min(self._count, MOST_SUBMITTED)
+        self._cpu.append(self._timed(few, until_done=False) / few)
+        self._wait()
+
+    def _timed(self, count: int, until_done: bool = True) -> float:
+        batches = [next(self._batches) for _ in range(count)]
+        run = self._run
+        self._wait()
+        with _no_collection():
+            start = time.perf_counter()
+            for batch in batches:
+                run(batch)
+            if until_done:
+                self._wait()
+            return time.perf_counter() - start
+
+    def result(self) -> dict[str, Any]:
+        """Quartiles in µs, and how many iterations they are of."""
+        return {
+            "wall_us": quartiles(one * 1e6 for one in self._wall),
+            "cpu_us": quartiles(one * 1e6 for one in self._cpu),
+            "iterations": len(self._wall) * self._count,
+        }
+
+
+@contextlib.contextmanager
+def _no_collection() -> Generator[None, None, None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def measure(
+    runs: Mapping[str, Iteration],
+    batches: Sequence[Any],
+    seconds: float,
+    wait: Callable[[], None],
+    progress: Callable[[str, int, int], None] = lambda text, done, of: None,
+) -> dict[str, dict[str, Any]]:
+    """Times of all ways, or the error of one that fails, which does not keep the others from being measured.
+
+    Args:
+        runs: One iteration of each way.
+        batches: Their batches.
+        seconds: How long all of it takes, about.
+        wait: Waits until the device has done everything.
+        progress: Is called with what is done, and how far that is.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    meters = {name: Meter(run, batches, wait) for name, run in runs.items()}
+
+    def attempt(name: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # says so in its column
+            found[name] = {"error": f"measuring: {type(error).__name__}: {error}"[:600]}
+            del meters[name]
+
+    share = seconds / ROUNDS / max(len(runs), 1)
+    for name in list(meters):
+        attempt(name, lambda name=name: meters[name].calibrate(share))
+    for number in range(ROUNDS):
+        progress("measuring", number, ROUNDS)
+        names = list(meters)
+        shift = number % max(len(names), 1)
+        for name in names[shift:] + names[:shift]:
+            attempt(name, meters[name].round)
+        gc.collect()
+    return found | {name: meter.result() for name, meter in meters.items()}

@@ -1,0 +1,130 @@
+"""A worker process, as its runner sees it: messages from it, the end of its errors, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.table.worker import Job
+
+ROOT = Path(__file__).parents[2]
+"""The checkout."""
+
+_LINES = 12
+"""Lines of standard error that the row of a dead process shows."""
+
+
+class WorkerError(Exception):
+    """A worker that died, failed or was too slow.
+
+    Attributes:
+        out_of_memory: Whether it had too little memory of the device.
+    """
+
+    def __init__(self, text: str, out_of_memory: bool = False) -> None:
+        super().__init__(text)
+        self.out_of_memory = out_of_memory
+
+
+def command(job: Job) -> list[str]:
+    """The command line of a worker."""
+    return [sys.executable, "-m", "benchmarks.table.worker", json.dumps(dataclasses.asdict(job))]
+
+
+class Worker:
+    """A process with a job.
+
+    Args:
+        job: The job.
+        threads: How many threads and processes it may compile with.
+        arguments: Its command line.
+    """
+
+    def __init__(self, job: Job, threads: int, arguments: Sequence[str] | None = None) -> None:
+        self.job = job
+        self.doing = "starting"
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        defaults = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+        self._process = subprocess.Popen(
+            list(arguments or command(job)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            text=True, cwd=ROOT, env={**defaults, **os.environ, "PYTHONPATH": path}, start_new_session=True,
+        )  # fmt: skip
+        self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with contextlib.suppress(ValueError, OSError):
+            for line in self._process.stdout:
+                with contextlib.suppress(json.JSONDecodeError):
+                    self._messages.put(json.loads(line))
+        self._messages.put(None)
+
+    def wait_for(
+        self, kinds: Collection[str], until: float, progress: Callable[[dict[str, Any]], None] = lambda message: None
+    ) -> dict[str, Any]:
+        """The next message of one of the kinds.
+
+        Args:
+            kinds: Keys of messages.
+            until: When that is too late, by the monotonic clock.
+            progress: Is called with messages about what the worker does.
+
+        Raises:
+            WorkerError: The process says that it failed, has ended, or is too slow.
+        """
+        while True:
+            try:
+                message = self._messages.get(timeout=max(until - time.monotonic(), 0.01))
+            except queue.Empty:
+                raise WorkerError(f"no answer in time while {self.doing}{self.last_lines()}") from None
+            if message is None:
+                code = self._process.wait()
+                raise WorkerError(f"the process ended with code {code} while {self.doing}{self.last_lines()}")
+            if "failed" in message:
+                raise WorkerError(f"{message['failed']} (while {self.doing})", message["out_of_memory"])
+            if "doing" in message:
+                self.doing = message["doing"]
+                progress(message)
+            if any(kind in message for kind in kinds):
+                return message
+
+    def go(self) -> None:
+        """Let it measure."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+
+    def last_lines(self) -> str:
+        """The last lines of its standard error, after a colon; nothing if there are none."""
+        try:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        except ValueError:
+            return ""
+        return ":\n" + "\n".join(line[:300] for line in lines[-_LINES:]) if lines else ""
+
+    def stop(self) -> None:
+        """End the process and those that it has started."""
+        if self._process.poll() is None or self._process.returncode:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, 9)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError, ValueError):
+                assert stream is not None
+                stream.close()
+        self._errors.close()

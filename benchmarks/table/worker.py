@@ -1,0 +1,357 @@
+"""A process that compiles and measures one row: ``python -m benchmarks.table.worker JOB``, where JOB is JSON.
+
+It writes JSON lines to what was standard output: ``{"doing": …}`` as it goes on, ``{"ready": …}`` when all ways are
+compiled, and ``{"result": …}`` when they are measured, which begins when it reads a line. Whatever libraries print goes
+to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+CALLS = 3
+"""Iterations that are part of compiling: the third is the first that finds everything compiled and recorded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A row, and what is to be done with it.
+
+    Attributes:
+        row: Its name.
+        module: The module with ``WORKLOADS``.
+        ways: The ways to build, in order.
+        caches: A folder for compiled code; each way has caches of its own below it.
+        small: Whether the model is the small one.
+        inputs: How many batches are wanted.
+        seconds: How long measuring takes.
+        budget: Seconds for compiling all ways; those that it does not suffice for are not compiled.
+        compile_only: Whether only the times of compiling are wanted.
+    """
+
+    row: str
+    module: str
+    ways: tuple[str, ...]
+    caches: str
+    small: bool = False
+    inputs: int = 100
+    seconds: float = 10.0
+    budget: float = 900.0
+    compile_only: bool = False
+
+
+class OutOfTimeError(BaseException):
+    """The seconds for compiling are over. No Exception: a compiler must not catch it and go on in another way."""
+
+
+Say = Callable[..., None]
+
+
+def main(argv: list[str]) -> int:
+    """Do a job, and write its result; 1 if there is none."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+
+    def say(**message: Any) -> None:
+        answers.write(json.dumps(message) + "\n")
+
+    data = json.loads(argv[0])
+    try:
+        result = run(Job(**{**data, "ways": tuple(data["ways"])}), say)
+    except Exception as error:
+        traceback.print_exc()
+        say(failed=described(error), out_of_memory=is_out_of_memory(error))
+        return 1
+    say(result=result)
+    answers.flush()
+    sys.stderr.flush()
+    os._exit(0)  # tearing down compilers, pools and graphs may hang
+
+
+def run(job: Job, say: Say) -> dict[str, Any]:
+    """Compile all ways of a row, wait for a line of input, and measure them."""
+    say(doing="loading", done=0, of=len(job.ways))
+    from benchmarks.table.setting import Setting
+    from benchmarks.table.rows import load
+
+    start = time.monotonic()
+    workload = load(job.module)[job.row]
+    device = _prepared(len(job.ways))
+    setting = Setting(workload, job.small, device, job.inputs)
+    row = _Row(job, setting, say, start + job.budget)
+    row.compile()
+    say(ready=row.found, out_of_memory=row.out_of_memory)
+    if not sys.stdin.readline():
+        sys.exit(0)
+    if not job.compile_only:
+        row.measure()
+    return {"ways": row.found, "reference": row.reference_name, "inputs": len(setting.batches),
+            "input_bytes": setting.input_bytes, "out_of_memory": row.out_of_memory}  # fmt: skip
+
+
+def _prepared(ways: int) -> Any:
+    """The device, with all loaded that a compilation would otherwise load."""
+    import torch
+    import torch._dynamo
+    import torch._inductor.compile_fx  # noqa: F401
+
+    import pygraph
+    from pygraph.process import extension
+
+    extension.start(wait=True)
+    # All copies of a model share code objects, which have one entry for each way and reason to compile.
+    torch._dynamo.config.recompile_limit *= ways + 1
+    torch._dynamo.config.accumulated_recompile_limit *= ways + 1
+    return pygraph.default_device()
+
+
+class _Row:
+    """A row being compiled and measured.
+
+    Args:
+        job: The job.
+        setting: The row on the device.
+        say: Writes a message.
+        deadline: The end of compiling, by the monotonic clock.
+    """
+
+    def __init__(self, job: Job, setting: Any, say: Say, deadline: float) -> None:
+        self._job, self._setting, self._say, self._deadline = job, setting, say, deadline
+        self.found: dict[str, dict[str, Any]] = {}
+        self.reference_name: str | None = None
+        self.out_of_memory = False
+        self._made: dict[str, Any] = {}
+        self._reference: Any = None
+
+    def compile(self) -> None:
+        """Build every way, let it run, and check its results."""
+        from benchmarks.table.checking import reference
+
+        if not self._job.compile_only:
+            self._say(doing="eager in float32", done=0, of=len(self._job.ways))
+            try:
+                self._reference = reference(self._setting)
+                self.reference_name = self._reference.name
+            except Exception as error:  # results are not checked then; eager will say why
+                self.reference_name = f"none: {described(error)}"
+            _clean(self._setting.device)
+        for number, name in enumerate(self._job.ways):
+            self._say(doing=f"compiling {name}", done=number, of=len(self._job.ways))
+            try:
+                with _alarm(self._deadline - time.monotonic()):
+                    self.found[name] = self._compiled(name)
+            except OutOfTimeError:
+                self._failed(name, f"not compiled: the {self._job.budget:.0f} s for compiling this row were over")
+            except Exception as error:  # one way that fails must not hide the others
+                traceback.print_exc()
+                self.out_of_memory |= is_out_of_memory(error)
+                self._failed(name, described(error))
+
+    def _failed(self, name: str, text: str) -> None:
+        self._made.pop(name, None)
+        self.found[name] = {"error": text}
+        with contextlib.suppress(Exception):
+            _clean(self._setting.device)
+
+    def _compiled(self, name: str) -> dict[str, Any]:
+        """A way that has run: seconds of compiling, memory, and whether its results are right."""
+        import torch
+
+        from benchmarks.table import checking, ways
+        from benchmarks.table.setting import synchronize
+
+        setting = self._setting
+        _use_caches(Path(self._job.caches) / ways.cache_of(name).replace(" ", "-"))
+        before = _clean(setting.device)
+        torch.manual_seed(0)
+        start = time.perf_counter()
+        way = ways.build(name, setting)
+        if not way.is_limit:  # a limit is compiled by now; else only the model has been copied
+            start = time.perf_counter()
+        first = self._losses(way) if setting.training and not way.is_limit else None
+        if first is None:
+            for i in range(CALLS):
+                way.run(setting.batches[i % len(setting.batches)])
+        synchronize(setting.device)
+        found: dict[str, Any] = {}
+        found["compile_s"] = round(first[1] if first else time.perf_counter() - start, 2)
+        found["first_reserved"] = _most_reserved(setting.device, before)
+        if self._reference is not None and not way.is_limit:
+            results = first[0] if first else checking.results_of(way.run, setting)
+            found |= self._reference.check(results, name in ways.DRAWS_OTHERWISE)
+            del results
+        for i in range(CALLS):
+            way.run(setting.batches[i % len(setting.batches)])
+        _clean(setting.device)
+        for i in range(CALLS):
+            way.run(setting.batches[i % len(setting.batches)])
+        synchronize(setting.device)
+        found["steady_reserved"] = _most_reserved(setting.device, before)
+        if self._job.compile_only:
+            return found
+        self._made[name] = way
+        return found
+
+    def _losses(self, way: Any) -> tuple[list[float], float]:
+        """The losses of the first steps, and the seconds until `CALLS` of them were done."""
+        import torch
+
+        from benchmarks.table.checking import STEPS
+        from benchmarks.table.setting import synchronize
+
+        torch.manual_seed(0)
+        start, losses = time.perf_counter(), []
+        seconds = 0.0
+        for i in range(STEPS):
+            losses.append(float(way.run(self._setting.batches[i % len(self._setting.batches)])))
+            if i == CALLS - 1:
+                synchronize(self._setting.device)
+                seconds = time.perf_counter() - start
+        return losses, seconds
+
+    def measure(self) -> None:
+        """Measure all ways in turns; after that, profile each."""
+        from benchmarks.table.measuring import measure
+        from benchmarks.table.setting import synchronize
+
+        setting, count = self._setting, len(self._made)
+        _clean(setting.device)
+        times = measure(
+            {name: way.run for name, way in self._made.items()}, setting.batches, self._job.seconds,
+            lambda: synchronize(setting.device), lambda text, done, of: self._say(doing=text, done=done, of=of),
+        )  # fmt: skip
+        for name, found in times.items():
+            self.found[name] |= found
+        for number, (name, way) in enumerate(self._made.items()):
+            self._say(doing=f"profiling {name}", done=number, of=count)
+            if "error" not in self.found[name]:
+                self.found[name] |= _reported(way, setting)
+                self.found[name] |= _profiled(way, setting)
+        _add_limit(self.found)
+
+
+def _reported(way: Any, setting: Any) -> dict[str, Any]:
+    """Bytes that pygraph says it copies per iteration, and what does not run in the best way."""
+    from benchmarks.table.tracing import ITERATIONS, bytes_per_iteration
+
+    if way.report is None:
+        return {}
+    try:
+        before = way.report().to_dict()["entries"]
+        for i in range(ITERATIONS):
+            way.run(setting.batches[i % len(setting.batches)])
+        report = way.report().to_dict()
+        copied = bytes_per_iteration(before, report["entries"], ITERATIONS)
+        fallbacks = [f"{one['what']}: {one['reason']} ({one['source']})" for one in report["fallbacks"]]
+        return {"bytes_copied": copied, "fallbacks": fallbacks[:8], "patched_nodes": report["patched_nodes"]}
+    except Exception as error:  # times are worth having without it
+        return {"report_error": described(error)}
+
+
+def _profiled(way: Any, setting: Any) -> dict[str, Any]:
+    from benchmarks.table.tracing import profile
+
+    if setting.device.type != "cuda":
+        return {}
+    try:
+        return {"profile": profile(way.run, setting.batches)}
+    except Exception as error:  # times are worth having without it
+        return {"profile_error": described(error)}
+
+
+def _add_limit(found: dict[str, dict[str, Any]]) -> None:
+    """Add the faster of the two captures as ``limit``, or why there is none."""
+    both = {name: found[name] for name in ("limit of compile", "limit of eager") if name in found}
+    timed = {name: one for name, one in both.items() if "wall_us" in one}
+    if timed:
+        best = min(timed, key=lambda name: timed[name]["wall_us"][1])
+        found["limit"] = {**timed[best], "is": best}
+    elif both:
+        found["limit"] = {"error": "; ".join(f"{name}: {one.get('error')}" for name, one in both.items())}
+
+
+# ---- the process ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Generator[None, None, None]:
+    """Raise OutOfTimeError in a block that takes too long, at the next line of Python."""
+    if seconds <= 0:
+        raise OutOfTimeError
+
+    def ring(signum: int, frame: Any) -> None:
+        raise OutOfTimeError
+
+    previous = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _use_caches(folder: Path) -> None:
+    """Have compilers use caches on disk in a folder, and forget what they remember of others."""
+    import torch._dynamo.pgo
+    import torch._inductor.utils
+
+    for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton"),
+                           ("PYGRAPH_CACHE_DIR", "pygraph")):  # fmt: skip
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        os.environ[variable] = str(folder / name)
+    with contextlib.suppress(AttributeError):  # private; checked with torch 2.11 and 2.13
+        torch._inductor.utils.clear_caches()
+        torch._dynamo.pgo.reset_code_state()
+
+
+def _clean(device: Any) -> int:
+    """Free what can be freed, begin a new peak, and return the bytes that stay reserved."""
+    import torch
+
+    gc.collect()
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_reserved()
+
+
+def _most_reserved(device: Any, before: int) -> int | None:
+    """Bytes reserved at most since the last cleaning, beyond what was reserved before; null without CUDA."""
+    import torch
+
+    return torch.cuda.max_memory_reserved() - before if device.type == "cuda" else None
+
+
+def described(error: BaseException) -> str:
+    """The kind of an error and the beginning of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)}"[:600].strip()
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised from, is about memory of the device."""
+    while error is not None:
+        if type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error).lower():
+            return True
+        error = error.__cause__
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pygraph.errors import PygraphError
+from pygraph.errors import PygraphError, describe
 
 CANNOT_RUN = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+_EXTRAS = {"cuda": "cuda", "matplotlib": "bench", "timm": "bench", "torchvision": "bench"}
+"""The extra that installs a package; others belong to the demo."""
+
+
+class CommandError(PygraphError):
+    """A command needs what is not there.
+
+    Example: ``bench`` with an installed package, which has no benchmarks. Remedy: run it in a checkout.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "pygraph"):
             raise
-        extra = "cuda" if package == "cuda" else "demo"
+        extra = _EXTRAS.get(package, "demo")
         remedy = f"In the checkout, run `pip install -e '.[{extra}]'`."
         print(f"pygraph: the package {package} is not installed. {remedy}", file=sys.stderr)
         return CANNOT_RUN
@@ -59,7 +70,43 @@ def build_parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--sentences", type=Path, metavar="FILE", help="your own sentences, one per line")
     demo.set_defaults(run=run_demo)
+    _add_bench(commands.add_parser("bench", help="measure the table of 25 workloads and write its tables and figures"))
     return parser
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    """The options of the ``bench`` command."""
+    bench.add_argument(
+        "--list", action="store_true", help="print the rows, where they come from and what makes them hard"
+    )
+    bench.add_argument("--only", nargs="+", metavar="NAME", help="measure these rows")
+    bench.add_argument("--shard", type=shard, metavar="K/N", help="measure the K-th of N shares of the rows")
+    bench.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="folder of results (benchmarks/results/table-<gpu> of the checkout)"
+    )
+    bench.add_argument("--ways", nargs="+", metavar="WAY", help="run rows in these ways, and eager (all)")
+    bench.add_argument("--seconds", type=positive_number, default=10.0, help="of measuring for each row (%(default)g)")
+    bench.add_argument("--inputs", type=positive, default=100, help="batches at different addresses (%(default)s)")
+    bench.add_argument("--small", action="store_true", help="small models, for a trial")
+    bench.add_argument("--jobs", type=positive, metavar="N", help="rows that compile side by side (by cores)")
+    bench.add_argument(
+        "--budget", type=positive_number, default=900.0, metavar="SECONDS",
+        help="for compiling one row; ways that it does not suffice for say so (%(default)g)",
+    )  # fmt: skip
+    bench.add_argument(
+        "--limit",
+        type=positive_number,
+        metavar="SECONDS",
+        help="end in time: rows that do not fit wait for another call",
+    )
+    bench.add_argument("--warm", action="store_true", help="compile again in other processes, with full caches")
+    bench.add_argument("--again", action="store_true", help="measure also rows that have a result")
+    bench.add_argument(
+        "--ablation", action="store_true", help="measure what each transform adds, in files of their own"
+    )
+    bench.add_argument("--render", action="store_true", help="only write tables and figures of the results there are")
+    bench.add_argument("--workloads", default="benchmarks.table.workloads", help=argparse.SUPPRESS)
+    bench.set_defaults(run=run_bench)
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
@@ -67,6 +114,45 @@ def run_demo(arguments: argparse.Namespace) -> int:
     from pygraph.demo import Options, run
 
     return run(Options(arguments.batch, arguments.repeat, arguments.dtype, arguments.sentences))
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    """The ``bench`` command, which is part of the checkout and not of the installed package.
+
+    Raises:
+        CommandError: There is no checkout.
+    """
+    root = Path(__file__).parents[1]
+    if not (root / "benchmarks" / "table" / "command.py").is_file():
+        raise CommandError(
+            describe("python -m pygraph bench", f"there is no benchmarks/table beside {Path(__file__).parent}",
+                     remedy="Run it in a checkout of pygraph's repository.")
+        )  # fmt: skip
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return importlib.import_module("benchmarks.table.command").run(arguments)
+
+
+def shard(text: str) -> tuple[int, int]:
+    """K and N of ``K/N``, for argparse.
+
+    Example:
+        >>> shard("2/3")
+        (2, 3)
+    """
+    number, _, count = text.partition("/")
+    found = int(number), int(count)
+    if not 1 <= found[0] <= found[1]:
+        raise ValueError(text)
+    return found
+
+
+def positive_number(text: str) -> float:
+    """A number above zero, for argparse."""
+    number = float(text)
+    if not number > 0:
+        raise ValueError(text)
+    return number
 
 
 def positive(text: str) -> int:

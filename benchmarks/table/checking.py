@@ -80,7 +80,9 @@ class Reference:
 
     def check(self, results: Any, draws_otherwise: bool = False) -> dict[str, Any]:
         """The distance of results, null if they have other shapes, and whether they are right."""
-        far = loss_distance(results, self.results) if isinstance(results[0], float) else _farthest(results, self.results)
+        far = (
+            loss_distance(results, self.results) if isinstance(results[0], float) else _farthest(results, self.results)
+        )
         tolerance = max(self.tolerance, 2 * self.spread if draws_otherwise else 0.0)
         return {"distance": far if math.isfinite(far) else None, "right": far <= tolerance}
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,7 @@ class Worker:
     def __init__(self, job: Job, threads: int, arguments: Sequence[str] | None = None) -> None:
         self.job = job
         self.doing = "starting"
+        self._is_stopped = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         defaults = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
@@ -119,9 +121,11 @@ class Worker:
 
     def stop(self) -> None:
         """End the process and those that it has started."""
-        if self._process.poll() is None or self._process.returncode:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, 9)
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError, ValueError):

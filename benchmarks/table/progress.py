@@ -22,7 +22,12 @@ class Reporter:
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         if console.is_terminal:
-            columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
             self._bars = Progress(*columns, console=console, transient=True)
             self._all = self._bars.add_task("rows", total=rows)
 

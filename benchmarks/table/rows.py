@@ -63,5 +63,7 @@ def check_ways(ways: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     """
     unknown = [way for way in ways if way not in known]
     if unknown:
-        raise BenchError(f"bench --ways {' '.join(map(repr, unknown))}: no such way. Ways: {', '.join(map(repr, known))}.")
+        raise BenchError(
+            f"bench --ways {' '.join(map(repr, unknown))}: no such way. Ways: {', '.join(map(repr, known))}."
+        )
     return tuple(way for way in known if way in ways or way == "eager")

@@ -1,7 +1,7 @@
 """A run of the table: rows compile side by side, and are then measured one after the other.
 
-Rows are taken in groups. While one row of a group is measured the others wait, and no row compiles. Rows that ran out of
-the device's memory beside others run again alone. Every finished row is written at once.
+Rows are taken in groups. While one row of a group is measured the others wait, and no row compiles. Rows that ran out
+of the device's memory beside others run again alone. Every finished row is written at once.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Runner:
                         if isinstance(outcome, tuple):
                             outcome[0].stop()
                 for number, row in group:
-                    if (number, row) not in again and self._left() > 0:
+                    if (number, row) not in again and (self._left() > options.seconds or not _is_ready(compiled, row)):
                         result = self._measure(compiled[row.name], jobs[row.name])
                         found[row.name] = {**results.description(row, number), **result}
                         self._write(row.name, found[row.name], len(group))
@@ -165,8 +165,13 @@ class Runner:
             started[name] = self._start_worker(job, threads)
             workers.callback(started[name].stop)
         with concurrent.futures.ThreadPoolExecutor(max(len(jobs), 1)) as pool:
-            outcomes = pool.map(lambda name: self._compiled(started[name]), jobs)
-            return dict(zip(jobs, outcomes, strict=True))
+            try:
+                outcomes = pool.map(lambda name: self._compiled(started[name]), jobs)
+                return dict(zip(jobs, outcomes, strict=True))
+            except BaseException:  # Ctrl-C: threads wait for their workers
+                for worker in started.values():
+                    worker.stop()
+                raise
 
     def _compiled(self, worker: Worker) -> tuple[Worker, Row] | WorkerError:
         name, start = worker.job.row, time.monotonic()
@@ -197,7 +202,7 @@ class Runner:
         """Measure a row that has been compiled; the result of a row, or why there is none."""
         if isinstance(outcome, tuple):
             worker, _ = outcome
-            until = time.monotonic() + 4 * (job.seconds + _OVERHEAD) + GRACE
+            until = time.monotonic() + min(4 * (job.seconds + _OVERHEAD) + GRACE, self._left() + 20)
             worker.go()
             try:
                 result = worker.wait_for(("result",), until, lambda message: self._reporter.update(job.row, message))
@@ -211,6 +216,10 @@ class Runner:
         text = str(outcome)
         self._reporter.finish(job.row, f"failed: {text.splitlines()[0]}")
         return {"error": text}
+
+
+def _is_ready(compiled: dict[str, tuple[Worker, Row] | WorkerError], row: Workload) -> bool:
+    return isinstance(compiled[row.name], tuple)
 
 
 def _ran_out_of_memory(outcome: tuple[Worker, Row] | WorkerError) -> bool:

@@ -84,8 +84,8 @@ def main(argv: list[str]) -> int:
 def run(job: Job, say: Say) -> dict[str, Any]:
     """Compile all ways of a row, wait for a line of input, and measure them."""
     say(doing="loading", done=0, of=len(job.ways))
-    from benchmarks.table.setting import Setting
     from benchmarks.table.rows import load
+    from benchmarks.table.setting import Setting
 
     start = time.monotonic()
     workload = load(job.module)[job.row]
@@ -106,7 +106,7 @@ def _prepared(ways: int) -> Any:
     """The device, with all loaded that a compilation would otherwise load."""
     import torch
     import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.compile_fx
 
     import pygraph
     from pygraph.process import extension

@@ -1,0 +1,110 @@
+"""The results as figures: speed-ups of every row, their distribution, and the ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.table.comparison import compare, speed_up
+from benchmarks.table.results import Row
+from benchmarks.table.ways import OURS, STACKS
+
+COLORS = {
+    "reduce-overhead": "#8c8c8c",
+    "max-autotune": "#c4c4c4",
+    "backend": "#1f77b4",
+    "jit": "#ff7f0e",
+    "jit fused": "#2ca02c",
+    "limit": "#111111",
+}
+
+
+def draw(folder: Path, rows: Sequence[Row], ablation: Sequence[Row]) -> list[Path]:
+    """Write the figures as SVG.
+
+    Args:
+        folder: Where to.
+        rows: Results of the rows.
+        ablation: Results of the ablation.
+
+    Returns:
+        The files.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "pygraph"  # the same names in every run
+    from matplotlib import pyplot
+
+    made: list[Path] = []
+    measured = [row for row in rows if "error" not in row]
+    stacks = [row for row in ablation if "error" not in row]
+    for name, part, plot in (
+        ("speedups", measured, _bars),
+        ("cdf", measured, _distribution),
+        ("ablation", stacks, _stacks),
+    ):
+        if not part:
+            continue
+        figure = plot(pyplot, part)
+        path = folder / f"{name}.svg"
+        figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+        pyplot.close(figure)
+        made.append(path)
+    return made
+
+
+def _bars(pyplot: Any, rows: Sequence[Row]) -> Any:
+    """Speed-ups over default ``torch.compile``: bars of each row; the limit is a line above them."""
+    figure, axes = pyplot.subplots(figsize=(max(6.0, 0.62 * len(rows) + 1.5), 4.2))
+    ways = ["reduce-overhead", *OURS]
+    width = 0.8 / len(ways)
+    for number, way in enumerate(ways):
+        ratios = [speed_up(row, way, ("compile",)) or 0.0 for row in rows]
+        places = [i + (number - (len(ways) - 1) / 2) * width for i in range(len(rows))]
+        axes.bar(places, ratios, width, label=way, color=COLORS[way])
+    for i, row in enumerate(rows):
+        if (ratio := speed_up(row, "limit", ("compile",))) is not None:
+            axes.hlines(
+                ratio, i - 0.42, i + 0.42, color=COLORS["limit"], linewidth=1.2, label="limit" if i == 0 else None
+            )
+    axes.axhline(1.0, color="black", linewidth=0.6)
+    axes.set_xticks(range(len(rows)), [row["row"] for row in rows], rotation=60, ha="right")
+    axes.set_ylabel("speed-up over torch.compile")
+    axes.legend(ncols=3, fontsize="small")
+    return figure
+
+
+def _distribution(pyplot: Any, rows: Sequence[Row]) -> Any:
+    """The share of rows with at most a speed-up, over reduce-overhead and over default."""
+    figure, both = pyplot.subplots(1, 2, figsize=(9.0, 3.6), sharey=True)
+    for axes, over in zip(both, ("reduce-overhead", "compile"), strict=True):
+        for way in OURS:
+            ratios = sorted(ratio for row in rows if (ratio := speed_up(row, way, (over,))) is not None)
+            if ratios:
+                shares = [(i + 1) / len(ratios) for i in range(len(ratios))]
+                axes.step([ratios[0], *ratios], [0.0, *shares], where="post", label=way, color=COLORS[way])
+        axes.axvline(1.0, color="black", linewidth=0.6)
+        axes.set_xlabel(f"speed-up over {'torch.compile' if over == 'compile' else over}")
+    both[0].set_ylabel("share of rows")
+    if both[0].get_legend_handles_labels()[1]:
+        both[0].legend(fontsize="small")
+    return figure
+
+
+def _stacks(pyplot: Any, rows: Sequence[Row]) -> Any:
+    """Geometric means of speed-ups over eager as transforms are added, in inference and training."""
+    figure, axes = pyplot.subplots(figsize=(7.0, 3.6))
+    for number, (kind, training) in enumerate((("inference", False), ("training", True))):
+        part = [row for row in rows if row["training"] == training]
+        means = [compare(part, way, ("eager",)).mean or 0.0 for way in STACKS]
+        axes.bar([i + (number - 0.5) * 0.4 for i in range(len(STACKS))], means, 0.4, label=kind)
+    axes.axhline(1.0, color="black", linewidth=0.6)
+    axes.set_xticks(range(len(STACKS)), STACKS)
+    axes.set_ylabel("geometric mean over eager")
+    axes.legend(fontsize="small")
+    return figure

@@ -19,6 +19,9 @@ MOST_SUBMITTED = 10
 """Iterations that are submitted to an empty queue to measure the time of the CPU."""
 
 _FEWEST = 4
+_FEWEST_LONG = 2
+_LONG = 0.02
+"""Seconds of an iteration of which a round has fewer."""
 
 
 def quartiles(values: Iterable[float], digits: int = 1) -> list[float]:
@@ -49,7 +52,7 @@ class Meter:
         """Warm up, and choose how many iterations a round has."""
         self._timed(_FEWEST)
         one = min(self._timed(_FEWEST), self._timed(_FEWEST)) / _FEWEST
-        self._count = min(max(_FEWEST, int(seconds / one)), 5000)
+        self._count = min(max(_FEWEST_LONG if one > _LONG else _FEWEST, int(seconds / one)), 5000)
 
     def round(self) -> None:
         """Measure iterations in a row, and the submission of a few to an empty queue."""

@@ -76,10 +76,11 @@ def environment() -> Row:
     import torch
 
     import pygraph
+    from pygraph.process.cache import source_hash
 
     found: Row = {
         "command": command_line(sys.argv[1:]),
-        "pygraph": pygraph.__version__,
+        "pygraph": f"{pygraph.__version__}, source {source_hash()[:12]}",
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],

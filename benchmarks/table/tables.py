@@ -242,7 +242,9 @@ def _rows(rows: Sequence[Row]) -> str:
         [row["row"], row["title"], str(row["batch_size"]), str(row.get("inputs", "–")), row["source"], row["hard"],
          row["differs"] or "nothing"] for row in rows
     ]  # fmt: skip
-    return table(["workload", "title", "batch", "inputs", "source", "hard for CUDA graphs", "differs"], lines)
+    return table(
+        ["workload", "title", "batch", "inputs", "source", "hard for CUDA graphs", "differs"], lines, numbers=False
+    )
 
 
 def _failures(rows: Sequence[Row]) -> str:

@@ -40,8 +40,8 @@ def size(number: float | None) -> Cell:
     return f"{number:.0f} B"
 
 
-def table(headings: Sequence[str], lines: Sequence[Sequence[Cell]]) -> str:
-    r"""A table, its first column to the left and the others to the right.
+def table(headings: Sequence[str], lines: Sequence[Sequence[Cell]], numbers: bool = True) -> str:
+    r"""A table, its first column to the left and the others to the right, unless they are no ``numbers``.
 
     >>> print(table(["a", "b"], [["x", "1"], ["y|z", None]]))
     | a | b |
@@ -49,6 +49,6 @@ def table(headings: Sequence[str], lines: Sequence[Sequence[Cell]]) -> str:
     | x | 1 |
     | y\|z | – |
     """
-    rules = ["---", *["---:"] * (len(headings) - 1)]
+    rules = ["---", *["---:" if numbers else "---"] * (len(headings) - 1)]
     texts = [["–" if cell is None else " ".join(cell.replace("|", "\\|").split()) for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in [list(headings), rules, *texts])

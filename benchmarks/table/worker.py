@@ -145,7 +145,8 @@ class _Row:
             try:
                 self._reference = reference(self._setting)
                 self.reference_name = self._reference.name
-            except Exception as error:  # results are not checked then; eager will say why
+            except Exception as error:  # results are not checked then
+                self.out_of_memory |= is_out_of_memory(error)
                 self.reference_name = f"none: {described(error)}"
             _clean(self._setting.device)
         for number, name in enumerate(self._job.ways):

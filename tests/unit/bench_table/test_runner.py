@@ -1,0 +1,139 @@
+"""Rows that fail, run out of memory or of time, and the processes that measure them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from benchmarks.table import process, results, runner, worker
+from benchmarks.table.progress import Reporter
+from benchmarks.table.worker import Job
+from pygraph.__main__ import main
+from tests.bench_workloads import WORKLOADS
+
+READY = 'print(\'{"ready": {}, "out_of_memory": false}\', flush=True); '
+RESULT = 'print(\'{"result": {"ways": {"eager": {"wall_us": [1, 2, 3]}}}}\', flush=True); '
+PREAMBLE = "import sys, time, os; "
+
+SCRIPTS = {
+    "good-i": READY + "sys.stdin.readline(); " + RESULT,
+    "dies-i": 'print(\'{"doing": "compiling jit", "done": 0, "of": 1}\', flush=True); sys.exit("the last words")',
+    "hangs-i": "time.sleep(60)",
+    "dies-later-i": READY + "sys.stdin.readline(); os._exit(3)",
+    "needs-memory-i": 'print(\'{"failed": "OutOfMemoryError: …", "out_of_memory": true}\', flush=True)',
+    "noisy-i": 'print("no JSON"); ' + READY + "sys.stdin.readline(); " + RESULT,
+}
+
+
+class Started:
+    """Starts workers with scripts instead of benchmarks, and counts them."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.workers: list[process.Worker] = []
+
+    def __call__(self, job: Job, threads: int) -> process.Worker:
+        self.jobs.append(job)
+        self.workers.append(process.Worker(job, threads, [sys.executable, "-c", PREAMBLE + SCRIPTS[job.row]]))
+        return self.workers[-1]
+
+
+def run_scripts(folder: Path, names: list[str], **options: Any) -> tuple[runner.Runner, Started]:
+    started = Started()
+    values = {"jobs": len(names), "budget": 0.5, "seconds": 0.1, **options}
+    chosen = runner.Options(folder, ("eager",), "tests.bench_workloads", **values)
+    listed = [(i, renamed(name)) for i, name in enumerate(names)]
+    with Reporter(Console(file=io.StringIO()), len(names)) as reporter:
+        one = runner.Runner(chosen, listed, reporter, started)
+        one.run()
+    return one, started
+
+
+def renamed(name: str) -> Any:
+    return dataclasses.replace(WORKLOADS["tiny-i"], name=name)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "GRACE", 1.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_rows_that_fail_say_so_and_others_go_on(tmp_path: Path) -> None:
+    names = [name for name in SCRIPTS if name != "needs-memory-i"]
+    run, started = run_scripts(tmp_path, names)
+    found = {row["row"]: row for row in results.read(tmp_path, ablation=False)}
+    assert list(found) == names
+    assert found["good-i"]["ways"] == found["noisy-i"]["ways"] == {"eager": {"wall_us": [1, 2, 3]}}
+    assert found["dies-i"]["error"] == "the process ended with code 1 while compiling jit:\nthe last words"
+    assert found["hangs-i"]["error"] == "no answer in time while starting"
+    assert found["dies-later-i"]["error"] == "the process ended with code 3 while starting"
+    assert sorted(run.failed) == ["dies-i", "dies-later-i", "hangs-i"]
+    assert run.unfinished == []
+    assert all(one._process.returncode is not None for one in started.workers)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_row_without_memory_runs_again_alone(tmp_path: Path) -> None:
+    run, started = run_scripts(tmp_path, ["needs-memory-i", "good-i"])
+    assert [job.row for job in started.jobs] == ["needs-memory-i", "good-i", "needs-memory-i"]
+    assert run.failed == ["needs-memory-i"]
+    found = {row["row"]: row for row in results.read(tmp_path, ablation=False)}
+    assert found["needs-memory-i"]["compiled_together"] == 1
+    assert "OutOfMemoryError" in found["needs-memory-i"]["error"]
+    assert "error" not in found["good-i"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_no_group_begins_that_would_not_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_OVERHEAD", 0.0)
+    start, steps = time.monotonic(), itertools.count(0, 4)
+    monkeypatch.setattr(runner.time, "monotonic", lambda: start + next(steps))
+    run, started = run_scripts(tmp_path, ["good-i", "noisy-i"], jobs=1, limit=60.0)
+    assert [job.row for job in started.jobs] == ["good-i"]
+    assert run.unfinished == ["noisy-i"]
+    assert [row["row"] for row in results.read(tmp_path, ablation=False)] == ["good-i"]
+
+
+def test_a_file_that_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cut-i.json").write_text('{"row": "cut-')
+    assert main(["bench", "--render", "--out", str(tmp_path)]) == 2
+    assert "cut-i.json is no result" in capsys.readouterr().err
+
+
+def test_an_alarm_ends_what_takes_too_long() -> None:
+    def compile_for_long() -> None:
+        for _ in range(500):
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+        pytest.fail("not ended")
+
+    for seconds in (0.05, -1.0):
+        with pytest.raises(worker.OutOfTimeError), worker._alarm(seconds):
+            compile_for_long()
+
+
+def test_errors_of_memory_are_known_by_their_cause() -> None:
+    error = RuntimeError("compiling failed")
+    assert not worker.is_out_of_memory(error)
+    error.__cause__ = torch.OutOfMemoryError("no memory")
+    assert worker.is_out_of_memory(error)
+
+
+def test_the_limit_is_the_faster_capture() -> None:
+    found: dict[str, dict[str, Any]] = {
+        "limit of compile": {"wall_us": [1, 20, 30]},
+        "limit of eager": {"wall_us": [1, 10, 30]},
+    }
+    worker._add_limit(found)
+    assert found["limit"] == {"wall_us": [1, 10, 30], "is": "limit of eager"}

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from benchmarks.table.setting import Iteration, Setting, in_float32, synchronize, tensors
+from benchmarks.table.setting import Iteration, Setting, in_float32, tensors
 
 LEAST_TOLERANCE = 2e-2
 """Distances up to this are right: bfloat16 has 8 bits, and layers add up what they round."""
 
 STEPS = 6
 """Steps of training whose losses are compared."""
+
+_PIECE = 1 << 24
+"""Elements that are compared at a time, so that gigabytes of logits need no more of them."""
 
 Result = list[torch.Tensor]
 
@@ -38,16 +41,24 @@ def distance(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> f
 def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     if not found.numel():
         return 0.0
-    found, wanted = found.detach(), wanted.to(found.device)
-    if not (wanted.is_floating_point() or wanted.is_complex()):
-        return (found != wanted).float().mean().item()
-    found, wanted = found.float(), wanted.float()
-    same = (found == wanted) | (found.isnan() & wanted.isnan())
-    difference = torch.where(same, 0.0, found - wanted).norm().item()
-    size = torch.where(wanted.isfinite(), wanted, 0.0).norm().item()
+    if found.device.type != "cuda":
+        found = found.cpu()
+    is_exact = not (wanted.is_floating_point() or wanted.is_complex())
+    difference = size = 0.0
+    for own, other in zip(found.detach().reshape(-1).split(_PIECE), wanted.reshape(-1).split(_PIECE), strict=True):
+        other = other.to(own.device)
+        if is_exact:
+            difference += (own != other).sum().item()
+            continue
+        own, other = own.float(), other.float()
+        same = (own == other) | (own.isnan() & other.isnan())
+        difference += torch.where(same, 0.0, own - other).square().sum(dtype=torch.float64).item()
+        size += torch.where(other.isfinite(), other, 0.0).square().sum(dtype=torch.float64).item()
+    if is_exact:
+        return difference / found.numel()
     if not math.isfinite(difference):
         return math.inf
-    return difference / size if size else difference
+    return math.sqrt(difference / size) if size else math.sqrt(difference)
 
 
 def loss_distance(found: Sequence[float], wanted: Sequence[float]) -> float:
@@ -68,9 +79,9 @@ class Reference:
 
     Attributes:
         name: How they were computed.
-        results: Results for the first and the last batch; or the losses of the first steps.
+        results: Results for the first and the last batch, on the CPU; or the losses of the first steps.
         tolerance: The largest distance of a right result.
-        spread: How far losses with other random numbers are; 0 if the row draws none.
+        spread: How far results with other random numbers are; 0 if the row draws none.
     """
 
     name: str
@@ -78,22 +89,31 @@ class Reference:
     tolerance: float
     spread: float = 0.0
 
-    def check(self, results: Any, draws_otherwise: bool = False) -> dict[str, Any]:
-        """The distance of results, null if they have other shapes, and whether they are right."""
-        far = (
-            loss_distance(results, self.results) if isinstance(results[0], float) else _farthest(results, self.results)
-        )
+    def check(self, far: float, draws_otherwise: bool = False) -> dict[str, Any]:
+        """A distance, null if results have other shapes or are not finite, and whether it is that of right results."""
         tolerance = max(self.tolerance, 2 * self.spread if draws_otherwise else 0.0)
         return {"distance": far if math.isfinite(far) else None, "right": far <= tolerance}
 
+    def distance_of(self, run: Iteration, setting: Setting) -> float:
+        """How far the results of a forward are from these, for the first and the last batch."""
+        return max(distance(found, wanted) for found, wanted in zip(_outputs(run, setting), self.results, strict=True))
 
-def _farthest(found: Sequence[Result], wanted: Sequence[Result]) -> float:
-    return max(distance(a, b) for a, b in zip(found, wanted, strict=True))
+
+def _outputs(run: Iteration, setting: Setting, seed: int = 0) -> Iterator[Result]:
+    """Outputs for the first and the last batch, with random numbers of a seed; each must be used before the next."""
+    for batch in (setting.batches[0], setting.batches[-1]):
+        torch.manual_seed(seed)
+        yield tensors(run(batch))
 
 
-def results_of(run: Iteration, setting: Setting) -> list[Result]:
-    """Results for the first and the last batch, on the CPU: the next call may overwrite them."""
-    return [[x.detach().cpu() for x in tensors(run(setting.batches[i]))] for i in (0, -1)]
+def _in_float32(setting: Setting) -> list[Result]:
+    """Results of the model and the batches in float32, on the CPU."""
+    exact = setting.iteration(setting.model(torch.float32))
+    return _on_cpu(_outputs(lambda batch: exact(in_float32(batch)), setting))
+
+
+def _on_cpu(outputs: Iterator[Result]) -> list[Result]:
+    return [[x.cpu() for x in output] for output in outputs]
 
 
 def losses_of(run: Iteration, setting: Setting, seed: int = 0) -> list[float]:
@@ -111,16 +131,14 @@ def reference(setting: Setting) -> Reference:
     """
     if setting.training:
         return _reference_losses(setting)
-    model = setting.model(torch.float32)
-    exact = setting.iteration(model)
-    wanted = [[x.cpu() for x in tensors(exact(in_float32(setting.batches[i])))] for i in (0, -1)]
-    del model, exact
-    eager = results_of(setting.iteration(setting.model()), setting)
-    own = _farthest(eager, wanted)
-    synchronize(setting.device)
+    found = Reference("eager in float32", _in_float32(setting), 0.0)
+    eager = setting.iteration(setting.model())
+    own = found.distance_of(eager, setting)
+    rounded = Reference("eager in bfloat16", _on_cpu(_outputs(eager, setting)), LEAST_TOLERANCE)
+    other = max(map(distance, _outputs(eager, setting, seed=1), rounded.results))
     if not math.isfinite(own):
-        return Reference("eager in bfloat16", eager, LEAST_TOLERANCE)
-    return Reference("eager in float32", wanted, max(2 * own, LEAST_TOLERANCE))
+        return dataclasses.replace(rounded, spread=_spread(other, 0.0))
+    return dataclasses.replace(found, tolerance=max(2 * own, LEAST_TOLERANCE), spread=_spread(other, own))
 
 
 def _reference_losses(setting: Setting) -> Reference:
@@ -133,6 +151,10 @@ def _reference_losses(setting: Setting) -> Reference:
     other = losses_of(setting.iteration(model), setting, seed=1)
     own, spread = loss_distance(eager, wanted), loss_distance(other, eager)
     if not math.isfinite(own):
-        return Reference("eager with autocast", eager, LEAST_TOLERANCE, spread)
-    spread = spread if math.isfinite(spread) and spread > max(own / 4, 1e-4) else 0.0
-    return Reference("eager in float32", wanted, max(2 * own, LEAST_TOLERANCE), spread)
+        return Reference("eager with autocast", eager, LEAST_TOLERANCE, _spread(spread, 0.0))
+    return Reference("eager in float32", wanted, max(2 * own, LEAST_TOLERANCE), _spread(spread, own))
+
+
+def _spread(other: float, own: float) -> float:
+    """The distance that another seed makes; 0 where that is no more than rounding, as no random numbers are drawn."""
+    return other if math.isfinite(other) and other > max(own / 4, 1e-4) else 0.0

@@ -75,7 +75,7 @@ def _bars(pyplot: Any, rows: Sequence[Row]) -> Any:
     axes.axhline(1.0, color="black", linewidth=0.6)
     axes.set_xticks(range(len(rows)), [row["row"] for row in rows], rotation=60, ha="right")
     axes.set_ylabel("speed-up over torch.compile")
-    axes.legend(ncols=3, fontsize="small")
+    axes.legend(ncols=len(ways) + 1, fontsize="small", loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False)
     return figure
 
 

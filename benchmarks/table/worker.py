@@ -191,9 +191,11 @@ class _Row:
         found["compile_s"] = round(first[1] if first else time.perf_counter() - start, 2)
         found["first_reserved"] = _most_reserved(setting.device, before)
         if self._reference is not None and not way.is_limit:
-            results = first[0] if first else checking.results_of(way.run, setting)
-            found |= self._reference.check(results, name in ways.DRAWS_OTHERWISE)
-            del results
+            if first:
+                far = checking.loss_distance(first[0], self._reference.results)
+            else:
+                far = self._reference.distance_of(way.run, setting)
+            found |= self._reference.check(far, name in ways.DRAWS_OTHERWISE)
         for i in range(CALLS):
             way.run(setting.batches[i % len(setting.batches)])
         _clean(setting.device)

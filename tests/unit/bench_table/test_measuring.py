@@ -40,13 +40,14 @@ def test_a_way_that_fails_leaves_the_others() -> None:
     ("found", "right"), [([1.0, 2.0], True), ([1.01, 2.0], True), ([1.5, 2.0], False), ([math.nan, 2.0], False)]
 )
 def test_losses(found: list[float], right: bool) -> None:
-    assert checking.Reference("eager", [1.0, 2.0], 0.02).check(found)["right"] == right
+    assert checking.Reference("eager", None, 0.02).check(checking.loss_distance(found, [1.0, 2.0]))["right"] == right
 
 
 def test_losses_with_other_random_numbers() -> None:
-    reference = checking.Reference("eager", [1.0, 2.0], 0.02, spread=0.3)
-    assert not reference.check([1.5, 2.0])["right"]
-    assert reference.check([1.5, 2.0], draws_otherwise=True)["right"]
+    reference = checking.Reference("eager", None, 0.02, spread=0.3)
+    assert reference.check(0.5) == {"distance": 0.5, "right": False}
+    assert reference.check(0.5, draws_otherwise=True)["right"]
+    assert reference.check(math.inf) == {"distance": None, "right": False}
 
 
 def test_distances() -> None:

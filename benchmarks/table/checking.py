@@ -132,6 +132,8 @@ def reference(setting: Setting) -> Reference:
     if setting.training:
         return _reference_losses(setting)
     found = Reference("eager in float32", _in_float32(setting), 0.0)
+    if not any(x.any() for output in found.results for x in output):
+        found.name += ", all of which is 0"
     eager = setting.iteration(setting.model())
     own = found.distance_of(eager, setting)
     rounded = Reference("eager in bfloat16", _on_cpu(_outputs(eager, setting)), LEAST_TOLERANCE)

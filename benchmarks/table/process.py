@@ -50,11 +50,16 @@ class Worker:
         job: The job.
         threads: How many threads and processes it may compile with.
         arguments: Its command line.
+
+    Attributes:
+        doing: What it does now.
+        timed: The times of its row, once it has measured them.
     """
 
     def __init__(self, job: Job, threads: int, arguments: Sequence[str] | None = None) -> None:
         self.job = job
         self.doing = "starting"
+        self.timed: dict[str, Any] | None = None
         self._is_stopped = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -97,6 +102,8 @@ class Worker:
                 raise WorkerError(f"the process ended with code {code} while {self.doing}{self.last_lines()}")
             if "failed" in message:
                 raise WorkerError(f"{message['failed']} (while {self.doing})", message["out_of_memory"])
+            if "timed" in message:
+                self.timed = message["timed"]
             if "doing" in message:
                 self.doing = message["doing"]
                 progress(message)

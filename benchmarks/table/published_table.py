@@ -54,10 +54,12 @@ def _rows(rows: Sequence[Row]) -> list[list[Cell]]:
     row = _found(rows, (title, training))
     ours = [times(speed_up(row, way, ("reduce-overhead",))) if row else None for way in OURS]
     lines.append([f"{_named((title, training))}: over torch's CUDA graphs", times(most), *ours, None])
-    for key, ratio in paper.SLOWED_BY_MODE.items():
+    for key, change in paper.SLOWED_BY_MODE.items():
         row = _found(rows, key)
-        mode = times(speed_up(row, "reduce-overhead", ("compile",))) if row else None
-        lines.append([f"{_named(key)}: torch's CUDA graphs over none", times(ratio), None, None, None, mode])
+        own = speed_up(row, "reduce-overhead", ("compile",)) if row else None
+        mode = None if own is None else percent(own - 1, signed=True)
+        text = f"{_named(key)}: change of speed by torch's CUDA graphs"
+        lines.append([text, percent(change, signed=True), None, None, None, mode])
 
     def coverage(one: dict[str, Any]) -> Cell:
         return percent(one["profile"]["coverage"]) if "profile" in one else None

@@ -210,6 +210,9 @@ class Runner:
                 return result["result"]
             except WorkerError as error:
                 outcome = error
+                if worker.timed is not None:  # only the profiles are missing
+                    self._reporter.finish(job.row, f"{_in_words(worker.timed['ways'])}; no profiles: {error}")
+                    return {**worker.timed, "profile_error": str(error)}
             finally:
                 worker.stop()
         self.failed.append(job.row)

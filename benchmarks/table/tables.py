@@ -252,6 +252,8 @@ def _failures(rows: Sequence[Row]) -> str:
     for row in rows:
         if "error" in row:
             lines.append(f"- {row['row']}: {_one_line(row['error'])}")
+        if "profile_error" in row:
+            lines.append(f"- {row['row']}: no profiles: {_one_line(row['profile_error'])}")
         lines += [f"- {row['row']}, {way}: {_one_line(one['error'])}" for way, one in row["ways"].items()
                   if "error" in one and not (way.startswith("limit of") and "limit" in row["ways"])]  # fmt: skip
     return "\n".join(lines) or "None."

@@ -17,13 +17,13 @@ def times(ratio: float | None) -> Cell:
     return None if ratio is None else f"{ratio:.2f} ×"
 
 
-def percent(share: float | None) -> Cell:
-    """A share.
+def percent(share: float | None, signed: bool = False) -> Cell:
+    """A share, or a change.
 
-    >>> percent(0.994), percent(0.9996)
-    ('99 %', '100 %')
+    >>> percent(0.994), percent(0.9996), percent(-0.29, signed=True)
+    ('99 %', '100 %', '-29 %')
     """
-    return None if share is None else f"{share:.0%}".replace("%", " %")
+    return None if share is None else (f"{share:+.0%}" if signed else f"{share:.0%}").replace("%", " %")
 
 
 def size(number: float | None) -> Cell:

@@ -1,8 +1,8 @@
 """A process that compiles and measures one row: ``python -m benchmarks.table.worker JOB``, where JOB is JSON.
 
 It writes JSON lines to what was standard output: ``{"doing": …}`` as it goes on, ``{"ready": …}`` when all ways are
-compiled, and ``{"result": …}`` when they are measured, which begins when it reads a line. Whatever libraries print goes
-to standard error.
+compiled. When it reads a line, it measures them: ``{"timed": …}`` has their times, and ``{"result": …}`` what the
+profiler has seen as well. Whatever libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ def run(job: Job, say: Say) -> dict[str, Any]:
     row = _Row(job, setting, say, start + job.budget)
     row.compile()
     say(ready=row.found, out_of_memory=row.out_of_memory)
-    if not sys.stdin.readline():
-        sys.exit(0)
-    if not job.compile_only:
-        row.measure()
-    return {"ways": row.found, "reference": row.reference_name, "inputs": len(setting.batches),
-            "input_bytes": setting.input_bytes, "out_of_memory": row.out_of_memory}  # fmt: skip
+    if not sys.stdin.readline():  # nobody waits for more
+        os._exit(0)
+    row.measure()
+    say(timed=row.result())
+    row.profile()
+    return row.result()
 
 
 def _prepared(ways: int) -> Any:
@@ -225,12 +225,19 @@ class _Row:
                 seconds = time.perf_counter() - start
         return losses, seconds
 
+    def result(self) -> dict[str, Any]:
+        """All that has been found out."""
+        ways = dict(self.found)
+        _add_limit(ways)
+        return {"ways": ways, "reference": self.reference_name, "inputs": len(self._setting.batches),
+                "input_bytes": self._setting.input_bytes, "out_of_memory": self.out_of_memory}  # fmt: skip
+
     def measure(self) -> None:
-        """Measure all ways in turns; after that, profile each."""
+        """Measure all ways in turns."""
         from benchmarks.table.measuring import measure
         from benchmarks.table.setting import synchronize
 
-        setting, count = self._setting, len(self._made)
+        setting = self._setting
         _clean(setting.device)
         times = measure(
             {name: way.run for name, way in self._made.items()}, setting.batches, self._job.seconds,
@@ -238,12 +245,14 @@ class _Row:
         )  # fmt: skip
         for name, found in times.items():
             self.found[name] |= found
+
+    def profile(self) -> None:
+        """Profile every way, and ask pygraph for its report."""
         for number, (name, way) in enumerate(self._made.items()):
-            self._say(doing=f"profiling {name}", done=number, of=count)
+            self._say(doing=f"profiling {name}", done=number, of=len(self._made))
             if "error" not in self.found[name]:
-                self.found[name] |= _reported(way, setting)
-                self.found[name] |= _profiled(way, setting)
-        _add_limit(self.found)
+                self.found[name] |= _reported(way, self._setting)
+                self.found[name] |= _profiled(way, self._setting)
 
 
 def _reported(way: Any, setting: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ SCRIPTS = {
     "dies-i": 'print(\'{"doing": "compiling jit", "done": 0, "of": 1}\', flush=True); sys.exit("the last words")',
     "hangs-i": "time.sleep(60)",
     "dies-later-i": READY + "sys.stdin.readline(); os._exit(3)",
+    "hangs-later-i": READY + "sys.stdin.readline(); " + RESULT.replace("result", "timed") + "time.sleep(60)",
     "needs-memory-i": 'print(\'{"failed": "OutOfMemoryError: …", "out_of_memory": true}\', flush=True)',
     "noisy-i": 'print("no JSON"); ' + READY + "sys.stdin.readline(); " + RESULT,
 }
@@ -66,6 +67,7 @@ def renamed(name: str) -> Any:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "GRACE", 1.0)
+    monkeypatch.setattr(runner, "_OVERHEAD", 0.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -78,6 +80,8 @@ def test_rows_that_fail_say_so_and_others_go_on(tmp_path: Path) -> None:
     assert found["dies-i"]["error"] == "the process ended with code 1 while compiling jit:\nthe last words"
     assert found["hangs-i"]["error"] == "no answer in time while starting"
     assert found["dies-later-i"]["error"] == "the process ended with code 3 while starting"
+    assert found["hangs-later-i"]["profile_error"] == "no answer in time while starting"
+    assert found["hangs-later-i"]["ways"] == found["good-i"]["ways"]
     assert sorted(run.failed) == ["dies-i", "dies-later-i", "hangs-i"]
     assert run.unfinished == []
     assert all(one._process.returncode is not None for one in started.workers)
@@ -96,7 +100,6 @@ def test_a_row_without_memory_runs_again_alone(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_no_group_begins_that_would_not_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_OVERHEAD", 0.0)
     start, steps = time.monotonic(), itertools.count(0, 4)
     monkeypatch.setattr(runner.time, "monotonic", lambda: start + next(steps))
     run, started = run_scripts(tmp_path, ["good-i", "noisy-i"], jobs=1, limit=60.0)

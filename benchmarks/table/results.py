@@ -85,7 +85,7 @@ def environment() -> Row:
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
         "gpu": gpu(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
     }
     if torch.cuda.is_available():
         found["driver"] = _driver()
@@ -99,6 +99,11 @@ def command_line(arguments: list[str]) -> str:
     'python -m pygraph bench --out table --shard 1/2'
     """
     return " ".join(["python -m pygraph", *(Path(one).name if one.startswith("/") else one for one in arguments)])
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpu() -> str:

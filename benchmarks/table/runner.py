@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -67,7 +66,7 @@ def default_jobs() -> int:
     >>> 1 <= default_jobs() <= 5
     True
     """
-    return max(1, min(5, (os.cpu_count() or 1) // 3))
+    return max(1, min(5, results.cores() // 3))
 
 
 class Runner:
@@ -159,7 +158,7 @@ class Runner:
         self, jobs: dict[str, Job], workers: contextlib.ExitStack
     ) -> dict[str, tuple[Worker, Row] | WorkerError]:
         """Start workers and wait until each has compiled its row, or failed."""
-        threads = max(1, (os.cpu_count() or 1) // len(jobs)) if jobs else 1
+        threads = max(1, results.cores() // max(len(jobs), 1))
         started: dict[str, Worker] = {}
         for name, job in jobs.items():
             started[name] = self._start_worker(job, threads)

@@ -105,7 +105,7 @@ def _launcher(event: Event, calls: Mapping[Any, list[str]], sizes: Mapping[Any, 
     names = [name for name in calls.get(correlation, ()) if _LAUNCH.search(name)]
     if names:
         return "graph" if any("GraphLaunch" in name for name in names) else "call"
-    if event.get("args", {}).get("graph node id"):
+    if any(event.get("args", {}).get(key) for key in ("graph id", "graph node id")):
         return "graph"
     return "graph" if correlation is not None and sizes[correlation] > 1 else "unknown"
 

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import json
 import os
-import signal
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from benchmarks.table.limits import (
+    OutOfTimeError,
+    alarm,
+    clean,
+    described,
+    is_out_of_memory,
+    most_reserved,
+    use_caches,
+)
 
 CALLS = 3
 """Iterations that are part of compiling: the third is the first that finds everything compiled and recorded."""
@@ -50,10 +58,6 @@ class Job:
     seconds: float = 10.0
     budget: float = 900.0
     compile_only: bool = False
-
-
-class OutOfTimeError(BaseException):
-    """The seconds for compiling are over. No Exception: a compiler must not catch it and go on in another way."""
 
 
 Say = Callable[..., None]
@@ -148,11 +152,11 @@ class _Row:
             except Exception as error:  # results are not checked then
                 self.out_of_memory |= is_out_of_memory(error)
                 self.reference_name = f"none: {described(error)}"
-            _clean(self._setting.device)
+            clean(self._setting.device)
         for number, name in enumerate(self._job.ways):
             self._say(doing=f"compiling {name}", done=number, of=len(self._job.ways))
             try:
-                with _alarm(self._deadline - time.monotonic()):
+                with alarm(self._deadline - time.monotonic()):
                     self.found[name] = self._compiled(name)
             except OutOfTimeError:
                 self._failed(name, f"not compiled: the {self._job.budget:.0f} s for compiling this row were over")
@@ -165,7 +169,7 @@ class _Row:
         self._made.pop(name, None)
         self.found[name] = {"error": text}
         with contextlib.suppress(Exception):
-            _clean(self._setting.device)
+            clean(self._setting.device)
 
     def _compiled(self, name: str) -> dict[str, Any]:
         """A way that has run: seconds of compiling, memory, and whether its results are right."""
@@ -175,8 +179,8 @@ class _Row:
         from benchmarks.table.setting import synchronize
 
         setting = self._setting
-        _use_caches(Path(self._job.caches) / ways.cache_of(name).replace(" ", "-"))
-        before = _clean(setting.device)
+        use_caches(Path(self._job.caches) / ways.cache_of(name).replace(" ", "-"))
+        before = clean(setting.device)
         torch.manual_seed(0)
         start = time.perf_counter()
         way = ways.build(name, setting)
@@ -189,7 +193,7 @@ class _Row:
         synchronize(setting.device)
         found: dict[str, Any] = {}
         found["compile_s"] = round(first[1] if first else time.perf_counter() - start, 2)
-        found["first_reserved"] = _most_reserved(setting.device, before)
+        found["first_reserved"] = most_reserved(setting.device, before)
         if self._reference is not None and not way.is_limit:
             if first:
                 far = checking.loss_distance(first[0], self._reference.results)
@@ -198,11 +202,11 @@ class _Row:
             found |= self._reference.check(far, name in ways.DRAWS_OTHERWISE)
         for i in range(CALLS):
             way.run(setting.batches[i % len(setting.batches)])
-        _clean(setting.device)
+        clean(setting.device)
         for i in range(CALLS):
             way.run(setting.batches[i % len(setting.batches)])
         synchronize(setting.device)
-        found["steady_reserved"] = _most_reserved(setting.device, before)
+        found["steady_reserved"] = most_reserved(setting.device, before)
         if self._job.compile_only:
             return found
         self._made[name] = way
@@ -238,7 +242,7 @@ class _Row:
         from benchmarks.table.setting import synchronize
 
         setting = self._setting
-        _clean(setting.device)
+        clean(setting.device)
         times = measure(
             {name: way.run for name, way in self._made.items()}, setting.batches, self._job.seconds,
             lambda: synchronize(setting.device), lambda text, done, of: self._say(doing=text, done=done, of=of),
@@ -293,76 +297,6 @@ def _add_limit(found: dict[str, dict[str, Any]]) -> None:
         found["limit"] = {**timed[best], "is": best}
     elif both:
         found["limit"] = {"error": "; ".join(f"{name}: {one.get('error')}" for name, one in both.items())}
-
-
-# ---- the process ---------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _alarm(seconds: float) -> Generator[None, None, None]:
-    """Raise OutOfTimeError in a block that takes too long, at the next line of Python."""
-    if seconds <= 0:
-        raise OutOfTimeError
-
-    def ring(signum: int, frame: Any) -> None:
-        raise OutOfTimeError
-
-    previous = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-
-
-def _use_caches(folder: Path) -> None:
-    """Have compilers use caches on disk in a folder, and forget what they remember of others."""
-    import torch._dynamo.pgo
-    import torch._inductor.utils
-
-    for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton"),
-                           ("PYGRAPH_CACHE_DIR", "pygraph")):  # fmt: skip
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        os.environ[variable] = str(folder / name)
-    with contextlib.suppress(AttributeError):  # private; checked with torch 2.11 and 2.13
-        torch._inductor.utils.clear_caches()
-        torch._dynamo.pgo.reset_code_state()
-
-
-def _clean(device: Any) -> int:
-    """Free what can be freed, begin a new peak, and return the bytes that stay reserved."""
-    import torch
-
-    gc.collect()
-    if device.type != "cuda":
-        return 0
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_reserved()
-
-
-def _most_reserved(device: Any, before: int) -> int | None:
-    """Bytes reserved at most since the last cleaning, beyond what was reserved before; null without CUDA."""
-    import torch
-
-    return torch.cuda.max_memory_reserved() - before if device.type == "cuda" else None
-
-
-def described(error: BaseException) -> str:
-    """The kind of an error and the beginning of its text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)}"[:600].strip()
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, is about memory of the device."""
-    while error is not None:
-        if type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error).lower():
-            return True
-        error = error.__cause__
-    return False
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.table import process, results, runner, worker
+from benchmarks.table import limits, process, results, runner, worker
 from benchmarks.table.progress import Reporter
 from benchmarks.table.worker import Job
 from pygraph.__main__ import main
@@ -122,15 +122,15 @@ def test_an_alarm_ends_what_takes_too_long() -> None:
         pytest.fail("not ended")
 
     for seconds in (0.05, -1.0):
-        with pytest.raises(worker.OutOfTimeError), worker._alarm(seconds):
+        with pytest.raises(limits.OutOfTimeError), limits.alarm(seconds):
             compile_for_long()
 
 
 def test_errors_of_memory_are_known_by_their_cause() -> None:
     error = RuntimeError("compiling failed")
-    assert not worker.is_out_of_memory(error)
+    assert not limits.is_out_of_memory(error)
     error.__cause__ = torch.OutOfMemoryError("no memory")
-    assert worker.is_out_of_memory(error)
+    assert limits.is_out_of_memory(error)
 
 
 def test_the_limit_is_the_faster_capture() -> None:

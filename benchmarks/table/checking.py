@@ -17,6 +17,9 @@ LEAST_TOLERANCE = 2e-2
 STEPS = 6
 """Steps of training whose losses are compared."""
 
+_NO_DIGIT = 0.5
+"""The distance of eager in bfloat16 beyond which it has no digit right, so that nearly everything is."""
+
 _PIECE = 1 << 24
 """Elements that are compared at a time, so that gigabytes of logits need no more of them."""
 
@@ -140,6 +143,8 @@ def reference(setting: Setting) -> Reference:
     other = max(map(distance, _outputs(eager, setting, seed=1), rounded.results))
     if not math.isfinite(own):
         return dataclasses.replace(rounded, spread=_spread(other, 0.0))
+    if own > _NO_DIGIT:
+        found.name += f", from which bfloat16 is {own:.1e} away"
     return dataclasses.replace(found, tolerance=max(2 * own, LEAST_TOLERANCE), spread=_spread(other, own))
 
 

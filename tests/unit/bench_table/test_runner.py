@@ -45,7 +45,8 @@ class Started:
 
     def __call__(self, job: Job, threads: int) -> process.Worker:
         self.jobs.append(job)
-        self.workers.append(process.Worker(job, threads, [sys.executable, "-c", PREAMBLE + SCRIPTS[job.row]]))
+        arguments = [sys.executable, "-c", PREAMBLE + SCRIPTS[job.row], process.command(job)[-1]]
+        self.workers.append(process.Worker(job, threads, arguments))
         return self.workers[-1]
 
 
@@ -85,6 +86,18 @@ def test_rows_that_fail_say_so_and_others_go_on(tmp_path: Path) -> None:
     assert sorted(run.failed) == ["dies-i", "dies-later-i", "hangs-i"]
     assert run.unfinished == []
     assert all(one._process.returncode is not None for one in started.workers)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_warm_caches_are_those_of_the_first_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = 'import json; caches = json.loads(sys.argv[1])["caches"]; os.makedirs(caches, exist_ok=True); '
+    ready += 'print(json.dumps({"ready": {"eager": {"compile_s": len(os.listdir(caches))}}, "out_of_memory": False}), '
+    ready += 'flush=True); open(f"{caches}/code", "w").close(); sys.stdin.readline(); '
+    monkeypatch.setitem(SCRIPTS, "good-i", ready + RESULT)
+    _, started = run_scripts(tmp_path, ["good-i"], warm=True)
+    assert [job.compile_only for job in started.jobs] == [False, True]
+    (row,) = results.read(tmp_path, ablation=False)
+    assert row["ways"]["eager"] == {"wall_us": [1, 2, 3], "warm_s": 1}
 
 
 @pytest.mark.usefixtures("impatient")

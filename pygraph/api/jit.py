@@ -115,7 +115,7 @@ def jit(  # noqa: PLR0913  # the options that users have
         fuse: Have Inductor fuse operations to fewer kernels, as ``torch.compile`` does: faster to run, seconds to
             compile, and results within the dtype's tolerance of eager's instead of equal to them.
         objective: The time by which ways of running are selected: ``throughput``, ``latency`` or ``cpu``; see `select`.
-        budget: Seconds for the measurements of one region.
+        budget: Seconds for the measurements of one kind of call.
         mode: The ground of selections: ``measure``, ``heuristic``, ``replay`` or ``launch``; see `select`.
         passes: The transforms to apply instead of these, in order: pygraph's and what `pygraph.transform` returns. A
             function with transforms that record nothing yet, as ``jit(devicify(fn))``, is completed by the others.

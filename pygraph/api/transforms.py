@@ -155,7 +155,7 @@ def select(
         objective: The time that is to be short: ``throughput`` (of a call in a row of calls, for which the host works
             ahead of the device), ``latency`` (of a call on an idle device until its result is there), or ``cpu`` (of
             the host).
-        budget: Seconds for the rounds of one region.
+        budget: Seconds for the measurements of one kind of call; a few runs of each way are made in any case.
         mode: ``measure``; ``heuristic`` to have the model of costs decide; ``replay`` or ``launch`` to have all regions
             run as graphs or by ordinary launches.
         timer: Microseconds of one ``run()``; the device's own measurement by default. It may call ``run`` as often as

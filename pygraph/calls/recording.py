@@ -50,13 +50,18 @@ def record_program(
     """
     if policy is not None and policy.mode == "launch":
         return Executable(launched_program(program, "the mode is launch"), driver, pool, leaves, reused)
-    selecting = store = None
+    store = selecting = None
+    regions = 0
     if policy is not None and policy.mode != "replay":
+        selecting = Selecting(policy)
         store = Remembered.of(program, driver, policy)
-        selecting = Selecting(policy, {} if store is None else store.read())
+        if store is not None:
+            regions, selecting.remembered = store.read()
     while True:
+        # The regions that are remembered are those that there are when all nodes are cut out that the device refuses.
+        are_those = selecting is None or not selecting.remembered or len(program.regions) == regions
         try:
-            executable = Executable(program, driver, pool, leaves, reused, selecting)
+            executable = Executable(program, driver, pool, leaves, reused, selecting if are_those else None)
             break
         except RefusedNodesError as error:
             program = refuse(error.program, error.nodes, error.reason)
@@ -69,7 +74,7 @@ def record_program(
                 executable.selections = launches
                 executable.run_as(select_program(program, launches))
             if store is not None:
-                store.write(executable.selections)
+                store.write(program, executable.selections)
     return executable
 
 
@@ -150,7 +155,7 @@ class Recorder:
             policy = self._function.options.selection
             store = Remembered.of(entry.recordable, executable.driver, policy)
             if store is not None:
-                store.write(executable.selections)
+                store.write(executable.program, executable.selections)
 
     def reasons(self, program: Program) -> list[Fallback]:
         """Why nothing of a Program was recorded."""

@@ -59,23 +59,29 @@ class Remembered:
         """The path of the file."""
         return cache_directory() / "selections" / self.key[:2] / f"{self.key[2:]}.json"
 
-    def read(self) -> dict[int, Selection]:
-        """The selections, by region; none if there is no file, or it cannot be used."""
+    def read(self) -> tuple[int, dict[int, Selection]]:
+        """The number of regions that the Program is cut into, and their selections; none if no file can be used."""
         try:
             with self.path.open("rb") as file:
                 data: Any = json.loads(file.read(_LARGEST))
             if data["format"] != _FORMAT or data["key"] != self.key:
-                return {}
-            return {int(index): Selection.from_dict(one) for index, one in data["regions"].items()}
+                return 0, {}
+            found = {int(index): Selection.from_dict(one) for index, one in data["selections"].items()}
+            return int(data["regions"]), found
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # whatever a file may hold
-            return {}
+            return 0, {}
 
-    def write(self, selections: Mapping[int, Selection]) -> None:
-        """Remember selections that are final; where the directory cannot be written to, they are measured again."""
+    def write(self, program: Program, selections: Mapping[int, Selection]) -> None:
+        """Remember selections that are final; where the directory cannot be written to, they are measured again.
+
+        Args:
+            program: The Program as it was cut in the end.
+            selections: Its selections.
+        """
         if not selections or any(one.provisional is not None for one in selections.values()):
             return
-        regions = {str(index): one.to_dict() for index, one in selections.items()}
-        text = json.dumps({"format": _FORMAT, "key": self.key, "regions": regions})
+        data = {str(index): one.to_dict() for index, one in selections.items()}
+        text = json.dumps({"format": _FORMAT, "key": self.key, "regions": len(program.regions), "selections": data})
         folder = self.path.parent
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -41,12 +41,12 @@ def select_whole(executable: Executable, selecting: Selecting, leaves: Sequence[
     is_exact = executable.driver.is_exact and selecting.policy.timer is None
     rounds = Rounds(GRAPHS, "latency", is_exact=is_exact)
     try:
-        with executable.trials(leaves) as (run, launch, restore):
+        with selecting.spending(), executable.trials(leaves) as (run, launch, restore):
             samplers = {
                 LAUNCH: _sampler(executable, selecting, Run(launch, restore, "the whole by launch")),
                 GRAPHS: _sampler(executable, selecting, Run(run, restore, "the whole by graphs")),
             }
-            rounds.run(samplers, selecting.policy.budget)
+            rounds.run(samplers, selecting.budget)
     except torch.OutOfMemoryError:
         return None
     finally:

@@ -147,7 +147,6 @@ class Executable:
                     self._refusing = bound.body
                     if bound.region.way != "launch":
                         self._record(bound, *_border(bound.body, env))
-                        self.recorded += 1
                     if bound is not self._regions[-1]:
                         _launch(bound, env)
         except ChangedError as error:
@@ -177,6 +176,7 @@ class Executable:
             return RegionGraph(body, self.driver, pool, example, one.way, mechanism, self._reused, saved, measures)
 
         bound.graph = record(default)
+        self.recorded += 1
         if selector is not None and selecting is not None:
             selection = selector.select(bound.graph, record)
             if selection.chosen not in (default, LAUNCH):

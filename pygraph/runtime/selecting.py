@@ -8,10 +8,11 @@ See docs/design/0032-selections.md.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ _FIRST, _FEWEST = 7, 3
 """Samples that are taken of each candidate before rounds, and how many at least if a sample takes long."""
 
 _SHARE_OF_FIRST = 0.25
-"""The share of the budget in which more than these few are taken."""
+"""The share of what is left of the budget in which more than these few are taken."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Selecting:
         remembered: The selections of an earlier process, by region; empty if there are none.
         launches: Samples of ordinary launches so far, by the names of a region's nodes. They are the same when nodes
             elsewhere are refused and the Program is recorded again.
+        spent: Seconds that measurements have taken so far.
     """
 
     policy: SelectionPolicy
@@ -74,6 +76,21 @@ class Selecting:
     launches: dict[tuple[str, ...], list[Sample]] = dataclasses.field(
         default_factory=dict[tuple[str, ...], list[Sample]]
     )
+    spent: float = 0.0
+
+    @property
+    def budget(self) -> float:
+        """Seconds that are left for measurements."""
+        return max(self.policy.budget - self.spent, 0.0)
+
+    @contextlib.contextmanager
+    def spending(self) -> Generator[None, None, None]:
+        """A block that measures."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent += time.perf_counter() - begin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +147,8 @@ class RegionSelector:
     """
 
     def __init__(self, selecting: Selecting, call: BoundCall, default: Candidate) -> None:
-        self._policy, self._call, self._default = selecting.policy, call, default
+        self._selecting, self._call, self._default = selecting, call, default
+        self._policy = selecting.policy
         self._objective: Objective = selecting.policy.objective
         self._is_exact = call.driver.is_exact and selecting.policy.timer is None
         nodes = tuple(node.name for node in call.body.nodes)
@@ -175,22 +193,22 @@ class RegionSelector:
     def _first_samples(self, candidate: Candidate, run: Runs) -> list[Sample]:
         """A few samples of one candidate, fewer if they take long, after a run that loads what it needs."""
         samples = list[Sample]()
-        with self._call.trial() as trial:
+        with self._selecting.spending(), self._call.trial() as trial:
             sampler = self._call.sampler(candidate, run, trial, self._policy)
             if not self._is_exact:
                 sampler()
             begin = time.perf_counter()
             for count in range(1, (1 if self._is_exact else _FIRST) + 1):
                 samples.append(sampler())
-                if count >= _FEWEST and time.perf_counter() - begin > _SHARE_OF_FIRST * self._policy.budget:
+                if count >= _FEWEST and time.perf_counter() - begin > _SHARE_OF_FIRST * self._selecting.budget:
                     break
         self._call.driver.give_back()
         return samples
 
     def _run_rounds(self, rounds: Rounds, candidates: Mapping[Candidate, Runs]) -> None:
-        with self._call.trial() as trial:
+        with self._selecting.spending(), self._call.trial() as trial:
             samplers = {one: self._call.sampler(one, run, trial, self._policy) for one, run in candidates.items()}
-            rounds.run(samplers, self._policy.budget)
+            rounds.run(samplers, self._selecting.budget)
 
     # -- candidates -------------------------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ def test_a_timer_of_the_caller_is_not_remembered(measured: Device, device: torch
 
 DAMAGED = [
     b"", b"{", b"[]", b"null", b"3", b"\xff\xfe", b'{"format": 1}', b"[" * 100_000,
-    b'{"format": 1, "key": 3, "regions": {}}', json.dumps({"format": 99, "key": "", "regions": {}}).encode(),
+    b'{"format": 1, "key": 3, "selections": {}}', json.dumps({"format": 99, "key": "", "regions": 1, "selections": {}}).encode(),
 ]  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_a_file_with_a_wrong_field(
         run(x)
     (path,) = files(tmp_path)
     data = json.loads(path.read_text())
-    data["regions"]["0"][field] = value
+    data["selections"]["0"][field] = value
     path.write_text(json.dumps(data))
     assert run(x)["chosen"]["way"] == "patch"
 
@@ -153,7 +153,7 @@ def test_a_file_with_regions_that_are_not_there(measured: Device, device: torch.
     run(x)
     (path,) = files(tmp_path)
     data = json.loads(path.read_text())
-    data["regions"]["7"] = data["regions"].pop("0")
+    data["selections"]["7"] = data["selections"].pop("0")
     path.write_text(json.dumps(data))
     run(x)
 
@@ -167,7 +167,12 @@ def test_a_folder_that_is_a_file(
     run(torch.ones(4, device=device))
 
 
-def test_writers_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def program(device: torch.device) -> pygraph.Program:
+    return pygraph.graphify(pygraph.indirect(pygraph.trace(step)(torch.ones(4, device=device))))
+
+
+def test_writers_at_the_same_time(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers see a whole file of one of them, or none."""
     monkeypatch.setenv("PYGRAPH_CACHE_DIR", str(tmp_path))
     store = Remembered("ab" * 32)
@@ -175,22 +180,59 @@ def test_writers_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     written = [{0: Selection(patch, str(n), (Compared(patch, n, n, n, 7),) * 20)} for n in range(8)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for selections in written:
-            pool.submit(store.write, selections)
+            pool.submit(store.write, program, selections)
         found = [pool.submit(store.read) for _ in range(50)]
     for one in found:
-        assert one.result() in [{}, *written]
+        assert one.result()[1] in [{}, *written]
 
 
-def test_old_files_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_files_make_room(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYGRAPH_CACHE_DIR", str(tmp_path))
     selections = {0: Selection(Candidate("patch"), "it was the fastest")}
     for n in range(80):
-        Remembered(f"ab{n:062x}").write(selections)
+        Remembered(f"ab{n:062x}").write(program, selections)
     assert len(files(tmp_path)) == 64
-    assert Remembered(f"ab{79:062x}").read() == selections
+    assert Remembered(f"ab{79:062x}").read() == (1, selections)
 
 
-def test_what_is_provisional_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_provisional_is_not_remembered(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYGRAPH_CACHE_DIR", str(tmp_path))
-    Remembered("ab" * 32).write({0: Selection(Candidate("patch"), "for now", provisional="it was busy")})
+    Remembered("ab" * 32).write(program, {0: Selection(Candidate("patch"), "for now", provisional="it was busy")})
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("way", ["launch", "patch"])
+def test_nodes_that_the_device_refuses(measured: Device, device: torch.device, tmp_path: Path, way: str) -> None:
+    """They are cut out again by the second process, and the regions between them are those of the first one."""
+    measured.times = {
+        "launch": 50.0 if way == "patch" else 1.0,
+        "the whole by graphs": 10.0,
+        "the whole by launch": 90.0,
+    }
+
+    def parted(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.pygraph_tests.refused(x * 2 + 1) * 3 + 1
+
+    _define_refused()
+    x = torch.ones(4, device=device)
+    ways = []
+    for _ in range(2):
+        measured.asked = 0
+        fn = pygraph.select(pygraph.graphify(pygraph.indirect(parted)))
+        torch.testing.assert_close(fn(x), parted(x))
+        ways.append([(region["kind"], region["way"]) for region in fn.explain().to_dict()["regions"]])
+    assert measured.asked == 0
+    assert ways[0] == ways[1]
+    assert ("graph", way) in ways[0]
+
+
+def _define_refused() -> None:
+    """Define an operation that waits for the device, which no graph may."""
+    if hasattr(torch.ops.pygraph_tests, "refused"):
+        return
+
+    @torch.library.custom_op("pygraph_tests::refused", mutates_args=())
+    def refused(x: torch.Tensor) -> torch.Tensor:
+        return x + x.sum().item()
+
+    refused.register_fake(torch.empty_like)

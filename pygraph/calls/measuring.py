@@ -9,7 +9,7 @@ from torch import fx
 
 from pygraph.calls.recording import record_program
 from pygraph.errors import StageError, describe
-from pygraph.ir.descriptors import Argument, Base, Fallback, ScalarArgument
+from pygraph.ir.descriptors import Argument, Base, Element, Fallback, ScalarArgument
 from pygraph.ir.effects import is_load
 from pygraph.ir.evaluate import argument_descriptors
 from pygraph.ir.program import Program
@@ -50,7 +50,7 @@ def _why_not_made_up(program: Program) -> Fallback | None:
     """Why a Program cannot run on made-up arguments: one of them would become an index that no call may have."""
     reach = index_reach(program.nodes)
     for node, descriptor in _arguments(program):
-        is_number = isinstance(descriptor, ScalarArgument)
+        is_number = not isinstance(descriptor, Argument)
         if reach.get(node, Reach.NOT) > (Reach.NOT if is_number else Reach.UNCHANGED):
             lines = [user.meta["source"] for user in node.users if user.meta.get("source")]
             return Fallback(
@@ -62,12 +62,16 @@ def _why_not_made_up(program: Program) -> Fallback | None:
     return None
 
 
-def _arguments(program: Program) -> list[tuple[fx.Node, Argument | ScalarArgument]]:
-    """The nodes that are arguments, or are loaded from where one is."""
+def _arguments(program: Program) -> list[tuple[fx.Node, Argument | ScalarArgument | Element]]:
+    """The nodes that are arguments, the numbers in them, or are loaded from where one is."""
     found: list[tuple[fx.Node, Any]] = list(zip(program.placeholders, program.inputs, strict=True))
     if program.table is not None:
         found += [(node, program.table.slots[node.args[1]].of) for node in program.nodes if is_load(node)]  # pyright: ignore
-    return [(node, one) for node, one in found if isinstance(one, (Argument, ScalarArgument))]
+    return [
+        (node, one)
+        for node, one in found
+        if isinstance(one, (Argument, ScalarArgument)) or (isinstance(one, Element) and isinstance(one.of, Argument))
+    ]
 
 
 def example_leaves(program: Program) -> list[Any]:
@@ -81,7 +85,8 @@ def example_leaves(program: Program) -> list[Any]:
             describe(f"select({program.name})", "its arguments overlap", remedy="Apply select to the function.")
         )
     reach = index_reach(program.nodes)
-    indices = {descriptor.leaf for node, descriptor in _arguments(program) if reach.get(node)}
+    used_as_indices = [descriptor for node, descriptor in _arguments(program) if reach.get(node)]
+    indices = {(one.of if isinstance(one, Element) else one).leaf for one in used_as_indices}  # pyright: ignore
     for descriptor in argument_descriptors(program):
         if isinstance(descriptor, ScalarArgument):
             leaves[descriptor.leaf] = descriptor.type(1)

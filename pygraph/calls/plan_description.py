@@ -12,7 +12,7 @@ import collections
 import ctypes
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.function import Call
 from pygraph.ir.constants import IMMUTABLE
+from pygraph.ir.descriptors import Captured
 
 if TYPE_CHECKING:
     from pygraph.runtime.calling_convention import CallingConvention
@@ -80,7 +81,9 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     assert graph is not None
     if graph.reuses_outputs or region.adoption is not None or graph.lazy:
         return None  # results are not in fresh memory, or are read in a way that is not described
-    tensors, numbers = dict(convention.tensors), dict(convention.numbers)
+    tensors = dict(convention.tensors)
+    captured = {id(tensor): index for index, tensor in enumerate(executable.captured)}
+    numbers = _numbers(convention, captured)
     outputs = {node: index for index, node in enumerate(body.outputs)}
     if not all(node in tensors for node in body.inputs) or not all(node in numbers for node in body.numbers):
         return None
@@ -91,7 +94,6 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     if parameters is None or launch is None or executable.driver.native_stream() is None:
         return None
     commits, slots, values = parameters
-    captured = {id(tensor): index for index, tensor in enumerate(executable.captured)}
     return {
         "inputs": tuple(tensors[body.inputs[position]] for position in graph.slots),
         "memory": _memory(graph),
@@ -110,6 +112,19 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         **_returned(convention.out_tree),
         "owners": (graph, executable),  # alive while addresses of theirs are used
     }  # fmt: skip
+
+
+def _numbers(convention: CallingConvention, captured: Mapping[int, int]) -> dict[fx.Node, tuple[str, int]]:
+    """Where numbers of a call are: in a leaf, which may be a tensor on the host, or in a captured tensor.
+
+    Those of a dtype that C++ does not read are left out.
+    """
+    found = {node: ("leaf", leaf) for node, leaf in convention.numbers}
+    for node, element in convention.elements:
+        of = element.of
+        if of.spec.dtype in _READ:
+            found[node] = ("captured", captured[id(of.value)]) if isinstance(of, Captured) else ("leaf", of.leaf)
+    return found
 
 
 def _memory(graph: RegionGraph) -> tuple[tuple[Any, ...], ...]:
@@ -146,6 +161,15 @@ def _outputs(graph: RegionGraph) -> tuple[tuple[int, tuple[Any, ...] | None], ..
         (number, None if graph.outputs_are_memory or (count[number] == 1 and view == layouts[number]) else view)
         for number, view in views
     )
+
+
+_READ = frozenset(
+    {
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+    }
+)  # fmt: skip
+"""The dtypes of tensors on the host whose numbers C++ reads (`read_element`)."""
 
 
 @functools.cache

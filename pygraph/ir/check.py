@@ -24,6 +24,7 @@ from pygraph.ir.descriptors import (
     Base,
     Captured,
     CapturedGenerator,
+    Element,
     Mutation,
     PointerTable,
     Result,
@@ -47,7 +48,7 @@ class _Rules:
     regions: bool
 
 
-_VALUES = (Argument, ScalarArgument, Base, Captured, CapturedGenerator)
+_VALUES = (Argument, ScalarArgument, Element, Base, Captured, CapturedGenerator)
 
 _LEGAL: dict[Stage, _Rules] = {
     "aten": _Rules(_VALUES, (Result, Mutation), False, False, False),

@@ -174,6 +174,19 @@ class CapturedGenerator:
 
 
 @dataclasses.dataclass(frozen=True)
+class Element:
+    """The number in a host tensor of one element, which is an input too: every call reads it when it begins."""
+
+    of: Argument | Captured
+    type: type[int] | type[float] | type[bool]
+
+    @property
+    def path(self) -> str:
+        """Where the tensor is found."""
+        return self.of.name if isinstance(self.of, Captured) else self.of.path
+
+
+@dataclasses.dataclass(frozen=True)
 class Slot:
     """One entry of a pointer table: where an argument is read, or a result written."""
 
@@ -193,7 +206,7 @@ class PointerTable:
     mechanism: Mechanism = "auto"
 
 
-Input: TypeAlias = Argument | ScalarArgument | Base | Captured | CapturedGenerator | PointerTable
+Input: TypeAlias = Argument | ScalarArgument | Element | Base | Captured | CapturedGenerator | PointerTable
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------

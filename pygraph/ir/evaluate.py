@@ -20,6 +20,7 @@ from pygraph.ir.descriptors import (
     Base,
     Captured,
     CapturedGenerator,
+    Element,
     Input,
     Mutation,
     PointerTable,
@@ -161,6 +162,8 @@ def input_value(descriptor: Input, leaves: Sequence[Any]) -> Any:
             return leaves[descriptor.leaf]
         case ScalarArgument():
             return to_number(leaves[descriptor.leaf])
+        case Element():
+            return input_value(descriptor.of, leaves).item()
         case Base():
             return _base_value(descriptor, leaves)
         case Captured() | CapturedGenerator():

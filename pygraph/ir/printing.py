@@ -26,6 +26,7 @@ from pygraph.ir.descriptors import (
     Base,
     Captured,
     CapturedGenerator,
+    Element,
     Input,
     Mutation,
     Output,
@@ -196,6 +197,8 @@ def _input_name(descriptor: Input) -> str:
     match descriptor:
         case Argument() | ScalarArgument():
             return descriptor.path
+        case Element():
+            return "element_of_" + descriptor.path
         case Base():
             return "base_" + descriptor.path
         case Captured() | CapturedGenerator():
@@ -210,6 +213,8 @@ def _input_text(descriptor: Input) -> str:
             return descriptor.path
         case ScalarArgument():
             return f"{descriptor.path}, live"
+        case Element():
+            return f"the number in {descriptor.path}, live"
         case Base():
             return f"memory shared by {descriptor.path}"
         case Captured():

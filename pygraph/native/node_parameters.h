@@ -3,10 +3,12 @@
 #pragma once
 
 #include "arguments.h"
+#include "captured.h"
 #include "conversions.h"
 
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -33,7 +35,9 @@ struct PointerSlot {
 };
 
 struct NumberSlot {
-  int number;  // among the call's numbers
+  enum Source { Passed, InArgument, InCaptured } source;
+  int index;  // among the call's numbers, the tensors among its arguments, or the captured tensors
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  // of the tensor, which is on the host
   bool real;
   std::vector<std::pair<void*, std::string>> cells;  // bytes of a parameter, and their dtype
   std::vector<int> commits;
@@ -76,10 +80,46 @@ bool store_number(void* cell, const std::string& dtype, bool real, Number number
   return store<uint8_t>(cell, as_integer);
 }
 
+template <typename T>
+Number read_as(const void* data) {
+  T value;
+  std::memcpy(&value, data, sizeof(T));
+  Number number;
+  if constexpr (std::is_integral_v<T>) {
+    number.integer = value;
+  } else {
+    number.real = value;
+  }
+  return number;
+}
+
+// The number in a tensor on the host, as `Tensor.item()` gives it; of the dtypes in pygraph/calls/plan_description.py.
+Number read_element(const void* data, c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Double: return read_as<double>(data);
+    case c10::ScalarType::Float: return read_as<float>(data);
+    case c10::ScalarType::Half: return read_as<c10::Half>(data);
+    case c10::ScalarType::BFloat16: return read_as<c10::BFloat16>(data);
+    case c10::ScalarType::Bool: return read_as<bool>(data);
+    case c10::ScalarType::Long: return read_as<int64_t>(data);
+    case c10::ScalarType::Int: return read_as<int32_t>(data);
+    case c10::ScalarType::Short: return read_as<int16_t>(data);
+    case c10::ScalarType::Char: return read_as<int8_t>(data);
+    default: return read_as<uint8_t>(data);
+  }
+}
+
+Number number_of(const NumberSlot& slot, const Call& call, const std::vector<CapturedTensor>& captured) {
+  if (slot.source == NumberSlot::Passed) return call.numbers[slot.index];
+  const bool is_argument = slot.source == NumberSlot::InArgument;
+  return read_element(is_argument ? call.tensors[slot.index]->data() : captured[slot.index].now()->data(), slot.dtype);
+}
+
 // ---- a replay ------------------------------------------------------------------------------------------------------
 
 // Write addresses and numbers that differ and send their nodes, counting them. False if the driver refused one.
-bool patch(const NodeParameters& parameters, const Call& call, const std::vector<at::Tensor>& memory, int64_t& sent) {
+bool patch(const NodeParameters& parameters, const Call& call, const std::vector<CapturedTensor>& captured,
+           const std::vector<at::Tensor>& memory, int64_t& sent) {
   bool synced = *parameters.synced != 0;
   *parameters.synced = 0;  // until all is sent
   // A node may belong to several slots, and is sent once.
@@ -95,8 +135,9 @@ bool patch(const NodeParameters& parameters, const Call& call, const std::vector
     for (int commit : slot.commits) changed[commit] = true;
   }
   for (const NumberSlot& slot : parameters.numbers) {
+    const Number number = number_of(slot, call, captured);
     for (auto& [cell, dtype] : slot.cells) {
-      if (store_number(cell, dtype, slot.real, call.numbers[slot.number]) || !synced) {
+      if (store_number(cell, dtype, slot.real, number) || !synced) {
         for (int commit : slot.commits) changed[commit] = true;
       }
     }
@@ -121,11 +162,30 @@ PointerSlot describe_pointer(PyObject* description) {
   return slot;
 }
 
-NumberSlot describe_number(const ArgumentSpec& arguments, PyObject* description) {
+// Where a number comes from: a leaf of the call, which may be a tensor, or a captured tensor.
+NumberSlot describe_source(
+    const ArgumentSpec& arguments, const std::vector<CapturedTensor>& captured, PyObject* description) {
   NumberSlot slot;
-  const LeafSpec& leaf = arguments.leaves.at(to_int(item(description, 0)));
-  slot.number = leaf.index;
-  slot.real = leaf.kind == LeafSpec::Float;
+  const int64_t position = to_int(item(description, 1));
+  if (PyUnicode_CompareWithASCIIString(item(description, 0), "captured") == 0) {
+    slot.source = NumberSlot::InCaptured;
+    slot.index = static_cast<int>(position);
+    slot.dtype = captured.at(position).layout.dtype;
+  } else {
+    const LeafSpec& leaf = arguments.leaves.at(position);
+    slot.index = leaf.index;
+    slot.source = leaf.kind == LeafSpec::Tensor ? NumberSlot::InArgument : NumberSlot::Passed;
+    if (leaf.kind == LeafSpec::Tensor) slot.dtype = arguments.tensors.at(leaf.index).layout.dtype;
+    slot.real = leaf.kind == LeafSpec::Float;
+  }
+  if (slot.source == NumberSlot::Passed) return slot;
+  slot.real = c10::isFloatingType(slot.dtype);
+  return slot;
+}
+
+NumberSlot describe_number(
+    const ArgumentSpec& arguments, const std::vector<CapturedTensor>& captured, PyObject* description) {
+  NumberSlot slot = describe_source(arguments, captured, item(description, 0));
   for_each(item(description, 1), [&](PyObject* cell) {
     const char* dtype = PyUnicode_AsUTF8(item(cell, 1));
     if (dtype == nullptr) throw PythonError();
@@ -135,14 +195,15 @@ NumberSlot describe_number(const ArgumentSpec& arguments, PyObject* description)
   return slot;
 }
 
-NodeParameters describe_parameters(const ArgumentSpec& arguments, PyObject* description) {
+NodeParameters describe_parameters(
+    const ArgumentSpec& arguments, const std::vector<CapturedTensor>& captured, PyObject* description) {
   NodeParameters parameters;
   for (int64_t leaf : to_ints(field(description, "inputs"))) {
     parameters.inputs.push_back(arguments.leaves.at(leaf).index);
   }
   for_each(field(description, "slots"), [&](PyObject* slot) { parameters.slots.push_back(describe_pointer(slot)); });
   for_each(field(description, "numbers"), [&](PyObject* slot) {
-    parameters.numbers.push_back(describe_number(arguments, slot));
+    parameters.numbers.push_back(describe_number(arguments, captured, slot));
   });
   for_each(field(description, "commits"), [&](PyObject* commit) {
     auto word = [&](Py_ssize_t index) { return to_word(item(commit, index)); };

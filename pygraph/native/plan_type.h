@@ -59,7 +59,7 @@ void describe_way(PlanState& plan, PyObject* description) {
   if (stream != Py_None) plan.stream = describe_stream(plan.references, stream);
   PyObject* replay = field(description, "replay");
   if (replay != Py_None) {
-    plan.replay = describe_replay(plan.arguments, plan.references, replay);
+    plan.replay = describe_replay(plan.arguments, plan.captured, plan.references, replay);
     plan.way = Way::Replay;
     plan.settings.device_index = static_cast<int>(to_int(plan.stream->device_index));
   }

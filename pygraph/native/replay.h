@@ -94,10 +94,11 @@ LastStream describe_stream(References& references, PyObject* description) {
   };
 }
 
-Replay describe_replay(const ArgumentSpec& arguments, References& references, PyObject* description) {
+Replay describe_replay(const ArgumentSpec& arguments, const std::vector<CapturedTensor>& captured,
+                       References& references, PyObject* description) {
   Replay replay;
   references.add(description);  // everything in it is borrowed
-  replay.parameters = describe_parameters(arguments, description);
+  replay.parameters = describe_parameters(arguments, captured, description);
   replay.results = describe_results(description);
   PyObject* launch = field(description, "launch");  // (function, executable), or (ready, launcher) in Python
   if (PyLong_Check(item(launch, 0))) {

@@ -91,7 +91,7 @@ std::optional<Replayed> replay_outputs(PlanState& plan, Call& call, PyObject* ar
   // A device whose allocator is written in Python may do anything.
   if (plan.dead) return refused("the graph was released while memory for its results was allocated");
   watch.lap(Profile::Allocation);
-  if (!patch(replay.parameters, call, *memory, plan.patches)) {
+  if (!patch(replay.parameters, call, plan.captured, *memory, plan.patches)) {
     return refused("the driver refused to update a node of the graph");
   }
   watch.lap(Profile::Patches);

@@ -16,6 +16,7 @@ from pygraph.ir.descriptors import (
     Alias,
     Argument,
     Base,
+    Element,
     Input,
     PointerTable,
     Result,
@@ -38,6 +39,7 @@ class CallingConvention:
     Attributes:
         tensors: Nodes that are arguments, with their leaves.
         numbers: Nodes that are numbers of the caller's, with their leaves.
+        elements: Nodes that are the numbers in tensors on the host, with their descriptors.
         others: Nodes of all other inputs, as captured tensors, with their descriptors.
         results: Result leaves, the nodes whose values they are, and whether these are memory of an input, so that they
             must be cloned.
@@ -51,6 +53,7 @@ class CallingConvention:
 
     tensors: tuple[tuple[fx.Node, int], ...]
     numbers: tuple[tuple[fx.Node, int], ...]
+    elements: tuple[tuple[fx.Node, Element], ...]
     others: tuple[tuple[fx.Node, Input], ...]
     results: tuple[tuple[int, fx.Node, bool], ...]
     aliases: tuple[tuple[Alias, Input | fx.Node], ...]
@@ -71,10 +74,12 @@ class CallingConvention:
         returned = _returned(program)
         used = {*read, *(node for _, node, _ in returned)}
         sources = {node: descriptor for node, descriptor in _sources(program).items() if node in used}
-        others = ((n, d) for n, d in sources.items() if not isinstance(d, (Argument, ScalarArgument, PointerTable)))
+        described = (Argument, ScalarArgument, Element, PointerTable)
+        others = ((n, d) for n, d in sources.items() if not isinstance(d, described))
         return cls(
             tensors=tuple((n, d.leaf) for n, d in sources.items() if isinstance(d, Argument)),
             numbers=tuple((n, d.leaf) for n, d in sources.items() if isinstance(d, ScalarArgument)),
+            elements=tuple((n, d) for n, d in sources.items() if isinstance(d, Element)),
             others=tuple(others),
             results=tuple((leaf, node, foreign) for leaf, node, foreign in returned if leaf >= 0),
             aliases=_aliases(program),
@@ -99,7 +104,7 @@ class CallingConvention:
         found: Values = {node: leaves[leaf] for node, leaf in self.tensors}
         for node, leaf in self.numbers:
             found[node] = to_number(leaves[leaf])
-        for node, descriptor in self.others:
+        for node, descriptor in (*self.elements, *self.others):
             found[node] = input_value(descriptor, leaves)
         return found
 
@@ -123,7 +128,8 @@ class CallingConvention:
         """The leaves of ``(args, kwargs)`` that a call looks at."""
         viewed = [source for _, source in self.aliases if not isinstance(source, fx.Node)]
         found = {leaf for _, leaf in (*self.tensors, *self.numbers, *self.arguments)}
-        for descriptor in (*(descriptor for _, descriptor in self.others), *viewed):
+        read = [element.of for _, element in self.elements]
+        for descriptor in (*read, *(descriptor for _, descriptor in self.others), *viewed):
             if isinstance(descriptor, Argument):
                 found.add(descriptor.leaf)
             elif isinstance(descriptor, Base):

@@ -11,6 +11,7 @@ from pygraph.ir.order import note_order
 from pygraph.ir.program import Program
 from pygraph.transforms.host_values.code_motion import gather_device_work
 from pygraph.transforms.host_values.constants import host_constants
+from pygraph.transforms.host_values.elements import read_elements
 from pygraph.transforms.host_values.graph_edit import GraphEdit
 from pygraph.transforms.host_values.operands import replace_host_operands
 from pygraph.transforms.host_values.transfers import TO_COPY, is_device_operation, is_number, is_upload, on_device
@@ -39,6 +40,7 @@ def devicify_program(program: Program) -> Program:
     - A host number, or a 0-d CPU tensor, that a device operation takes becomes a ``pygraph.scalar``, and the
       operation the one that takes tensors (see `pygraph.transforms.rules`). A number read from a device tensor only to
       go back to the device stays there, without a synchronisation.
+    - A number that is read from an input on the host (a 0-d CPU tensor of the caller's) is an input of its own.
     - Constants on the host become constants on the device, uploaded once. Those that are made by exact operations
       alone (``arange``, ``zeros`` ...) are made on the device. Random ones stay: the host's generator draws them.
       Tensors that the caller can change are read at every call.
@@ -56,9 +58,9 @@ def devicify_program(program: Program) -> Program:
         program: A Program at stage ``aten``; it is not changed.
 
     Returns:
-        A Program with the same results. All inputs stay, used or not; uploaded constants are appended to them.
-        ``fallbacks`` names every operation that still takes a host value. A Program without a device is returned
-        with only its history changed.
+        A Program with the same results. All inputs stay, used or not; uploaded constants, and numbers read from
+        inputs, are appended to them. ``fallbacks`` names every operation that still takes a host value. A Program
+        without a device is returned with only its history changed.
 
     Raises:
         StageError: A later pass has been applied already.
@@ -87,6 +89,7 @@ def devicify_program(program: Program) -> Program:
         if is_device_operation(node):
             fallbacks += replace_host_operands(node, uploads)
     edit.graph.eliminate_dead_code(is_impure_node=has_effect)
+    read_elements(edit)
     gather_device_work(edit.graph, edit.device)
     edit.graph.lint()
     edit.module.recompile()

@@ -7,8 +7,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.ir.descriptors import Captured, Input, TensorSpec
+from pygraph.ir.descriptors import Argument, Captured, Element, Input, Spec, TensorSpec
 from pygraph.ir.program import Program
+
+
+def number_type(dtype: torch.dtype) -> type[int] | type[float] | type[bool]:
+    """The type of the Python number in a tensor of a dtype that is not complex."""
+    return bool if dtype is torch.bool else float if dtype.is_floating_point else int
 
 
 class GraphEdit:
@@ -43,11 +48,19 @@ class GraphEdit:
     def capture(self, value: torch.Tensor, name: str, of: fx.Node | None) -> fx.Node:
         """A new input that holds the value of a constant on the device, with the source line of ``of``."""
         value = value.detach().to(self.device)
-        with self.graph.inserting_before(self._first()):
-            node = self.graph.placeholder(f"device_constant_{len(self.inputs)}")
         source = of.meta.get("source") if of else self.source
-        node.meta = {"spec": TensorSpec.of(value), "source": source, "from": "devicify"}
-        self.inputs.append(Captured("constant", name, value))
+        return self._new_input(Captured("constant", name, value), TensorSpec.of(value), source)
+
+    def read(self, of: Argument | Captured, node: fx.Node) -> fx.Node:
+        """A new input that is the number in an input of one element, with the source line of ``node``."""
+        kind = number_type(of.spec.dtype)
+        return self._new_input(Element(of, kind), kind, node.meta.get("source"))
+
+    def _new_input(self, descriptor: Input, spec: Spec, source: str | None) -> fx.Node:
+        with self.graph.inserting_before(self._first()):
+            node = self.graph.placeholder(f"devicify_{len(self.inputs)}")
+        node.meta = {"spec": spec, "source": source, "from": "devicify"}
+        self.inputs.append(descriptor)
         return node
 
     def after(self, node: fx.Node) -> fx.Node:

@@ -11,7 +11,7 @@ from torch import fx
 
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.transforms.host_values.constants import constant_name, is_exact, is_factory
-from pygraph.transforms.host_values.graph_edit import GraphEdit
+from pygraph.transforms.host_values.graph_edit import GraphEdit, number_type
 from pygraph.transforms.host_values.transfers import TO_COPY, is_real_scalar
 from pygraph.transforms.rules.emitter import ITEM, SCALAR, aten, reaches_output
 
@@ -97,8 +97,7 @@ class Uploads:
     def _read(self, source: fx.Node) -> fx.Node:
         """The node that reads the number in a 0-d host tensor."""
         if source not in self._numbers:
-            dtype = source.meta["spec"].dtype
-            kind = bool if dtype is torch.bool else float if dtype.is_floating_point else int
+            kind = number_type(source.meta["spec"].dtype)
             self._numbers[source] = self.edit.call(ITEM, (source,), {}, kind, self.edit.after(source), source)
         return self._numbers[source]
 

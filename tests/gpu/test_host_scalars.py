@@ -1,0 +1,135 @@
+"""Scalars of the host below ``torch.compile`` on a GPU: numbers of the one graph, beside `pygraph.jit` and Inductor."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import pygraph
+from pygraph.interop import live
+from tests.unit.interop.test_host_scalars import LAYERS, attention, check_one_graph, train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore"),  # of Dynamo's and Inductor's, which differ between versions
+]
+CUDA = torch.device("cuda")
+
+
+def ways() -> Counter[str]:
+    """By how calls run (``replay`` is all of C++'s), how many calls did."""
+    made = [
+        planned for replay in live.CALLABLES for function in replay.functions() for planned in function.cache.native._made
+    ]
+    found: Counter[str] = Counter()
+    for planned in made:
+        found[planned.plan.way] += planned.plan.hits
+    return found
+
+
+def activity(run: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
+    """Names and counts of what the device did in a call, and of ATen operations that the host ran."""
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    device, host = Counter[str](), Counter[str]()
+    for event in seen.events() or ():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            device[event.name] += 1
+        elif event.name.startswith("aten::"):
+            host[event.name] += 1
+    return device, host
+
+
+def medians(ways: dict[str, Callable[[], Any]], rounds: int = 15, calls: int = 40) -> dict[str, float]:
+    """Microseconds of a call in a row of calls, of each way in turn."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for run in ways.values():
+        for _ in range(20):
+            run()
+    for _ in range(rounds):
+        for name, run in ways.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                run()
+            torch.cuda.synchronize()
+            times[name].append((time.perf_counter() - begin) / calls * 1e6)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stack_of_attention(dtype: torch.dtype) -> None:
+    model = attention(CUDA, width=256, heads=4).to(dtype).eval()
+    fast = torch.compile(model, backend=pygraph.backend)
+    with torch.no_grad():
+        for i in range(8):
+            for number, layer in enumerate(model):
+                layer.temperature = np.float64(4.0 + i + number)
+            x = torch.randn(8, 64, 256, device=CUDA, dtype=dtype)
+            expected = model.double()(x.double())
+            model.to(dtype)
+            tolerance = 1e-4 if dtype is torch.float32 else 6e-2
+            torch.testing.assert_close(fast(x).double(), expected, atol=tolerance, rtol=tolerance)
+        check_one_graph("inference")
+        assert not any("not fused" in one.reason for call in pygraph.explain().calls for one in call.fallbacks)
+        assert ways()["replay"] >= 5, f"{ways()}\n{pygraph.explain()}"
+
+
+def test_nothing_runs_on_the_host_that_reads_a_scalar() -> None:
+    """No ``aten::item`` and no copy to the device; a kernel for each scalar at most besides those of `jit`."""
+    model = attention(CUDA, width=256, heads=4).eval()
+    x = torch.randn(8, 64, 256, device=CUDA)
+    fast, jitted = torch.compile(model, backend=pygraph.backend), pygraph.jit(model, fuse=True)
+    with torch.no_grad():
+        for _ in range(4):
+            fast(x), jitted(x)
+        device, host = activity(lambda: fast(x))
+        theirs, _ = activity(lambda: jitted(x))
+    seen = f"device {device}\nhost {host}\ndevice of jit {theirs}\n{pygraph.explain()}"
+    assert not host["aten::_local_scalar_dense"], seen
+    assert not any("Memcpy HtoD" in name for name in device), seen
+    assert sum(device.values()) <= sum(theirs.values()) + LAYERS, seen
+
+
+def test_training() -> None:
+    model = attention(CUDA, width=64, heads=4)
+    fast = torch.compile(model, backend=pygraph.backend)
+    for i in range(5):
+        for number, layer in enumerate(model):
+            layer.temperature = np.float64(2.0 + i + number)
+        x = torch.randn(4, 16, 64, device=CUDA, requires_grad=True)
+        found: list[list[torch.Tensor]] = []
+        for fn in (fast, model):
+            model.zero_grad(set_to_none=True)
+            found.append([*train(fn, [x]), *(parameter.grad.clone() for parameter in model.parameters())])
+        torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-3)
+    check_one_graph("backward", "forward")
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_it_takes_no_longer_than_the_best_way(chain: bool) -> None:
+    """With room for noise; the times are in the message, and in the output with ``-s``."""
+    x = torch.randn(8, 64, 256, device=CUDA)
+    models = [attention(CUDA, width=256, heads=4, chain=chain).eval() for _ in range(3)]
+    compiled = {
+        "backend": torch.compile(models[0], backend=pygraph.backend),
+        "reduce-overhead": torch.compile(models[1], mode="reduce-overhead"),
+        "jit(fuse=True)": pygraph.jit(models[2], fuse=True),
+    }
+    with torch.no_grad():
+        times = medians({name: lambda fn=fn: fn(x) for name, fn in compiled.items()})
+    print(f"µs per call, {'chains' if chain else 'scalars'}: {times}", ways())
+    allowed = 1.1 * min(times["reduce-overhead"], times["jit(fuse=True)"]) + 12
+    assert times["backend"] <= allowed, f"{times}\n{ways()}\n{pygraph.explain()}"

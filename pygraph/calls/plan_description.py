@@ -23,6 +23,7 @@ from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.function import Call
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.descriptors import Captured
+from pygraph.runtime.host_work import HostWork, is_repeatable
 
 if TYPE_CHECKING:
     from pygraph.runtime.calling_convention import CallingConvention
@@ -72,18 +73,25 @@ def describe_plan(plan: CallPlan, call: Call, most_hits: int | None = None) -> d
 
 
 def _replay(executable: Executable) -> dict[str, Any] | None:
-    """The replay of an executable that is one graph on the caller's tensors and numbers; None if it is more."""
+    """The replay of an executable that is one graph on the caller's tensors and numbers; None if it is more.
+
+    The host may compute numbers before, see `_host_work`.
+    """
     convention = executable.convention
-    if len(executable._regions) != 1 or executable._regions[0].graph is None or convention.aliases:
+    if not executable._regions or executable._regions[-1].graph is None or convention.aliases:
         return None
-    region = executable._regions[0]
+    region = executable._regions[-1]
     graph, body = region.graph, region.body
     assert graph is not None
     if graph.reuses_outputs or region.adoption is not None or graph.lazy:
         return None  # results are not in fresh memory, or are read in a way that is not described
     tensors = dict(convention.tensors)
     captured = {id(tensor): index for index, tensor in enumerate(executable.captured)}
-    numbers = _numbers(convention, captured)
+    numbers, host_work = _numbers(convention, captured), _host_work(executable)
+    if host_work is not None:
+        numbers |= {node: ("computed", i, _is_real(node)) for i, node in enumerate(host_work[0])}
+    elif len(executable._regions) > 1:
+        return None
     outputs = {node: index for index, node in enumerate(body.outputs)}
     if not all(node in tensors for node in body.inputs) or not all(node in numbers for node in body.numbers):
         return None
@@ -102,6 +110,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         "numbers": tuple(
             (numbers[node], *cells) for node, cells in zip(body.numbers, values, strict=True)
         ),
+        "host_work": None if host_work is None else _described_work(*host_work),
         "commits": commits,
         "synced": ctypes.addressof(graph.patcher.synced),
         "launch": launch,
@@ -114,12 +123,33 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _numbers(convention: CallingConvention, captured: Mapping[int, int]) -> dict[fx.Node, tuple[str, int]]:
+def _host_work(executable: Executable) -> tuple[list[fx.Node], HostWork] | None:
+    """The numbers that the host computes for the last region, and what computes them; None if it does more."""
+    *earlier, last = executable._regions
+    bodies = [bound.body for bound in earlier]
+    if not earlier or any(bound.region.kind != "host" for bound in earlier):
+        return None
+    if not all(is_repeatable(node) for body in bodies for node in body.nodes):
+        return None
+    made = {node for body in bodies for node in body.outputs}
+    wanted = [node for node in last.body.numbers if node in made]
+    return wanted, HostWork(bodies, executable.convention, wanted)
+
+
+def _described_work(wanted: list[fx.Node], work: HostWork) -> tuple[Any, ...]:
+    return work, work.leaves, tuple(map(_is_real, wanted))
+
+
+def _is_real(node: fx.Node) -> bool:
+    return node.meta["spec"] is float
+
+
+def _numbers(convention: CallingConvention, captured: Mapping[int, int]) -> dict[fx.Node, tuple[Any, ...]]:
     """Where numbers of a call are: in a leaf, which may be a tensor on the host, or in a captured tensor.
 
     Those of a dtype that C++ does not read are left out.
     """
-    found = {node: ("leaf", leaf) for node, leaf in convention.numbers}
+    found: dict[fx.Node, tuple[Any, ...]] = {node: ("leaf", leaf) for node, leaf in convention.numbers}
     for node, element in convention.elements:
         of = element.of
         if of.spec.dtype in _READ:

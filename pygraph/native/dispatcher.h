@@ -99,7 +99,8 @@ void count(DispatcherObject* self, PlanState& plan) {
 void enter_replay(FunctionLock& lock, PlanObject* plan) {
   const Replay& replay = *plan->state->replay;
   const bool must_keep = replay.results.kept.must_keep();
-  if (replay.launcher != nullptr || !plan->state->released.empty() || must_keep) lock.mark();
+  const bool runs_python = replay.launcher != nullptr || replay.host_work.function != nullptr;
+  if (runs_python || !plan->state->released.empty() || must_keep) lock.mark();
   if (must_keep) Py_DECREF(checked(PyObject_CallNoArgs(replay.results.kept.keep)));  // others give memory back
 }
 

@@ -167,6 +167,12 @@ NumberSlot describe_source(
     const ArgumentSpec& arguments, const std::vector<CapturedTensor>& captured, PyObject* description) {
   NumberSlot slot;
   const int64_t position = to_int(item(description, 1));
+  if (PyUnicode_CompareWithASCIIString(item(description, 0), "computed") == 0) {
+    slot.source = NumberSlot::Passed;
+    slot.index = arguments.numbers + static_cast<int>(position);
+    slot.real = item(description, 2) == Py_True;
+    return slot;
+  }
   if (PyUnicode_CompareWithASCIIString(item(description, 0), "captured") == 0) {
     slot.source = NumberSlot::InCaptured;
     slot.index = static_cast<int>(position);

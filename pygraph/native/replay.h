@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conversions.h"
+#include "host_work.h"
 #include "node_parameters.h"
 #include "results.h"
 
@@ -21,6 +22,7 @@ struct LastStream {
 };
 
 struct Replay {
+  HostWork host_work;
   NodeParameters parameters;
   Results results;
   uint64_t launch = 0, executable = 0;
@@ -98,6 +100,7 @@ Replay describe_replay(const ArgumentSpec& arguments, const std::vector<Captured
                        References& references, PyObject* description) {
   Replay replay;
   references.add(description);  // everything in it is borrowed
+  replay.host_work = describe_host_work(arguments, field(description, "host_work"));
   replay.parameters = describe_parameters(arguments, captured, description);
   replay.results = describe_results(description);
   PyObject* launch = field(description, "launch");  // (function, executable), or (ready, launcher) in Python

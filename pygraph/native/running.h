@@ -72,6 +72,7 @@ std::optional<Replayed> replay_outputs(PlanState& plan, Call& call, PyObject* ar
   auto stream = replay_stream(*plan.stream);
   if (!stream) return std::nullopt;
   if (replay.ready != nullptr && (!is_true(replay.ready) || plan.dead)) return std::nullopt;
+  if (!compute_numbers(replay.host_work, call) || plan.dead) return std::nullopt;
   watch.lap(Profile::Lock);
   const bool takes_gradients = call.gradients != nullptr;
   if (takes_gradients && !(are_gradients_current(call) && begin_with_gradients(replay.results, call.found.size()))) {

@@ -27,11 +27,9 @@ CUDA = torch.device("cuda")
 
 def ways() -> Counter[str]:
     """By how calls run (``replay`` is all of C++'s), how many calls did."""
-    made = [
-        planned for replay in live.CALLABLES for function in replay.functions() for planned in function.cache.native._made
-    ]
+    functions = [function for replay in live.CALLABLES for function in replay.functions()]
     found: Counter[str] = Counter()
-    for planned in made:
+    for planned in [planned for function in functions for planned in function.cache.native._made]:
         found[planned.plan.way] += planned.plan.hits
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import nn
 
 import pygraph
 from pygraph.interop import live
-from pygraph.process import extension
 from tests.unit.native.test_replay import Fake
 from tests.unit.native.test_replay import fake as fake  # a fixture
 
@@ -102,7 +100,7 @@ def test_calls_run_in_cpp(fake: Fake) -> None:
     assert len(fake.launches) == 6, "all calls but the first two"
 
 
-def train(fn: Any, args: list[Any]) -> list[torch.Tensor]:
+def train(fn: Any, args: list[Any]) -> list[Any]:
     """Results and gradients."""
     args = [arg.detach().clone().requires_grad_(arg.requires_grad) if torch.is_tensor(arg) else arg for arg in args]
     result = fn(*args)
@@ -135,4 +133,130 @@ def test_training(device: torch.device, kind: str, function: str) -> None:
     for i in range(4):
         args = [torch.randn(3, 4).to(device).requires_grad_(), SCALARS[kind](i)]
         torch.testing.assert_close(train(fast, args), train(fn, args))
-    print(regions())
+    if kind == "requires_grad":  # its gradient is on the host, so that backward copies it there
+        assert regions()["forward"] == ["graph"], str(pygraph.explain())
+    else:
+        check_one_graph("backward", "forward")
+
+
+def check_calls(fn: Any, make: Any, **options: Any) -> None:
+    """Four calls are as in eager."""
+    fast = torch.compile(fn, backend=pygraph.backend, **options)
+    for i in range(4):
+        args = make(i)
+        torch.testing.assert_close(fast(*args), fn(*args))
+
+
+def f64(i: int) -> torch.Tensor:
+    return torch.tensor(i + 1.5, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, k: x / k.to(x.device),
+        lambda x, k: x / k.to(x.device, torch.float32),
+        lambda x, k: torch.where(x > 0, x, k),
+        lambda x, k: x.masked_fill(x > 0, k),
+        lambda x, k: x.abs() ** k,
+        lambda x, k: torch.zeros_like(x).fill_(k),
+        lambda x, k: (x / k, k),
+        lambda x, k: x / np.power(64, 0.5) + k,
+    ],
+)
+def test_uses_of_a_scalar(device: torch.device, fn: Any) -> None:
+    check_calls(fn, lambda i: (torch.randn(3, 4).to(device), f64(i)))
+    check_one_graph("inference")
+
+
+def test_a_scalar_that_is_returned_is_the_callers(device: torch.device) -> None:
+    fast = compiled(lambda x, k: (x / k, k))
+    for i in range(4):
+        k = f64(i)
+        assert fast(torch.randn(3).to(device), k)[1] is k
+
+
+def test_dynamic_shapes(device: torch.device) -> None:
+    check_calls(lambda x, k: x / k, lambda i: (torch.randn(3 + i, 4).to(device), f64(i)), dynamic=True)
+    assert regions() == {"inference": ["graph"] * 4}, str(pygraph.explain())
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_scalar_that_is_updated(device: torch.device, before: bool) -> None:
+    """Not of float64: all backends of torch's lose an update of that, also ``aot_eager`` (2.13)."""
+
+    def fn(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        if before:
+            k.add_(1)
+        y = x / k
+        if not before:
+            k.add_(1)
+        return y
+
+    fast, mine, theirs = compiled(fn), torch.tensor(1.5), torch.tensor(1.5)
+    for i in range(5):
+        x = torch.randn(4).to(device)
+        torch.testing.assert_close(fast(x, mine), fn(x, theirs))
+        torch.testing.assert_close(mine, theirs)
+        if i > 1:  # the caller's updates count as well
+            mine.fill_(i + 0.5)
+            theirs.fill_(i + 0.5)
+
+
+class Scaled(nn.Module):
+    """A layer with a tensor and a buffer that stay on the host."""
+
+    shift: torch.Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, device=device)
+        self.scale = torch.tensor(2.0)
+        self.register_buffer("shift", torch.tensor(2.0, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) / self.scale + self.shift
+
+
+def test_tensors_of_a_module(device: torch.device) -> None:
+    model = Scaled(device)
+    fast = compiled(model)
+    x = torch.randn(2, 4).to(device)
+    with torch.no_grad():
+        for i in range(5):
+            model.scale.fill_(i + 1.0)
+            model.shift.fill_(i + 3.0)
+            torch.testing.assert_close(fast(x), model(x))
+        check_one_graph("inference")
+        model.scale = torch.tensor(16.0)
+        torch.testing.assert_close(fast(x), model(x))
+
+
+CHAINS: dict[str, Any] = {
+    "NumPy's": (lambda x, k: x / (np.sqrt(k) * 2), lambda i: np.float64(i + 1)),
+    "tensors": (lambda x, k: x / (k.sqrt() * 2 + 1), f64),
+    "a cast": (lambda x, k: x / k.float(), f64),
+    "an element": (lambda x, k: x / k[1], lambda i: torch.arange(3.0) + i + 1),
+    "a number": (lambda x, k: x / (k * 2), lambda i: i + 1.5),
+}
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+def test_arithmetic_on_the_host(fake: Fake, kind: str) -> None:
+    """It is done by Python, at each call, and the rest of the call by C++."""
+    fn, make = CHAINS[kind]
+    fast = torch.compile(fn, backend=pygraph.backend, dynamic=True if kind == "a number" else None)
+    for i in range(6):
+        x = torch.randn(3, 4, device="emu")
+        torch.testing.assert_close(fast(x, make(i)), fn(x, make(i)))
+    assert regions() == {"inference": ["host graph"]}, str(pygraph.explain())
+    assert len(fake.launches) == 4, "all calls but the first two"
+
+
+def test_what_cpp_cannot_finish_is_begun_again_in_python(fake: Fake) -> None:
+    fast = compiled(lambda x, k: x / (k * 2))
+    x = torch.randn(4, device="emu")
+    for i in range(6):
+        fake.refuse = "launch" if i == 4 else None
+        torch.testing.assert_close(fast(x, f64(i)), x / (f64(i) * 2))
+    assert len(fake.launches) == 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -48,23 +46,6 @@ def activity(run: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
         elif event.name.startswith("aten::"):
             host[event.name] += 1
     return device, host
-
-
-def medians(ways: dict[str, Callable[[], Any]], rounds: int = 15, calls: int = 40) -> dict[str, float]:
-    """Microseconds of a call in a row of calls, of each way in turn."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for run in ways.values():
-        for _ in range(20):
-            run()
-    for _ in range(rounds):
-        for name, run in ways.items():
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(calls):
-                run()
-            torch.cuda.synchronize()
-            times[name].append((time.perf_counter() - begin) / calls * 1e6)
-    return {name: statistics.median(found) for name, found in times.items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -114,20 +95,3 @@ def test_training() -> None:
             found.append([*train(fn, [x]), *(parameter.grad.clone() for parameter in model.parameters())])
         torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-3)
     check_one_graph("backward", "forward")
-
-
-@pytest.mark.parametrize("chain", [False, True])
-def test_it_takes_no_longer_than_the_best_way(chain: bool) -> None:
-    """With room for noise; the times are in the message, and in the output with ``-s``."""
-    x = torch.randn(8, 64, 256, device=CUDA)
-    models = [attention(CUDA, width=256, heads=4, chain=chain).eval() for _ in range(3)]
-    compiled = {
-        "backend": torch.compile(models[0], backend=pygraph.backend),
-        "reduce-overhead": torch.compile(models[1], mode="reduce-overhead"),
-        "jit(fuse=True)": pygraph.jit(models[2], fuse=True),
-    }
-    with torch.no_grad():
-        times = medians({name: lambda fn=fn: fn(x) for name, fn in compiled.items()})
-    print(f"µs per call, {'chains' if chain else 'scalars'}: {times}", ways())
-    allowed = 1.1 * min(times["reduce-overhead"], times["jit(fuse=True)"]) + 12
-    assert times["backend"] <= allowed, f"{times}\n{ways()}\n{pygraph.explain()}"

@@ -106,7 +106,8 @@ def test_a_timer_of_the_caller_is_not_remembered(measured: Device, device: torch
 
 DAMAGED = [
     b"", b"{", b"[]", b"null", b"3", b"\xff\xfe", b'{"format": 1}', b"[" * 100_000,
-    b'{"format": 1, "key": 3, "selections": {}}', json.dumps({"format": 99, "key": "", "regions": 1, "selections": {}}).encode(),
+    b'{"format": 1, "key": 3, "selections": {}}',
+    json.dumps({"format": 99, "key": "", "regions": 1, "selections": {}}).encode(),
 ]  # fmt: skip
 
 

@@ -245,7 +245,7 @@ def dalle2(small: bool) -> Task:
     prior: tuple[int, ...] = (512, 6, 8, 64, 256)
     sides, width, first, second, heads, size = (128, 256), 128, (128, 1, 2, 4, 8), (16, 1, 2, 4, 8, 16), 16, 32
     if small:
-        vocabulary, given, clip, prior = 101, 20, (12, 16, 2, 2), (16, 2, 2, 8, 16)
+        vocabulary, given, clip, prior = 101, 20, (12, 16, 2, 1), (16, 1, 2, 8, 16)
         sides, width, first, second, heads, size = (8, 16), 16, (8, 1, 2), (8, 1, 2), 2, 4
     longest = prior[-1]
     draws_image = UNet(first[0], first[1:], clip[1], width, heads, size, text=(clip[1], longest))

@@ -1,6 +1,7 @@
 """Language models of transformers, as the HuggingFace part of torch's Dynamo benchmarks runs them.
 
-Configurations are the default ones. Inference gets labels too and computes its loss, as there. Key-value caches are off, as there.
+Configurations are the default ones. Inference gets labels too and computes its loss, as there. Key-value caches are
+off, as there.
 """
 
 from __future__ import annotations

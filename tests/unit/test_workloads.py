@@ -27,8 +27,12 @@ BATCHES = {
 }  # fmt: skip
 """The paper's list of workloads and batch sizes."""
 
-UNUSED = {"xlnet-t": ("mask_emb", "r_s_bias", "seg_embed"), "blenderbot-small-t": ("encoder_attn",)}
-"""Parts of the names of parameters that a workload never uses, so that they get no gradient."""
+UNUSED = {
+    "xlnet-t": ("mask_emb", "r_s_bias", "seg_embed"),
+    "blenderbot-small-t": ("encoder_attn",),
+    "mt5-t": ("shared",),  # a move to the emulated device unties it from the embeddings of both halves
+}
+"""Parts of the names of parameters that are never used, so that they get no gradient."""
 
 LONG = ("mt5-t", "blenderbot-small-t", "distilgpt2-t", "maskrcnn-i", "efficientdet-t")
 """Workloads that take seconds to trace, and have no construct of the host or need a package that tests do not have."""
@@ -92,7 +96,7 @@ def step_of(task: Task, model: nn.Module) -> Callable[[Batch], Tensor]:
 
 def test_all_rows() -> None:
     assert [(name, workload.batch_size) for name, workload in WORKLOADS.items()] == list(BATCHES.items())
-    assert workloads.RANDOM <= set(WORKLOADS)
+    assert set(WORKLOADS) >= workloads.RANDOM
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=list(WORKLOADS))

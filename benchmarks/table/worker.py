@@ -272,9 +272,20 @@ def _reported(way: Any, setting: Any) -> dict[str, Any]:
         report = way.report().to_dict()
         copied = bytes_per_iteration(before, report["entries"], ITERATIONS)
         fallbacks = [f"{one['what']}: {one['reason']} ({one['source']})" for one in report["fallbacks"]]
-        return {"bytes_copied": copied, "fallbacks": fallbacks[:8], "patched_nodes": report["patched_nodes"]}
+        return {"bytes_copied": copied, "fallbacks": fallbacks[:8], "patched_nodes": report["patched_nodes"],
+                "selections": _selections(report["entries"])}  # fmt: skip
     except Exception as error:  # times are worth having without it
         return {"report_error": described(error)}
+
+
+def _selections(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How the regions run that were selected, and why, of entries with calls."""
+    found = [(entry["function"], region) for entry in entries if entry["calls"] for region in entry["regions"]]
+    return [
+        {"function": function, "way": region["way"], "reason": region["reason"], **(region["selection"] or {})}
+        for function, region in found
+        if region["kind"] == "graph"
+    ]
 
 
 def _profiled(way: Any, setting: Any) -> dict[str, Any]:

@@ -14,7 +14,15 @@ from pygraph.transforms.host_values.constants import host_constants
 from pygraph.transforms.host_values.elements import read_elements
 from pygraph.transforms.host_values.graph_edit import GraphEdit
 from pygraph.transforms.host_values.operands import replace_host_operands
-from pygraph.transforms.host_values.transfers import TO_COPY, is_device_operation, is_number, is_upload, on_device
+from pygraph.transforms.host_values.scalar_arithmetic import device_arithmetic
+from pygraph.transforms.host_values.transfers import (
+    TO_COPY,
+    is_device_operation,
+    is_number,
+    is_upload,
+    on_device,
+    write_uploads_alike,
+)
 from pygraph.transforms.host_values.uploads import Uploads
 
 
@@ -40,6 +48,7 @@ def devicify_program(program: Program) -> Program:
     - A host number, or a 0-d CPU tensor, that a device operation takes becomes a ``pygraph.scalar``, and the
       operation the one that takes tensors (see `pygraph.transforms.rules`). A number read from a device tensor only to
       go back to the device stays there, without a synchronisation.
+    - Arithmetic on 0-d CPU tensors that only the device uses is done there, where IEEE 754 leaves one result.
     - A number that is read from an input on the host (a 0-d CPU tensor of the caller's) is an input of its own.
     - Constants on the host become constants on the device, uploaded once. Those that are made by exact operations
       alone (``arange``, ``zeros`` ...) are made on the device. Random ones stay: the host's generator draws them.
@@ -80,7 +89,9 @@ def devicify_program(program: Program) -> Program:
         return program.replace(history=history)
     edit = GraphEdit(program)
     note_order(edit.graph)
-    uploads = Uploads(edit, host_constants(edit.graph, program))
+    write_uploads_alike(edit.graph)
+    constants = host_constants(edit.graph, program)
+    uploads = Uploads(edit, constants, device_arithmetic(edit.graph, constants))
     for node in list(edit.graph.nodes):
         if node.target is TO_COPY and is_upload(node):
             uploads.replace_copy(node)

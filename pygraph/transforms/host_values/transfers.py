@@ -18,6 +18,7 @@ _Operation = torch._ops.OpOverload
 _HigherOrder = torch._ops.HigherOrderOperator
 
 TO_COPY: Any = aten._to_copy.default
+_DEVICE_PUT: Any = torch.ops.prims.device_put.default
 
 
 def on_device(node: fx.Node) -> bool:
@@ -51,6 +52,13 @@ def is_upload(node: fx.Node) -> bool:
     if node.target is SCALAR:
         return on_device(node)
     return node.target is TO_COPY and on_device(node) and is_host_tensor(node.args[0])
+
+
+def write_uploads_alike(graph: fx.Graph) -> None:
+    """Write ``device_put``, which decompositions make of copies to the device, as ``_to_copy``, as traces do."""
+    for node in graph.find_nodes(op="call_function", target=_DEVICE_PUT):
+        if on_device(node) and is_host_tensor(node.args[0]):
+            node.target, node.args, node.kwargs = TO_COPY, node.args[:1], {"device": node.meta["spec"].device}
 
 
 def is_download(node: fx.Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -30,11 +30,14 @@ class Uploads:
     Args:
         edit: The graph that is edited.
         constants: Host tensors that are the same at every call, with their values.
+        arithmetic: Operations on 0-d host tensors that the device does instead.
     """
 
-    def __init__(self, edit: GraphEdit, constants: Mapping[fx.Node, torch.Tensor]) -> None:
+    def __init__(
+        self, edit: GraphEdit, constants: Mapping[fx.Node, torch.Tensor], arithmetic: Container[fx.Node] = ()
+    ) -> None:
         self.edit = edit
-        self._constants = constants
+        self._constants, self._arithmetic = constants, arithmetic
         self._tensors: dict[fx.Node, fx.Node] = {}
         self._numbers: dict[fx.Node, fx.Node] = {}
         self._scalars: dict[tuple[Any, torch.dtype], fx.Node] = {}
@@ -92,7 +95,9 @@ class Uploads:
 
     def number(self, source: fx.Node) -> Any:
         """The number in a 0-d host tensor: a node, or the number itself if it is a constant."""
-        return self._constants[source].item() if source in self._constants else self._read(source)
+        if source in self._constants:
+            return self._constants[source].item()
+        return self._read(self.tensor(source) if source in self._arithmetic else source)
 
     def _read(self, source: fx.Node) -> fx.Node:
         """The node that reads the number in a 0-d host tensor."""
@@ -103,8 +108,23 @@ class Uploads:
 
     def _sent(self, source: fx.Node, dtype: torch.dtype) -> fx.Node:
         """A 0-d host tensor as a 0-d device tensor: its number is sent, not its memory copied."""
+        if source in self._arithmetic:
+            computed = self._computed(source)
+            if computed.meta["spec"].dtype == dtype:
+                return computed
+            spec = dataclasses.replace(computed.meta["spec"], dtype=dtype)
+            return self.edit.call(TO_COPY, (computed,), {"dtype": dtype}, spec, self.edit.after(computed), source)
         is_number = source.target is SCALAR and source.kwargs["dtype"] == dtype
         return self.scalar(source.args[0] if is_number else self._read(source), dtype)
+
+    def _computed(self, node: fx.Node) -> fx.Node:
+        """The result of arithmetic on 0-d host tensors, computed on the device."""
+        if node not in self._recomputed:
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.tensor)
+            kwargs = {name: value for name, value in kwargs.items() if name not in ("pin_memory", "device")}
+            spec = dataclasses.replace(node.meta["spec"], device=self.edit.device)
+            self._recomputed[node] = self.edit.call(node.target, args, kwargs, spec, self.edit.after(node), node)
+        return self._recomputed[node]
 
     def _constant(self, source: fx.Node, copy: fx.Node | None) -> fx.Node:
         """The constant ``source``, or the result of its ``copy`` to the device, as a device tensor."""

@@ -26,7 +26,8 @@ def test_arithmetic_on_tensors(fake: Fake) -> None:
     check(
         lambda x, k: x / (k.sqrt() * 2 + 1), [(vector(), k) for k in values[:2]] + [(vector(), k) for k in values[4:]]
     )
-    check(lambda x, k, i: x * (k + 1) + (i * 2), [(vector(), k, torch.tensor(n)) for n, k in enumerate(values)])
+    check(lambda x, k: x / (k.exp() * 2 + 1), [(vector(), k) for k in values])
+    check(lambda x, k, i: x * (k.cos() + 1) + (i * 2), [(vector(), k, torch.tensor(n)) for n, k in enumerate(values)])
     check(lambda x, ks: x * ks[1] + ks[0], [(vector(), torch.tensor([n, 2.0 * n])) for n in range(5)])
     check(lambda x, k: torch.where(k > 0, x, -x), [(vector(), torch.tensor(n - 2.0)) for n in range(5)])
 

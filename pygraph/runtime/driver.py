@@ -39,7 +39,7 @@ class Costs:
         copy_rate: Bytes that it copies in a microsecond.
         allocation: Host: allocating one result, whatever the mechanism.
         upload: Device: each node that was sent since the last replay.
-        launch: Host: each kernel of an ordinary launch.
+        launch: Host: each kernel of ordinary launches by operations of torch's.
     """
 
     replay: float
@@ -52,7 +52,7 @@ class Costs:
     copy_rate: float
     allocation: float = 0.0
     upload: float = 0.0
-    launch: float = 5.0
+    launch: float = 8.0
 
 
 @dataclasses.dataclass(frozen=True)

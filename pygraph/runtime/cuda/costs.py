@@ -20,6 +20,7 @@ from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu
 from pygraph.runtime.cuda.nodes import KernelParams, graph_nodes, node_params
 from pygraph.runtime.cuda.timing import device_time, synchronize
+from pygraph.runtime.cuda.utilization import busy_processes
 from pygraph.runtime.cuda.wiring import add_wiring
 from pygraph.runtime.driver import Costs, patiently
 from pygraph.runtime.recorded_graph import Wiring
@@ -56,6 +57,8 @@ def tempered(costs: Costs) -> Costs:
     2.0
     """
     measured, typical = dataclasses.asdict(costs), dataclasses.asdict(TYPICAL)
+    # Launches are not measured: they are slower by as much as another operation of torch's.
+    measured["launch"] = TYPICAL.launch * costs.allocation / TYPICAL.allocation
     return Costs(**{name: math.sqrt(max(measured[name], typical[name] / 100) * typical[name]) for name in typical})
 
 
@@ -74,7 +77,8 @@ def _measured_costs(index: int) -> Costs:
     torch.cuda.empty_cache()  # of what trials have left, beside which there has to be memory to copy
     costs = _measure(torch.device("cuda", index))
     torch.cuda.empty_cache()
-    if min(costs.update, costs.copy) <= _SHORTEST:  # other work was in the way: measured again in the next process
+    # Where other work was in the way, they are measured again in the next process.
+    if min(costs.update, costs.copy) <= _SHORTEST or busy_processes(torch.device("cuda", index)) is not None:
         return costs
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

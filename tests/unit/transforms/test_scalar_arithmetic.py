@@ -100,10 +100,8 @@ def test_copies_to_the_device_as_decompositions_have_them(device: torch.device) 
     """Constants among them are made on the device, or uploaded once."""
 
     def fn(x: Tensor) -> Tensor:
-        positions = torch.arange(4) * 2.0
-        return (
-            x + torch.ops.prims.device_put(positions, x.device) + torch.ops.prims.device_put(positions.cos(), x.device)
-        )
+        positions, device_put = torch.arange(4) * 2.0, torch.ops.prims.device_put
+        return x + device_put(positions, x.device) + device_put(positions.cos(), x.device)
 
     x = torch.randn(4, device=device)
     assert torch.equal(pygraph.jit(fn)(x), fn(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import pygraph
 from pygraph.interop import live
+from pygraph.process import extension
 from tests.unit.interop.test_host_scalars import LAYERS, attention, check_one_graph, train
 
 pytestmark = [
@@ -21,6 +23,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Dynamo's and Inductor's, which differ between versions
 ]
 CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def extension_loaded() -> None:
+    """The path in C++, which is built in the background, and may not be there yet."""
+    extension.start(wait=True)
 
 
 def ways() -> Counter[str]:
@@ -57,10 +65,9 @@ def test_a_stack_of_attention(dtype: torch.dtype) -> None:
             for number, layer in enumerate(model):
                 layer.temperature = np.float64(4.0 + i + number)
             x = torch.randn(8, 64, 256, device=CUDA, dtype=dtype)
-            expected = model.double()(x.double())
-            model.to(dtype)
-            tolerance = 1e-4 if dtype is torch.float32 else 6e-2
-            torch.testing.assert_close(fast(x).double(), expected, atol=tolerance, rtol=tolerance)
+            exact = copy.deepcopy(model).double()(x.double())
+            own = (model(x).double() - exact).norm() / exact.norm()
+            assert (fast(x).double() - exact).norm() / exact.norm() <= 2 * own + 1e-6
         check_one_graph("inference")
         assert not any("not fused" in one.reason for call in pygraph.explain().calls for one in call.fallbacks)
         assert ways()["replay"] >= 5, f"{ways()}\n{pygraph.explain()}"

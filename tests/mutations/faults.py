@@ -49,8 +49,8 @@ FAULTS = (
     Fault(
         "trial-on-the-caller-s-tensors",
         "Regions that run so that the next one can be recorded update the arguments of the call.",
-        "runs=self._regions[:-1])",
-        "runs=())",
+        "            with self._trial(leaves, runs=self._regions[:-1]) as env:\n                for bound",
+        "            with self._trial(leaves, runs=()) as env:\n                for bound",
     ),
     Fault(
         "part-of-what-is-written",
@@ -60,9 +60,33 @@ FAULTS = (
     ),
     Fault(
         "faster-once",
-        "A region leaves its graph for launches that were faster in one measurement.",
-        "_MORE_LOOKS = 3\n",
-        "_MORE_LOOKS = 0\n",
+        "A region leaves its graph for launches that were faster in one round.",
+        "LOOKS = (7, 11, 16, 24, 36, 54)\n",
+        "LOOKS = (1, 11, 16, 24, 36, 54)\nCONFIDENCE = 0.0\n",
+    ),
+    Fault(
+        "company-unnoticed",
+        "What was measured beside other work decides for good.",
+        "    if provisional is not None:\n        chosen, reason",
+        "    if False:\n        chosen, reason",
+    ),
+    Fault(
+        "selections-of-other-programs",
+        "Selections that are remembered are those of the first Program with as many regions.",
+        "policy.objective, str(program)]",
+        "policy.objective]",
+    ),
+    Fault(
+        "reviews-never-due",
+        "In C++ a plan serves all calls of a provisional selection, which is never measured again.",
+        "plan.hits == plan.most_hits || ",
+        "",
+    ),
+    Fault(
+        "arithmetic-that-is-not-exact",
+        "The device computes an exponential that the host rounds otherwise, and one that the call returns.",
+        "if node in found and not all(_takes_on_device",
+        "if node in found and not any(_takes_on_device",
     ),
     Fault(
         "generator-not-advanced",
@@ -314,8 +338,8 @@ FAULTS = (
     Fault(
         "native-numbers-that-stay",
         "In C++ a number is sent with the first replay of a graph and never again.",
-        "      if (store_number(cell, dtype, slot.real, call.numbers[slot.number]) || !synced) {",
-        "      if (store_number(cell, dtype, slot.real, call.numbers[slot.number]) && !synced) {",
+        "      if (store_number(cell, dtype, slot.real, number) || !synced) {",
+        "      if (store_number(cell, dtype, slot.real, number) && !synced) {",
     ),
     Fault(
         "native-pointers-by-the-first-input",
@@ -356,8 +380,8 @@ FAULTS = (
     Fault(
         "native-settings-ignored",
         "In C++ a plan matches under other global settings of torch.",
-        "  if (plan.dead || !plan.settings.holds(settings)) return false;",
-        "  if (plan.dead) return false;",
+        " || !plan.settings.holds(settings)) return false;",
+        ") return false;",
     ),
     Fault(
         "steps-that-drop-gradients-on-errors",

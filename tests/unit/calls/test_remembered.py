@@ -49,6 +49,7 @@ def measured(device: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         )
     monkeypatch.setattr(type(driver), "identity", lambda driver: ("a GPU", "driver 1"))
     monkeypatch.setattr(type(driver), "is_exact", False)
+    monkeypatch.setattr(type(driver), "others", lambda driver: None)  # not even other tests
     return found
 
 

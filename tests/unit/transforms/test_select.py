@@ -36,7 +36,7 @@ class Clock:
     def __call__(self, run: Any) -> float:
         run()
         self.asked[run.way] += 1
-        return self.times[run.way]
+        return self.times.get(run.way, 20.0)
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ def test_the_fastest_way_is_kept(x: torch.Tensor, way: str) -> None:
     held = [fn(x + n) for n in range(3)]
     for n, result in enumerate(held):
         assert torch.equal(result, step(x + n))
-    assert clock.asked.keys() == set(WAYS)
+    assert clock.asked.keys() >= set(WAYS)
     report = fn.explain().to_dict()
     (region,) = report["regions"]
     assert region["way"] == way
-    assert region["times_us"] == clock.times
+    assert {name: region["times_us"][name] for name in WAYS} == clock.times
     assert region["selection"]["lead"] == (10.0, 10.0)
     assert region["selection"]["confidence"] > 0.98
     assert (report["bytes_copied_per_replay"] > 0) == (way == "copy")
@@ -88,7 +88,8 @@ def test_copies_that_are_refused_are_no_way(x: torch.Tensor, monkeypatch: pytest
     assert torch.equal(fn(x), step(x))
     report = fn.explain().to_dict()
     (region,) = report["regions"]
-    assert (region["way"], set(region["times_us"])) == ("patch", {"launch", "patch"})
+    assert region["way"] == "patch"
+    assert "copy" not in region["times_us"]
     assert "not today" in [fallback["reason"] for fallback in report["fallbacks"]]
 
 
@@ -282,7 +283,7 @@ class Noisy:
     def __call__(self, run: Any) -> float:
         run()
         self.count += 1
-        return self.times[run.way] * self.change(self.count, run.way)
+        return self.times.get(run.way, 2 * self.times["patch"]) * self.change(self.count, run.way)
 
 
 FAST = {"launch": 3000.0, "patch": 600.0, "copy": 650.0}

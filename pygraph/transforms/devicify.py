@@ -48,7 +48,7 @@ def devicify_program(program: Program) -> Program:
     - A host number, or a 0-d CPU tensor, that a device operation takes becomes a ``pygraph.scalar``, and the
       operation the one that takes tensors (see `pygraph.transforms.rules`). A number read from a device tensor only to
       go back to the device stays there, without a synchronisation.
-    - Arithmetic on 0-d CPU tensors that only the device uses is done there, where IEEE 754 leaves one result.
+    - Arithmetic on 0-d CPU tensors that only the device uses is done there, where all devices round alike.
     - A number that is read from an input on the host (a 0-d CPU tensor of the caller's) is an input of its own.
     - Constants on the host become constants on the device, uploaded once. Those that are made by exact operations
       alone (``arange``, ``zeros`` ...) are made on the device. Random ones stay: the host's generator draws them.
@@ -90,8 +90,8 @@ def devicify_program(program: Program) -> Program:
     edit = GraphEdit(program)
     note_order(edit.graph)
     write_uploads_alike(edit.graph)
-    constants = host_constants(edit.graph, program)
-    uploads = Uploads(edit, constants, device_arithmetic(edit.graph, constants))
+    arithmetic = device_arithmetic(edit.graph)
+    uploads = Uploads(edit, host_constants(edit.graph, program, arithmetic), arithmetic)
     for node in list(edit.graph.nodes):
         if node.target is TO_COPY and is_upload(node):
             uploads.replace_copy(node)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -27,7 +28,9 @@ _EXACT = frozenset(
 """Operations whose results on the device have the same bits as on the host, as those of `_FACTORIES` do."""
 
 
-def host_constants(graph: fx.Graph, program: Program) -> dict[fx.Node, torch.Tensor]:
+def host_constants(
+    graph: fx.Graph, program: Program, arithmetic: Container[fx.Node] = ()
+) -> dict[fx.Node, torch.Tensor]:
     """Host tensors that are the same at every call, with their values.
 
     Only ``constant`` captures count: parameters, buffers and closed-over tensors can change between calls.
@@ -35,6 +38,7 @@ def host_constants(graph: fx.Graph, program: Program) -> dict[fx.Node, torch.Ten
     Args:
         graph: A copy of the Program's graph.
         program: The Program.
+        arithmetic: Operations of the host that the device does instead, so that it needs their operands.
     """
     written = {output.input for output in program.outputs if isinstance(output, Mutation)}
     values: dict[fx.Node, torch.Tensor] = {}
@@ -44,7 +48,7 @@ def host_constants(graph: fx.Graph, program: Program) -> dict[fx.Node, torch.Ten
             continue
         if is_host_tensor(node):
             values[node] = descriptor.value.detach()
-    needed = _needed_constants(graph, set(values))
+    needed = _needed_constants(graph, set(values), arithmetic)
     with torch.no_grad():
         for node in graph.nodes:
             if node in needed:
@@ -53,7 +57,7 @@ def host_constants(graph: fx.Graph, program: Program) -> dict[fx.Node, torch.Ten
     return values
 
 
-def _needed_constants(graph: fx.Graph, known: set[fx.Node]) -> set[fx.Node]:
+def _needed_constants(graph: fx.Graph, known: set[fx.Node], arithmetic: Container[fx.Node]) -> set[fx.Node]:
     """The nodes that compute constants which device operations use."""
     constant = set(known)
     for node in graph.nodes:
@@ -67,8 +71,9 @@ def _needed_constants(graph: fx.Graph, known: set[fx.Node]) -> set[fx.Node]:
     for node in reversed(graph.nodes):
         if node not in constant or node in known:
             continue
-        if any(user in needed or on_device(user) or is_device_operation(user) for user in node.users):
-            needed.add(node)
+        for user in node.users:
+            if user in needed or user in arithmetic or on_device(user) or is_device_operation(user):
+                needed.add(node)
     return needed
 
 

@@ -108,7 +108,7 @@ class Uploads:
 
     def _sent(self, source: fx.Node, dtype: torch.dtype) -> fx.Node:
         """A 0-d host tensor as a 0-d device tensor: its number is sent, not its memory copied."""
-        if source in self._arithmetic:
+        if source in self._arithmetic and source not in self._constants:
             computed = self._computed(source)
             if computed.meta["spec"].dtype == dtype:
                 return computed

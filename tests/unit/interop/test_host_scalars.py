@@ -234,8 +234,8 @@ def test_tensors_of_a_module(device: torch.device) -> None:
 
 
 ON_THE_DEVICE: dict[str, Any] = {
-    "NumPy's": (lambda x, k: x / (np.sqrt(k) * 2), lambda i: np.float64(i + 1)),
-    "tensors": (lambda x, k: x / (k.sqrt() * 2 + 1), f64),
+    "NumPy's": (lambda x, k: x / (np.abs(k) * 2), lambda i: np.float64(i + 1)),
+    "tensors": (lambda x, k: x / (k.abs() * 2 + 1), f64),
     "a cast": (lambda x, k: x / k.float(), f64),
     "a choice": (lambda x, k: x * torch.where(k >= 2, k, -k), f64),
 }
@@ -256,7 +256,7 @@ CHAINS: dict[str, Any] = {
     "NumPy's": (lambda x, k: x / (np.exp(k) * 2), lambda i: np.float64(i + 1)),
     "tensors": (lambda x, k: x / (k.exp() * 2 + 1), f64),
     "an element": (lambda x, k: x / k[1], lambda i: torch.arange(3.0) + i + 1),
-    "a number": (lambda x, k: x / (k * 2), lambda i: i + 1.5),
+    "a number": (lambda x, k: x / (k**1.5), lambda i: i + 1.5),
 }
 
 

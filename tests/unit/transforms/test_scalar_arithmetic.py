@@ -19,7 +19,9 @@ ONE = torch.tensor(1.0, dtype=torch.float64)
 
 MOVED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "a sign": lambda x, k: x * torch.where(k >= 0, ONE, -ONE),
-    "a root": lambda x, k: x / k.abs().sqrt(),
+    "a size": lambda x, k: x / k.abs(),
+    "numbers": lambda x, k: x * (k * torch.full((), 2.0, dtype=torch.float64)) + torch.ones(()) * k,
+    "chosen constants": lambda x, k: x * torch.where(k > 0, torch.tensor(1.0), torch.tensor(-1.0)),
     "a cast": lambda x, k: x * k.float(),
     "a reciprocal": lambda x, k: x + k.reciprocal(),
     "a quotient": lambda x, k: x * (k / (k * k + ONE)),
@@ -32,6 +34,7 @@ MOVED: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 LEFT: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "rounded in several ways": lambda x, k: x * k.exp(),
+    "a root": lambda x, k: x / k.abs().sqrt(),
     "returned": lambda x, k: (x * (k + 1), k + 1),
     "divided by a number": lambda x, k: x * (k / 3),
     "a vector": lambda x, k: x * (k.reshape(1) + 1).sum(),
@@ -70,8 +73,9 @@ def test_the_host_does_the_rest(device: torch.device, kind: str) -> None:
 
 _STEPS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, lambda a, b: a / b, lambda a, b: -a,
-    lambda a, b: a.abs(), lambda a, b: a.abs().sqrt(), lambda a, b: a.reciprocal(), lambda a, b: torch.maximum(a, b),
-    lambda a, b: torch.where(a > b, a, b), lambda a, b: a.float().double(), lambda a, b: a + 3, lambda a, b: a * 0.3,
+    lambda a, b: a.abs(), lambda a, b: a * torch.full((), 0.5), lambda a, b: a.reciprocal(),
+    lambda a, b: torch.maximum(a, b), lambda a, b: torch.where(a > b, a, b), lambda a, b: a.float().double(),
+    lambda a, b: a + 3, lambda a, b: a * 0.3,
 ]  # fmt: skip
 
 

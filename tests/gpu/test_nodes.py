@@ -275,11 +275,12 @@ def test_costs_are_measured() -> None:
     assert costs.copy_rate > 1e4
 
 
-@pytest.mark.parametrize("disturbed", [False, True])
+@pytest.mark.parametrize("disturbed", ["", "nodes that take no time", "other processes"])
 @pytest.mark.usefixtures("_costs_are_measured_anew")
-def test_costs_are_measured_once_and_kept(disturbed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those that other work has disturbed: nodes that take no time."""
-    found = Costs(3.0, 0.2, 0.1 if disturbed else 2.0, 0.01, 2.0, 0.03, 2.0, 1e6, 1.0, 0.15)
+def test_costs_are_measured_once_and_kept(disturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that other work has disturbed."""
+    found = Costs(3.0, 0.2, 0.1 if "nodes" in disturbed else 2.0, 0.01, 2.0, 0.03, 2.0, 1e6, 1.0, 0.15)
+    monkeypatch.setattr(cuda_costs, "busy_processes", lambda device: disturbed if "processes" in disturbed else None)
     measured: list[torch.device] = []
     monkeypatch.setattr(cuda_costs, "_measure", lambda device: measured.append(device) or found)
     for _ in range(2):

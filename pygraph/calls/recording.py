@@ -13,6 +13,7 @@ from pygraph.calls.entries import Recorded
 from pygraph.calls.function import Function
 from pygraph.calls.remembered import Remembered
 from pygraph.calls.whole import select_whole
+from pygraph.errors import CaptureError
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
 from pygraph.process import extension
@@ -145,8 +146,9 @@ class Recorder:
         try:
             with executable.driver.unwatched(), collection_postponed():
                 changed = reviews.run(entry.calls, lambda: executable.review(leaves))
-        except torch.OutOfMemoryError:  # there is none for copies of what a call updates
+        except (torch.OutOfMemoryError, CaptureError) as error:  # no copies can be made of what a call updates
             entry.reviews = None
+            executable.graphs[0].fallbacks.append(Fallback("select", f"it is not measured again: {error}"))
             return
         if changed:
             executable.run_as(select_program(executable.program, executable.selections))

@@ -184,7 +184,8 @@ class Executable:
                 bound.graph = record(selection.chosen)
             selection = dataclasses.replace(selection, mechanism=bound.graph.choice.mechanism)
             self.selections[region.index] = selection
-            if selection.provisional is not None:
+            # Later rounds would write to results of earlier calls, of which one may be an argument.
+            if selection.provisional is not None and self._reused is None:
                 bound.review = Review(selecting, selection)
         if bound.graph.saved is not None:
             bound.graph.saved.forget_streams()
@@ -353,6 +354,8 @@ class Executable:
                     call = BoundCall(bound.body, self.driver, self.pool, inputs, numbers, state)
                     if review.run_round(call, bound.graph):
                         self.selections[bound.region.index], bound.review, changed = review.selection, None, True
+                    if bound.graph.saved is not None:
+                        bound.graph.saved.forget_streams()
                     microseconds += review.time
                 if bound is not self._regions[-1]:
                     _launch(bound, env)

@@ -188,6 +188,19 @@ def test_training(name: str, device: torch.device) -> None:
     assert_same(dict(own.state_dict()), dict(model.state_dict()))
 
 
+@pytest.mark.parametrize("name", long_ones_apart(TRAINING))
+def test_autocast(name: str) -> None:
+    """Training computes in bfloat16 where autocast wants so, as the table has it."""
+    task, host = small(name), torch.device("cpu")
+    batch = task.batch(0, host, torch.float32)
+    assert task.loss is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = task.loss(task.model.train()(**batch), batch)
+    loss.backward()
+    assert loss.isfinite()
+    assert all(one.grad.isfinite().all() for one in task.model.parameters() if one.grad is not None)
+
+
 # ---- physics ---------------------------------------------------------------------------------------------------------
 
 

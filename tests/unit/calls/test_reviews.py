@@ -14,6 +14,7 @@ import pygraph
 from pygraph.calls import limits
 from pygraph.calls.reviews import calls_for
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.executable import Executable
 from pygraph.runtime.samples import Sample
 
 
@@ -151,6 +152,34 @@ def test_no_memory_for_rounds(device: torch.device, measured: Device, monkeypatc
         step.call()
     assert step.selection()["region_way"] == "patch"
     assert step.selection()["provisional"] is None
+
+
+def test_no_memory_for_copies(device: torch.device, measured: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are there any of what a call updates; the report says so."""
+    step = Step(device)
+    step.call()
+
+    def full(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("no copies today")
+
+    monkeypatch.setattr(Executable, "review", full)
+    for _ in range(50):
+        step.call()
+    assert step.selection()["region_way"] == "patch"
+    assert "it is not measured again: no copies today" in str(step.fn.explain())
+
+
+def test_results_in_memory_that_is_used_again(device: torch.device, native: bool, measured: Device) -> None:
+    """A round between calls would write to an earlier result, which is an argument here."""
+    fn = pygraph.jit(lambda x: torch.relu(x * 2) + 1, reuse_outputs=True)
+    x = torch.arange(4.0, device=device)
+    rounds = 0
+    for n in range(60):
+        expected = torch.relu(x * 2) + 1 if n % 3 else x.clone().add_(n)
+        x = fn(x) if n % 3 else x.clone().add_(n)
+        assert torch.equal(x, expected)
+        rounds = measured.rounds if n == 2 else rounds
+    assert measured.rounds == rounds
 
 
 def test_training_steps(device: torch.device, native: bool, measured: Device) -> None:

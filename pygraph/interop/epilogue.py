@@ -1,8 +1,9 @@
 """The epilogue of a graph: results that need no device, made after each replay from the inputs of that call.
 
-Two kinds of results of AOTAutograd's graphs are made by a few operations of their own, as eager makes them: views of
-inputs that require grad, so that a view is one of the very tensor that the caller passed; and tensors on meta, which
-have no memory, so that each call returns new ones of its own sizes.
+Three kinds of results of AOTAutograd's graphs are made by a few operations of their own, as eager makes them: views of
+inputs that require grad, so that a view is one of the very tensor that the caller passed; tensors on meta, which have
+no memory, so that each call returns new ones of its own sizes; and 0-d tensors on the host that are computed from such
+inputs, as the sign of a temperature that is saved for a backward.
 """
 
 # AOTAutograd's graphs and torch's symbols are private. Checked with torch 2.13.
@@ -19,7 +20,7 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from pygraph.ir.effects import is_operation, is_view, is_written, root, written_arguments
+from pygraph.ir.effects import has_effect, is_operation, is_view, is_written, root, written_arguments
 from pygraph.ir.program import output_values
 
 aten = torch.ops.aten
@@ -61,18 +62,21 @@ def split_epilogue(module: fx.GraphModule, inputs: Sequence[Any]) -> SplitGraph 
     }
     values = output_values(module.graph)
     on_meta = any(map(_is_meta, module.graph.nodes))
-    if not on_meta and not any(isinstance(one, fx.Node) and is_view(one) for one in values):
+    scalars = _host_scalars(module.graph)
+    if not on_meta and not any(isinstance(one, fx.Node) and (is_view(one) or one in scalars) for one in values):
         return None
-    computable, created = _without_device(module.graph)
+    computable, created = _without_device(module.graph, scalars)
     results = tuple(
         index
         for index, value in enumerate(values)
         if isinstance(value, fx.Node) and value in computable and value.op != "placeholder"
-        and (_is_meta(value) or (is_view(value) and root(value) in differentiable))
+        and (_is_meta(value) or value in scalars or (is_view(value) and root(value) in differentiable))
     )  # fmt: skip
     updates = [node for node in module.graph.nodes if node in computable and _acts_on_meta(node)]
     removable = {node for node in computable if _is_meta(node)} | set(updates)
-    rest = _remove(module, results, removable) if on_meta else module
+    removable |= scalars
+    returns_scalars = any(values[index] in scalars for index in results)
+    rest = _remove(module, results, removable) if on_meta or returns_scalars else module
     unread = tuple(
         index
         for index, (old, now) in enumerate(zip(placeholders, rest.graph.find_nodes(op="placeholder"), strict=True))
@@ -92,6 +96,31 @@ def _is_meta(node: fx.Node) -> bool:
     return bool(tensors) and all(tensor.is_meta for tensor in tensors)
 
 
+def _host_scalars(graph: fx.Graph) -> set[fx.Node]:
+    """0-d tensors on the host that are computed from inputs on the host, to which the graph does not write."""
+    written = {root(argument) for node in graph.nodes if is_written(node) for argument in written_arguments(node)}
+    inputs = {node for node in graph.find_nodes(op="placeholder") if _is_on_host(node)} - written
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if not is_operation(node) or not _is_on_host(node) or node in written or is_view(node) or has_effect(node):
+            continue
+        target: Any = node.target
+        is_constant = not node.all_input_nodes and target._schema.name in _CONSTANTS
+        follows = node.all_input_nodes and all(one in inputs or one in found for one in node.all_input_nodes)
+        if target.namespace in ("aten", "prims") and (is_constant or follows):
+            found.add(node)
+    return found
+
+
+_CONSTANTS = ("aten::full", "aten::scalar_tensor", "aten::ones", "aten::zeros")
+
+
+def _is_on_host(node: fx.Node) -> bool:
+    """Whether the value of a node is a 0-d tensor on the host."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() == 0
+
+
 def _acts_on_meta(node: fx.Node) -> bool:
     """Whether a node is run for its effects on, or checks of, tensors on meta alone."""
     if not is_operation(node):
@@ -102,8 +131,12 @@ def _acts_on_meta(node: fx.Node) -> bool:
     return not node.target._schema.returns and bool(tensors) and all(map(_is_meta, tensors))  # pyright: ignore
 
 
-def _without_device(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
+def _without_device(graph: fx.Graph, scalars: set[fx.Node]) -> tuple[set[fx.Node], set[fx.Node]]:
     """Nodes that can be computed without a device: tensors on meta, views, and the numbers that these need.
+
+    Args:
+        graph: The graph.
+        scalars: Its 0-d tensors on the host.
 
     Returns:
         These nodes, and those among them that the epilogue creates from their layout, whatever computes them here.
@@ -117,6 +150,8 @@ def _without_device(graph: fx.Graph) -> tuple[set[fx.Node], set[fx.Node]]:
             computable.add(node)
         elif node.op != "call_function":
             continue
+        elif node in scalars:
+            computable.add(node)
         elif _is_fresh_meta_tensor(node, symbols):
             computable.add(node)
             created.add(node)

@@ -3,7 +3,7 @@
 Ordinary launches are timed before there is a graph, when there is most memory for them. Where they are clearly slower,
 that is all. Otherwise all candidates are timed in interleaved rounds, beside each other. What was measured while other
 work kept the device busy decides nothing: the prior does for now, and rounds are run again between later calls.
-See docs/design/0032-selections.md.
+See docs/design/0031-selections.md.
 """
 
 from __future__ import annotations

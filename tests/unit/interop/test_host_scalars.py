@@ -252,6 +252,50 @@ def test_arithmetic_that_the_device_does(device: torch.device, kind: str) -> Non
     check_one_graph("inference")
 
 
+RETURNED: dict[str, Any] = {
+    "a sign": lambda x, k: (x * torch.where(k >= 0, 1.0, -1.0), k >= 0),
+    "several": lambda x, k: (x / k, k + 1, (k + 1) * 2, k < 3),
+    "constants": lambda x, k: (x + k, torch.full((), 2.0, dtype=torch.float64) * k),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+@pytest.mark.parametrize("grad", [False, True])
+def test_scalars_that_are_returned(device: torch.device, kind: str, grad: bool) -> None:
+    """They are computed from the inputs of the call, beside the one graph, and are new tensors at every call."""
+    fn = RETURNED[kind]
+    fast = compiled(fn)
+    held: list[Any] = []
+    for i in range(5):
+        x = torch.randn(3, 4).to(device).requires_grad_(grad)
+        found, expected = fast(x, f64(i - 2)), fn(x, f64(i - 2))
+        held.append((found, expected))
+        if grad:
+            (mine,), (its,) = (torch.autograd.grad(out[0].sum(), x) for out in (found, expected))
+            torch.testing.assert_close(mine, its)
+    for found, expected in held:
+        torch.testing.assert_close(found, expected)
+        assert [one.device for one in found] == [one.device for one in expected]
+    kinds = {name: found for name, found in regions().items() if name != "backward"}
+    assert list(kinds.values()) == [["graph"]], str(pygraph.explain())
+
+
+def test_a_scalar_that_the_call_updates(device: torch.device) -> None:
+    """Results are those of its old contents or of its new ones, as the function says."""
+
+    def fn(x: torch.Tensor, k: torch.Tensor) -> Any:
+        before = k * 2
+        k.add_(1)
+        return x * k, before, k * 3
+
+    fast = compiled(fn)
+    mine, its = torch.tensor(1.0), torch.tensor(1.0)
+    for _ in range(4):
+        x = torch.randn(3, 4).to(device)
+        torch.testing.assert_close(fast(x, mine), fn(x, its))
+        torch.testing.assert_close(mine, its)
+
+
 CHAINS: dict[str, Any] = {
     "NumPy's": (lambda x, k: x / (np.exp(k) * 2), lambda i: np.float64(i + 1)),
     "tensors": (lambda x, k: x / (k.exp() * 2 + 1), f64),

@@ -31,7 +31,7 @@ class Pass:
         takes: The stages of Programs that it takes.
         leaves: The stage of the Program that it returns; None if that is the stage of the one that it took.
         options: Names of the options of a stack that are passed to it.
-        is_measured: Whether it takes ``times``, by region, which are measured when the graphs are recorded.
+        is_measured: Whether it takes selections, by region, which are made when the graphs are recorded.
         left_on_host: Inputs of a result whose values operations of the device still need; a function that is to be
             recorded is traced again with these baked in.
     """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import statistics
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.reporting import quartiles
 from benchmarks.table.setting import Iteration
 
 ROUNDS = 9
@@ -22,15 +22,6 @@ _FEWEST = 4
 _FEWEST_LONG = 2
 _LONG = 0.02
 """Seconds of an iteration of which a round has fewer."""
-
-
-def quartiles(values: Iterable[float], digits: int = 1) -> list[float]:
-    """Lower quartile, median, upper quartile.
-
-    >>> quartiles([4.0, 1.0, 2.0, 3.0, 5.0])
-    [2.0, 3.0, 4.0]
-    """
-    return [round(value, digits) for value in statistics.quantiles(values, n=4, method="inclusive")]
 
 
 class Meter:
@@ -77,8 +68,8 @@ class Meter:
     def result(self) -> dict[str, Any]:
         """Quartiles in µs, and how many iterations they are of."""
         return {
-            "wall_us": quartiles(one * 1e6 for one in self._wall),
-            "cpu_us": quartiles(one * 1e6 for one in self._cpu),
+            "wall_us": quartiles((one * 1e6 for one in self._wall), 1),
+            "cpu_us": quartiles((one * 1e6 for one in self._cpu), 1),
             "iterations": len(self._wall) * self._count,
         }
 

@@ -6,7 +6,8 @@ two regions, and what a graph gains may be lost there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from pygraph.runtime.driver import Run
 from pygraph.runtime.executable import Executable
 from pygraph.runtime.prior import LAUNCH
 from pygraph.runtime.rounds import Rounds
-from pygraph.runtime.samples import Sample
 from pygraph.runtime.selecting import Selecting, judged
 
 GRAPHS = Candidate("patch")
@@ -38,39 +38,25 @@ def select_whole(executable: Executable, selecting: Selecting, leaves: Sequence[
     """
     if not selecting.policy.measures or len(executable.graphs) < 2 or not _may_repeat(executable):
         return None
-    is_exact = executable.driver.is_exact and selecting.policy.timer is None
+    driver = executable.driver
+    is_exact = driver.is_exact and selecting.policy.timer is None
     rounds = Rounds(GRAPHS, "latency", is_exact=is_exact)
     try:
         with selecting.spending(), executable.trials(leaves) as (run, launch, restore):
             samplers = {
-                LAUNCH: _sampler(executable, selecting, Run(launch, restore, "the whole by launch")),
-                GRAPHS: _sampler(executable, selecting, Run(run, restore, "the whole by graphs")),
+                one: selecting.policy.sampler(Run(action, restore, f"the whole by {name}"), driver, latency=True)
+                for one, action, name in ((LAUNCH, launch, "launch"), (GRAPHS, run, "graphs"))
             }
             rounds.run(samplers, selecting.budget)
     except torch.OutOfMemoryError:
         return None
     finally:
-        executable.driver.give_back()
+        driver.give_back()
     found = judged(rounds, GRAPHS, None)
     if found.chosen != LAUNCH or found.provisional is not None:
         return None
     reason = "the whole function was faster by ordinary launches than by its graphs"
-    times = {one.candidate: one for one in found.compared}
-    compared = (times[LAUNCH], times[GRAPHS])
-    selection = Selection(LAUNCH, reason, compared, found.lead, found.confidence, None, found.when)
-    return dict.fromkeys(executable.selections, selection)
-
-
-def _sampler(executable: Executable, selecting: Selecting, run: Run) -> Callable[[], Sample]:
-    timer = selecting.policy.timer
-    if timer is None:
-        return lambda: executable.driver.sample(run, latency=True)
-
-    def timed() -> Sample:
-        microseconds = timer(run)
-        return Sample(microseconds, microseconds, microseconds)
-
-    return timed
+    return dict.fromkeys(executable.selections, dataclasses.replace(found, reason=reason))
 
 
 def _may_repeat(executable: Executable) -> bool:

@@ -66,10 +66,6 @@ class Rounds:
         self.samples: dict[Candidate, list[Sample]] = {default: []}
         self._is_exact = is_exact
 
-    def add(self, candidate: Candidate, sample: Sample) -> None:
-        """Add a sample of a candidate."""
-        self.samples.setdefault(candidate, []).append(sample)
-
     def run(
         self,
         samplers: Mapping[Candidate, Callable[[], Sample]],
@@ -84,15 +80,19 @@ class Rounds:
             clock: The time in seconds.
         """
         begin = clock()
+        for count in range(1, LOOKS[-1] + 1):
+            self.run_once(samplers)
+            if self._is_exact or (count in LOOKS and not self.undecided()) or clock() - begin > budget:
+                return
+
+    def run_once(self, samplers: Mapping[Candidate, Callable[[], Sample]]) -> None:
+        """Run one round, which begins with another candidate than the last one: each runs after each other one."""
         order = list(samplers)
         for candidate in order:
             self.samples.setdefault(candidate, [])
-        for count in range(1, LOOKS[-1] + 1):
-            for candidate in order:
-                self.add(candidate, samplers[candidate]())
-            order.append(order.pop(0))  # so that each of them runs after each other one
-            if self._is_exact or (count in LOOKS and not self.undecided()) or clock() - begin > budget:
-                return
+        first = len(self.samples[self.default]) % len(order)
+        for candidate in (*order[first:], *order[:first]):
+            self.samples[candidate].append(samplers[candidate]())
 
     def undecided(self) -> list[Candidate]:
         """The candidates of which it is not known whether they are faster than the default by more than the margin."""

@@ -55,6 +55,23 @@ class SelectionPolicy:
         """Whether it takes measurements."""
         return self.mode == "measure"
 
+    def sampler(self, run: Run, driver: Driver, *, latency: bool = False) -> Callable[[], Sample]:
+        """A function that samples a run, by the timer or by the device."""
+        timer = self.timer
+        if timer is None:
+            return lambda: driver.sample(run, latency=latency)
+
+        def timed() -> Sample:
+            microseconds = timer(run)
+            return Sample(microseconds, microseconds, microseconds)
+
+        return timed
+
+    def disturbance(self, samples: Sequence[Sample], driver: Driver) -> str | None:
+        """Signs that samples of one way are not to be trusted; other processes mean nothing to a timer."""
+        found = unsteadiness(samples)
+        return driver.others() if found is None and self.timer is None else found
+
 
 DEFAULT_POLICY = SelectionPolicy()
 
@@ -126,15 +143,15 @@ class BoundCall:
 
         numbers = list(self.numbers)
         one = Run(lambda: run(trial.inputs, numbers), restore if trial.has_state else None, candidate.name)
-        timer = policy.timer
-        if timer is None:
-            return lambda: self.driver.sample(one, latency=policy.objective == "latency")
+        return policy.sampler(one, self.driver, latency=policy.objective == "latency")
 
-        def timed() -> Sample:
-            microseconds = timer(one)
-            return Sample(microseconds, microseconds, microseconds)
-
-        return timed
+    @contextlib.contextmanager
+    def samplers(
+        self, candidates: Mapping[Candidate, Runs], policy: SelectionPolicy
+    ) -> Generator[dict[Candidate, Callable[[], Sample]], None, None]:
+        """Samplers of candidates, which run from the state of the call."""
+        with self.trial() as trial:
+            yield {one: self.sampler(one, run, trial, policy) for one, run in candidates.items()}
 
 
 class RegionSelector:
@@ -193,8 +210,8 @@ class RegionSelector:
     def _first_samples(self, candidate: Candidate, run: Runs) -> list[Sample]:
         """A few samples of one candidate, fewer if they take long, after a run that loads what it needs."""
         samples = list[Sample]()
-        with self._selecting.spending(), self._call.trial() as trial:
-            sampler = self._call.sampler(candidate, run, trial, self._policy)
+        with self._selecting.spending(), self._call.samplers({candidate: run}, self._policy) as samplers:
+            sampler = samplers[candidate]
             if not self._is_exact:
                 sampler()
             begin = time.perf_counter()
@@ -206,8 +223,7 @@ class RegionSelector:
         return samples
 
     def _run_rounds(self, rounds: Rounds, candidates: Mapping[Candidate, Runs]) -> None:
-        with self._selecting.spending(), self._call.trial() as trial:
-            samplers = {one: self._call.sampler(one, run, trial, self._policy) for one, run in candidates.items()}
+        with self._selecting.spending(), self._call.samplers(candidates, self._policy) as samplers:
             rounds.run(samplers, self._selecting.budget)
 
     # -- candidates -------------------------------------------------------------------------------------------------
@@ -257,10 +273,7 @@ class RegionSelector:
 
     def _disturbance(self, samples: Sequence[Sample]) -> str | None:
         """Signs that the measurement is not to be trusted."""
-        if self._is_exact:
-            return None
-        found = unsteadiness(samples)
-        return self._call.driver.others() if found is None and self._policy.timer is None else found
+        return None if self._is_exact else self._policy.disturbance(samples, self._call.driver)
 
 
 def judged(rounds: Rounds, preferred: Candidate, disturbance: str | None) -> Selection:
@@ -313,9 +326,8 @@ class Review:
         """Run a round; True if it was the last one, as it is decided how the region runs."""
         candidates: dict[Candidate, Runs] = {LAUNCH: call.body.run, self.selection.chosen: graph}
         try:
-            with call.trial() as trial:
-                samplers = {one: call.sampler(one, run, trial, self._policy) for one, run in candidates.items()}
-                self._rounds.run(samplers, budget=-1.0)
+            with call.samplers(candidates, self._policy) as samplers:
+                self._rounds.run_once(samplers)
         except torch.OutOfMemoryError:
             self.selection = dataclasses.replace(self.selection, provisional=None)
             return True
@@ -324,10 +336,8 @@ class Review:
         self._count += 1
         if self._count not in LOOKS:
             return False
-        samples = self._rounds.samples
-        disturbance = unsteadiness(samples[self.selection.chosen][-_FIRST:])
-        if disturbance is None and self._policy.timer is None:
-            disturbance = call.driver.others()
+        recent = self._rounds.samples[self.selection.chosen][-_FIRST:]
+        disturbance = self._policy.disturbance(recent, call.driver)
         found = judged(self._rounds, self.selection.chosen, disturbance)
         is_over = found.provisional is None or self._count >= LOOKS[-1]
         if is_over:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -109,22 +109,13 @@ class Uploads:
     def _sent(self, source: fx.Node, dtype: torch.dtype) -> fx.Node:
         """A 0-d host tensor as a 0-d device tensor: its number is sent, not its memory copied."""
         if source in self._arithmetic and source not in self._constants:
-            computed = self._computed(source)
+            computed = self._recompute(source, self.tensor)
             if computed.meta["spec"].dtype == dtype:
                 return computed
             spec = dataclasses.replace(computed.meta["spec"], dtype=dtype)
             return self.edit.call(TO_COPY, (computed,), {"dtype": dtype}, spec, self.edit.after(computed), source)
         is_number = source.target is SCALAR and source.kwargs["dtype"] == dtype
         return self.scalar(source.args[0] if is_number else self._read(source), dtype)
-
-    def _computed(self, node: fx.Node) -> fx.Node:
-        """The result of arithmetic on 0-d host tensors, computed on the device."""
-        if node not in self._recomputed:
-            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.tensor)
-            kwargs = {name: value for name, value in kwargs.items() if name not in ("pin_memory", "device")}
-            spec = dataclasses.replace(node.meta["spec"], device=self.edit.device)
-            self._recomputed[node] = self.edit.call(node.target, args, kwargs, spec, self.edit.after(node), node)
-        return self._recomputed[node]
 
     def _constant(self, source: fx.Node, copy: fx.Node | None) -> fx.Node:
         """The constant ``source``, or the result of its ``copy`` to the device, as a device tensor."""
@@ -142,10 +133,15 @@ class Uploads:
             value = aten._to_copy.default(value, **options)
         return self.edit.capture(value, constant_name(source, self.edit.inputs), source)
 
-    def _recompute(self, node: fx.Node) -> fx.Node:
-        """A constant computed on the device, by the operations that compute it on the host."""
+    def _recompute(self, node: fx.Node, operand: Callable[[fx.Node], fx.Node] | None = None) -> fx.Node:
+        """The result of an operation of the host, computed on the device.
+
+        Args:
+            node: The operation.
+            operand: The device tensor for one of its operands; by default that is recomputed as well, as of a constant.
+        """
         if node not in self._recomputed:
-            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self._recompute)
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), operand or self._recompute)
             kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
             if "device" in kwargs or not node.all_input_nodes:
                 kwargs["device"] = self.edit.device

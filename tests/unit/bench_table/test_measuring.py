@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import reporting
 from benchmarks.table import checking, comparison, measuring, results, runner, setting, text, tracing, ways
 from benchmarks.table.results import Row
 
 
-@pytest.mark.parametrize("module", [checking, comparison, measuring, results, runner, setting, text, ways])
+@pytest.mark.parametrize("module", [checking, comparison, reporting, results, runner, setting, text, ways])
 def test_examples(module: Any) -> None:
     found = doctest.testmod(module)
     assert found.attempted

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pygraph.ir.selections import Candidate, Compared, Objective
-from pygraph.runtime.driver import Costs
 from pygraph.runtime.mechanisms import Choice
 from pygraph.runtime.rounds import margin
 from pygraph.runtime.samples import Sample
@@ -16,18 +15,17 @@ from pygraph.runtime.samples import Sample
 LAUNCH = Candidate("launch")
 
 
-def estimates(default: Candidate, kernels: int, choice: Choice, costs: Costs) -> dict[Candidate, Sample]:
+def estimates(default: Candidate, launches: float, choice: Choice) -> dict[Candidate, Sample]:
     """Estimate ordinary launches, and the graph that is there.
 
     Args:
         default: The candidate that the graph is.
-        kernels: How many kernels ordinary launches launch.
+        launches: Microseconds that the host needs for ordinary launches.
         choice: How the pointers of the graph change, with its times by the model; these include what it copies.
-        costs: The times of the device.
     """
     busy = min(choice.replay_us, choice.device_us)
     return {
-        LAUNCH: Sample(host=costs.launch * kernels, device=busy),
+        LAUNCH: Sample(host=launches, device=busy),
         default: Sample(host=choice.host_us, device=choice.device_us),
     }
 

@@ -180,7 +180,7 @@ class RegionSelector:
             graph: The graph that was recorded.
             record: Records a graph of another candidate in a pool.
         """
-        found = prior.estimates(self._default, count_kernels(self._call.body.nodes), graph.choice, self._costs())
+        found = prior.estimates(self._default, self._host_of_launches(), graph.choice)
         preferred = prior.preferred(found, self._default, self._objective)
         if not self._policy.measures:
             return Selection(preferred, "the cost model estimates it", prior.compared(found, self._objective))
@@ -200,12 +200,22 @@ class RegionSelector:
             for one in recorded.values():
                 one.release()
             self._call.driver.give_back()  # what runs have left, beside which there has to be the memory of a graph
-        return judged(rounds, preferred, self._disturbance(rounds.samples[self._default]))
+        # Launches would be for good, as there is no graph then to compare later.
+        for_now = self._default if preferred == LAUNCH else preferred
+        return judged(rounds, for_now, self._disturbance(rounds.samples[self._default]))
 
     # -- samples ----------------------------------------------------------------------------------------------------
 
     def _costs(self) -> Costs:
         return self._call.driver.costs()
+
+    def _host_of_launches(self) -> float:
+        """The microseconds that the host needs for ordinary launches: the least that were measured, else by the model.
+
+        Whatever disturbs a measurement adds to it.
+        """
+        modelled = self._costs().launch * count_kernels(self._call.body.nodes)
+        return min((sample.host for sample in self._launches), default=modelled)
 
     def _first_samples(self, candidate: Candidate, run: Runs) -> list[Sample]:
         """A few samples of one candidate, fewer if they take long, after a run that loads what it needs."""
@@ -276,26 +286,27 @@ class RegionSelector:
         return None if self._is_exact else self._policy.disturbance(samples, self._call.driver)
 
 
-def judged(rounds: Rounds, preferred: Candidate, disturbance: str | None) -> Selection:
-    """The selection that rounds prove, or the preferred one for now if something has disturbed them."""
-    return _selection(rounds, rounds.verdict(), preferred, disturbance)
+def judged(rounds: Rounds, for_now: Candidate, disturbance: str | None) -> Selection:
+    """What rounds prove, or another candidate for now if they decide nothing or something has disturbed them."""
+    return _selection(rounds, rounds.verdict(), for_now, disturbance)
 
 
-def _selection(rounds: Rounds, verdict: Verdict, preferred: Candidate, disturbance: str | None) -> Selection:
+def _selection(rounds: Rounds, verdict: Verdict, for_now: Candidate, disturbance: str | None) -> Selection:
     chosen, provisional = verdict.chosen, disturbance
     if disturbance is None and not verdict.is_decided:
         provisional = "its rounds decided nothing"
     if provisional is not None:
-        chosen, reason = preferred, "the cost model prefers it"
+        chosen = for_now
+        is_preferred = for_now == rounds.default
+        reason = "the cost model prefers it" if is_preferred else "launches are not proven to be faster"
     elif verdict.lead is None or verdict.lead.low > 0:
         reason = "it was the fastest"
     else:
         reason = "nothing was faster by more than noise"
-    is_final = provisional is None or chosen == LAUNCH  # without a graph there is nothing to compare later
     lead = verdict.lead if chosen == verdict.chosen else None
     return Selection(
         chosen, reason, rounds.compared(), None if lead is None else (round(lead.low, 3), round(lead.high, 3)),
-        0.0 if lead is None else lead.confidence, None if is_final else provisional, now(),
+        0.0 if lead is None else lead.confidence, provisional, now(),
     )  # fmt: skip
 
 

@@ -55,6 +55,8 @@ class FusableRun:
         self.updated = {node: self.updated[node] for node in needed if node in self.updated and node not in returned}
         self.outputs = [node for node in needed if node not in self.updated]
         self._graph.output(tuple(self._env[node] for node in self.outputs))
+        for node in self._graph.find_nodes(op="call_function", target=aten.view.default):
+            node.target = aten.reshape.default  # decompositions may lay tensors out in other ways than eager
         self.module = fx.GraphModule(torch.nn.Module(), self._graph)
         self.specs: list[TensorSpec] = [node.meta["spec"] for node in self.inputs]
         captured = {

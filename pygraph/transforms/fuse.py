@@ -16,7 +16,16 @@ from pygraph.errors import StageError, describe
 from pygraph.ir.attention_states import is_unset_state
 from pygraph.ir.autocasting import without_autocast
 from pygraph.ir.descriptors import Captured, Fallback, Input, TensorSpec, contiguous_strides, tensor_specs
-from pygraph.ir.effects import host_reason, is_first_gradient, is_operation, is_random, is_selection, is_work, root
+from pygraph.ir.effects import (
+    host_reason,
+    is_first_gradient,
+    is_operation,
+    is_random,
+    is_selection,
+    is_view,
+    is_work,
+    root,
+)
 from pygraph.ir.order import number_nodes
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.aten import lower
@@ -95,13 +104,21 @@ def _is_fusable(node: fx.Node) -> bool:
         return False
     if node.target.namespace not in ("aten", "prims") or node.target is aten.empty_strided.default:  # pyright: ignore
         return False
-    if is_write_back(node):
+    if is_write_back(node) or _is_read_by_strides(node):
         return False
     specs = [*tensor_specs(node.meta["spec"])]
     if node.target is aten._grouped_mm.default and specs[0].dtype != torch.bfloat16:
         return False  # Inductor knows it in that dtype only (torch 2.11 to 2.13)
     specs += [spec for argument in node.all_input_nodes for spec in tensor_specs(argument.meta.get("spec"))]
     return all(spec.device.type == "cuda" and not spec.dtype.is_complex for spec in specs)
+
+
+_BY_STRIDES = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
+
+
+def _is_read_by_strides(node: fx.Node) -> bool:
+    """Whether operations read a node's memory by strides of their own: Inductor may lay it out in another way."""
+    return any(user.target in _BY_STRIDES or (is_view(user) and _is_read_by_strides(user)) for user in node.users)
 
 
 class _Fusion:

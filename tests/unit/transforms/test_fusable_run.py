@@ -7,11 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import nll_loss
 
 import pygraph
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.effects import is_work
 from pygraph.ir.program import Program
 from pygraph.transforms.fusable_run import FusableRun
+from pygraph.transforms.fuse import _is_fusable
 
 
 def program_on_cuda(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> Program:
@@ -113,3 +118,27 @@ def test_the_gradient_that_a_backward_begins_with_is_an_input() -> None:
     assert run.inputs[begin].target is torch.ops.aten.ones_like.default
     assert operations(run).count("ones_like.default") == 1, "ones that the function makes itself are none"
     assert [run.inputs[index] for index in run.static] == program.placeholders[1:]
+
+
+def test_views_do_not_depend_on_the_layouts_of_decompositions() -> None:
+    """The gradient of a softmax whose scores a loss takes transposed: its decomposition is not laid out as in eager."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        loss = nll_loss((x @ w).log_softmax(-1).transpose(1, 2), labels)
+        return torch.autograd.grad(loss, x)[0]
+
+    args = (torch.rand(2, 3, 5), torch.rand(5, 7), torch.zeros(2, 3, dtype=torch.int64))
+    program = pygraph.trace(fn)(*(arg.to(pygraph.default_device()) for arg in args))
+    run = FusableRun(program, [node for node in program.nodes if is_work(node)], set())
+    by_shape = {arg.shape: arg for arg in (*args, torch.ones(()))}
+    inputs = [by_shape[torch.Size(spec.shape)] for spec in run.specs]
+    *_, got = make_fx(run.module, decomposition_table=select_decomp_table())(*inputs)(*inputs)
+    torch.testing.assert_close(got.view(2, 3, 5), fn(*args))  # the last view is made outside
+
+
+def test_what_is_read_by_strides_is_laid_out_as_in_eager() -> None:
+    """Inductor may lay it out in another way, as nothing else can see."""
+    program = program_on_cuda(lambda x: (x.t() * 2).t().as_strided((2,), (1,)) + x.sin()[0, 0], (3, 2))
+    fusable = {node.target.__name__: _is_fusable(node) for node in program.nodes if is_work(node)}  # type: ignore[union-attr]
+    assert fusable == {"mul.Tensor": False, "sin.default": True, "add.Tensor": True}

@@ -345,3 +345,28 @@ def test_company_all_the_time(x: torch.Tensor, load: float) -> None:
         found = by(times, lambda n, way: 1.0 + load * float(random.random()), x)
         assert found["way"] == "patch"
         assert found["provisional"] is not None
+
+
+def test_in_company_a_graph_is_kept_even_if_the_model_prefers_launches() -> None:
+    """Launches would be for good: later rounds have no graph to compare."""
+    random = np.random.default_rng(6)
+    fn = pygraph.select(
+        pygraph.graphify(lambda x: x[:2] + 1),  # copies its input
+        timer=Noisy({"launch": 1.0, "copy": 2.0, "patch": 1.0}, lambda n, way: 1.0 + 60 * float(random.random())),
+    )
+    fn(torch.zeros(1 << 22, device=pygraph.default_device()))
+    found = selected(fn)
+    assert (found["way"], found["reason"]) == ("copy", "launches are not proven to be faster")
+    assert found["provisional"] is not None
+
+
+def test_the_model_takes_what_launches_took_at_least(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper of Inductor's needs several times the host's time that the model has for a kernel."""
+    driver = driver_for(x.device)
+    assert driver is not None
+    costs = dataclasses.replace(driver.costs(), launch=0.0)
+    monkeypatch.setattr(type(driver), "costs", lambda _: costs)
+    random = np.random.default_rng(7)
+    found = by(FAST, lambda n, way: 1.0 + 8 * float(random.random()), x)
+    assert (found["way"], found["reason"]) == ("patch", "the cost model prefers it")
+    assert found["provisional"] is not None

@@ -19,5 +19,9 @@ def quartiles(values: Iterable[float], digits: int) -> list[float]:
 
     >>> quartiles([4.0, 1.0, 2.0, 3.0, 5.0], 2)
     [2.0, 3.0, 4.0]
+    >>> quartiles([4.0], 2)  # of one value
+    [4.0, 4.0, 4.0]
     """
-    return [round(value, digits) for value in statistics.quantiles(values, n=4, method="inclusive")]
+    values = list(values)
+    found = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return [round(value, digits) for value in found]

@@ -85,40 +85,37 @@ def _no_collection() -> Generator[None, None, None]:
             gc.enable()
 
 
-def measure(
-    runs: Mapping[str, Iteration],
-    batches: Sequence[Any],
-    seconds: float,
-    wait: Callable[[], None],
-    progress: Callable[[str, int, int], None] = lambda text, done, of: None,
-) -> dict[str, dict[str, Any]]:
-    """Times of all ways, or the error of one that fails, which does not keep the others from being measured.
+class Meters:
+    """Ways of one process being measured; one that fails says so, and does not keep the others from going on.
 
     Args:
         runs: One iteration of each way.
         batches: Their batches.
-        seconds: How long all of it takes, about.
         wait: Waits until the device has done everything.
-        progress: Is called with what is done, and how far that is.
     """
-    found: dict[str, dict[str, Any]] = {}
-    meters = {name: Meter(run, batches, wait) for name, run in runs.items()}
 
-    def attempt(name: str, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception as error:  # says so in its column
-            found[name] = {"error": f"measuring: {type(error).__name__}: {error}"[:600]}
-            del meters[name]
+    def __init__(self, runs: Mapping[str, Iteration], batches: Sequence[Any], wait: Callable[[], None]) -> None:
+        self._meters = {name: Meter(run, batches, wait) for name, run in runs.items()}
+        self._errors: dict[str, str] = {}
 
-    share = seconds / ROUNDS / max(len(runs), 1)
-    for name in list(meters):
-        attempt(name, lambda name=name: meters[name].calibrate(share))
-    for number in range(ROUNDS):
-        progress("measuring", number, ROUNDS)
-        names = list(meters)
-        shift = number % max(len(names), 1)
-        for name in names[shift:] + names[:shift]:
-            attempt(name, meters[name].round)
+    def calibrate(self, seconds: float) -> None:
+        """Warm up, and choose how many iterations a round of these seconds has for each way."""
+        self._for_each(lambda meter: meter.calibrate(seconds))
+
+    def round(self) -> None:
+        """Measure every way once."""
         gc.collect()
-    return found | {name: meter.result() for name, meter in meters.items()}
+        self._for_each(Meter.round)
+
+    def _for_each(self, action: Callable[[Meter], None]) -> None:
+        for name, meter in list(self._meters.items()):
+            try:
+                action(meter)
+            except Exception as error:  # says so in its column
+                self._errors[name] = f"measuring: {type(error).__name__}: {error}"[:600]
+                del self._meters[name]
+
+    def result(self) -> dict[str, dict[str, Any]]:
+        """The times of each way so far, or its error."""
+        times: dict[str, dict[str, Any]] = {name: meter.result() for name, meter in self._meters.items()}
+        return times | {name: {"error": text} for name, text in self._errors.items()}

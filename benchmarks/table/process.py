@@ -53,13 +53,11 @@ class Worker:
 
     Attributes:
         doing: What it does now.
-        timed: The times of its row, once it has measured them.
     """
 
     def __init__(self, job: Job, threads: int, arguments: Sequence[str] | None = None) -> None:
         self.job = job
         self.doing = "starting"
-        self.timed: dict[str, Any] | None = None
         self._is_stopped = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -102,20 +100,28 @@ class Worker:
                 raise WorkerError(f"the process ended with code {code} while {self.doing}{self.last_lines()}")
             if "failed" in message:
                 raise WorkerError(f"{message['failed']} (while {self.doing})", message["out_of_memory"])
-            if "timed" in message:
-                self.timed = message["timed"]
             if "doing" in message:
                 self.doing = message["doing"]
                 progress(message)
             if any(kind in message for kind in kinds):
                 return message
 
-    def go(self) -> None:
-        """Let it measure."""
+    def ask(self, until: float, **command: Any) -> Any:
+        """Have it do something when its ways are compiled; returns what it has found.
+
+        Args:
+            until: When the answer is too late, by the monotonic clock.
+            **command: A name, and its value.
+
+        Raises:
+            WorkerError: The process says that it failed, has ended, or is too slow.
+        """
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.write("go\n")
+        self.doing = {"calibrate": "measuring", "round": "measuring", "profile": "profiling"}[next(iter(command))]
+        with contextlib.suppress(OSError):  # of one that has ended, which waiting finds out
+            self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
+        return self.wait_for(("did",), until)["did"]
 
     def last_lines(self) -> str:
         """The last lines of its standard error, after a colon; nothing if there are none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -45,14 +44,13 @@ class Reporter:
         seconds = time.monotonic() - self._start
         self._console.print(f"{seconds:6.0f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def update(self, row: str, message: dict[str, Any]) -> None:
-        """Show what a row does now."""
+    def update(self, row: str, doing: str, done: int, of: int) -> None:
+        """Show what a row does now, and how far it is."""
         if self._bars is None:
             return
         if row not in self._tasks:
             self._tasks[row] = self._bars.add_task(row, total=1)
-        text = f"{row}: {message['doing']}"
-        self._bars.update(self._tasks[row], description=text, completed=message["done"], total=message["of"])
+        self._bars.update(self._tasks[row], description=f"{row}: {doing}", completed=done, total=of)
 
     def finish(self, row: str, text: str, counts: bool = True) -> None:
         """Say how a row ended, and whether it counts as done."""

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.table import results
-from benchmarks.table.process import Worker, WorkerError
+from benchmarks.table import results, ways
+from benchmarks.table.process import Worker
 from benchmarks.table.progress import Reporter
 from benchmarks.table.results import Row
+from benchmarks.table.row_processes import RowProcesses
 from benchmarks.table.worker import Job
 from benchmarks.table.workload import Workload
 
@@ -61,12 +62,12 @@ class Options:
 
 
 def default_jobs() -> int:
-    """Rows that compile side by side: one for each three cores, up to five, whose models fit on one GPU.
+    """Rows that compile side by side: one for each five cores, up to three, as every way of a row is a process.
 
-    >>> 1 <= default_jobs() <= 5
+    >>> 1 <= default_jobs() <= 3
     True
     """
-    return max(1, min(5, results.cores() // 3))
+    return max(1, min(3, results.cores() // 5))
 
 
 class Runner:
@@ -126,20 +127,18 @@ class Runner:
                 for _, row in group
             }  # fmt: skip
             found: dict[str, Row] = {}
-            with contextlib.ExitStack() as workers:
-                compiled = self._compile(jobs, workers)
+            with contextlib.ExitStack() as stack:
+                compiled = self._compile(jobs, stack)
                 for number, row in group:
-                    outcome = compiled[row.name]
-                    if _ran_out_of_memory(outcome) and len(group) > 1:
+                    if compiled[row.name].out_of_memory and len(group) > 1:
                         again.append((number, row))
                         text = "out of memory beside other rows; it runs again, alone"
                         self._reporter.finish(row.name, text, counts=False)
-                        if isinstance(outcome, tuple):
-                            outcome[0].stop()
+                        compiled[row.name].stop()
                 for number, row in group:
-                    if (number, row) not in again and (self._left() > options.seconds or not _is_ready(compiled, row)):
-                        result = self._measure(compiled[row.name], jobs[row.name])
-                        found[row.name] = {**results.description(row, number), **result}
+                    processes = compiled[row.name]
+                    if (number, row) not in again and (self._left() > options.seconds or not processes.is_ready):
+                        found[row.name] = {**results.description(row, number), **self._measured(processes)}
                         self._write(row.name, found[row.name], len(group))
             self.unfinished += [r.name for n, r in group if r.name not in found and (n, r) not in again]
             if options.warm:
@@ -154,82 +153,61 @@ class Runner:
 
     # ---- compiling -------------------------------------------------------------------------------------------------
 
-    def _compile(
-        self, jobs: dict[str, Job], workers: contextlib.ExitStack
-    ) -> dict[str, tuple[Worker, Row] | WorkerError]:
-        """Start workers and wait until each has compiled its row, or failed."""
-        threads = max(1, results.cores() // max(len(jobs), 1))
-        started: dict[str, Worker] = {}
+    def _compile(self, jobs: dict[str, Job], stack: contextlib.ExitStack) -> dict[str, RowProcesses]:
+        """Start the processes of rows and wait until they have compiled their ways, or failed."""
+        count = sum(len(ways.processes(job.ways)) for job in jobs.values())
+        threads = max(2, results.cores() // max(count, 1))
+        started: dict[str, RowProcesses] = {}
         for name, job in jobs.items():
-            started[name] = self._start_worker(job, threads)
-            workers.callback(started[name].stop)
+            started[name] = RowProcesses(job, threads, self._start_worker)
+            stack.callback(started[name].stop)
         with concurrent.futures.ThreadPoolExecutor(max(len(jobs), 1)) as pool:
             try:
-                outcomes = pool.map(lambda name: self._compiled(started[name]), jobs)
-                return dict(zip(jobs, outcomes, strict=True))
-            except BaseException:  # Ctrl-C: threads wait for their workers
-                for worker in started.values():
-                    worker.stop()
+                list(pool.map(self._wait_for, started.values()))
+            except BaseException:  # Ctrl-C: threads wait for their processes
+                for processes in started.values():
+                    processes.stop()
                 raise
+        return started
 
-    def _compiled(self, worker: Worker) -> tuple[Worker, Row] | WorkerError:
-        name, start = worker.job.row, time.monotonic()
-        until = start + min(worker.job.budget + GRACE, max(self._left() - 10, 1.0))
-        try:
-            message = worker.wait_for(("ready",), until, lambda message: self._reporter.update(name, message))
-        except WorkerError as error:
-            return error
-        self._reporter.line(f"{name}: compiled in {time.monotonic() - start:.0f} s")
-        return worker, message
+    def _wait_for(self, processes: RowProcesses) -> None:
+        job, start = processes.job, time.monotonic()
+        processes.compile(start + min(job.budget + GRACE, max(self._left() - 10, 1.0)), self._updating(job.row))
+        if processes.is_ready:
+            self._reporter.line(f"{job.row}: compiled in {time.monotonic() - start:.0f} s")
+
+    def _updating(self, row: str) -> Callable[[str, int, int], None]:
+        return lambda doing, done, of: self._reporter.update(row, doing, done, of)
 
     def _compile_again(self, jobs: dict[str, Job], found: dict[str, Row], together: int) -> None:
-        """Add the seconds that compiling takes in another process, with the caches that the first has filled."""
+        """Add the seconds that compiling takes in other processes, with the caches that the first have filled."""
         jobs = {name: dataclasses.replace(job, compile_only=True) for name, job in jobs.items()}
-        with contextlib.ExitStack() as workers:
-            for name, outcome in self._compile(jobs, workers).items():
-                if isinstance(outcome, WorkerError):
-                    found[name]["warm_error"] = str(outcome)
-                else:
-                    for way, one in outcome[1]["ready"].items():
-                        if way in found[name]["ways"] and "compile_s" in one:
-                            found[name]["ways"][way]["warm_s"] = one["compile_s"]
+        with contextlib.ExitStack() as stack:
+            for name, processes in self._compile(jobs, stack).items():
+                for way, seconds in processes.seconds_of_compiling().items():
+                    found[name]["ways"][way]["warm_s"] = seconds
                 self._write(name, found[name], together)
 
     # ---- measuring -------------------------------------------------------------------------------------------------
 
-    def _measure(self, outcome: tuple[Worker, Row] | WorkerError, job: Job) -> Row:
-        """Measure a row that has been compiled; the result of a row, or why there is none."""
-        if isinstance(outcome, tuple):
-            worker, _ = outcome
-            until = time.monotonic() + min(4 * (job.seconds + _OVERHEAD) + GRACE, self._left() + 20)
-            worker.go()
-            try:
-                result = worker.wait_for(("result",), until, lambda message: self._reporter.update(job.row, message))
-                self._reporter.finish(job.row, _in_words(result["result"]["ways"]))
-                return result["result"]
-            except WorkerError as error:
-                outcome = error
-                if worker.timed is not None:  # only the profiles are missing
-                    self._reporter.finish(job.row, f"{_in_words(worker.timed['ways'])}; no profiles: {error}")
-                    return {**worker.timed, "profile_error": str(error)}
-            finally:
-                worker.stop()
-        self.failed.append(job.row)
-        text = str(outcome)
-        self._reporter.finish(job.row, f"failed: {text.splitlines()[0]}")
-        return {"error": text}
+    def _measured(self, processes: RowProcesses) -> Row:
+        """Measure a row that has been compiled; its result, or why there is none."""
+        job, update = processes.job, self._updating(processes.job.row)
+        until = time.monotonic() + min(4 * (job.seconds + _OVERHEAD) + GRACE, self._left() + 20)
+        processes.measure(job.seconds, until, update)
+        processes.profile(until, update)
+        processes.stop()
+        found = processes.result()
+        if "error" in found:
+            self.failed.append(job.row)
+            self._reporter.finish(job.row, f"failed: {found['error'].splitlines()[0]}")
+        else:
+            self._reporter.finish(job.row, _in_words(found["ways"]))
+        return found
 
 
-def _is_ready(compiled: dict[str, tuple[Worker, Row] | WorkerError], row: Workload) -> bool:
-    return isinstance(compiled[row.name], tuple)
-
-
-def _ran_out_of_memory(outcome: tuple[Worker, Row] | WorkerError) -> bool:
-    return outcome.out_of_memory if isinstance(outcome, WorkerError) else bool(outcome[1]["out_of_memory"])
-
-
-def _in_words(ways: dict[str, Any]) -> str:
+def _in_words(found: dict[str, Any]) -> str:
     """Median times of all ways, for a line."""
     parts = [f"{name} {one['wall_us'][1]:.0f} µs" if "wall_us" in one else f"{name} failed"
-             for name, one in ways.items() if not name.startswith("limit of")]  # fmt: skip
+             for name, one in found.items() if not name.startswith("limit of")]  # fmt: skip
     return ", ".join(parts)

@@ -15,10 +15,10 @@ from benchmarks.table.workload import Batch, Task, Workload
 Iteration = Callable[[Batch], Any]
 """One iteration on a batch: the outputs of a forward, or the loss of a step."""
 
-MOST_BYTES = 4 << 30
-"""Bytes of the device that the batches of a row may take."""
+MOST_BYTES = 8 << 30
+"""Bytes of the device that the batches of a row may take, in all of its processes."""
 
-FEWEST_BATCHES = 3
+FEWEST_BATCHES = 2
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -47,7 +47,7 @@ def number_of_batches(wanted: int, bytes_each: int, most: int = MOST_BYTES) -> i
     """How many batches are made: as many as are wanted, or fit.
 
     >>> number_of_batches(100, 1 << 20), number_of_batches(100, 1 << 30), number_of_batches(2, 1)
-    (100, 4, 2)
+    (100, 8, 2)
     """
     return min(wanted, max(FEWEST_BATCHES, most // max(bytes_each, 1)))
 
@@ -60,6 +60,7 @@ class Setting:
         small: Whether the model is the small one, for tests.
         device: The device.
         inputs: How many batches are wanted.
+        processes: How many processes have the row on the device.
 
     Attributes:
         task: The model and its batches.
@@ -68,13 +69,13 @@ class Setting:
         batches: The batches, each at other addresses.
     """
 
-    def __init__(self, workload: Workload, small: bool, device: torch.device, inputs: int) -> None:
+    def __init__(self, workload: Workload, small: bool, device: torch.device, inputs: int, processes: int = 1) -> None:
         torch.manual_seed(0)
         self.task: Task = workload.make(small)
         self.training, self.device = workload.training, device
         self._dtype = torch.float32 if workload.training else torch.bfloat16
         first = self._batch(0)
-        count = number_of_batches(inputs, device_bytes(first))
+        count = number_of_batches(inputs, processes * device_bytes(first))
         self.batches = [first, *(self._batch(seed) for seed in range(1, count))]
 
     def _batch(self, seed: int) -> Batch:

@@ -20,6 +20,9 @@ from benchmarks.table.setting import Iteration
 ITERATIONS = 4
 """Iterations that a profile holds."""
 
+LONGEST = 12
+"""Kernels that are listed by name: those that take the most time."""
+
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _LAUNCH = re.compile(r"Launch|Memcpy|Memset", re.IGNORECASE)
@@ -58,7 +61,8 @@ def summary(events: Iterable[Event], iterations: int) -> dict[str, Any]:
         ``kernels``; ``coverage`` and ``coverage_time``, the shares of kernels and of their time that graphs launched,
         null if there are none; ``graph_launches``; ``busy_us``, when anything ran on the device; ``copied``, number
         and bytes of copies by kind; ``copy_kernels`` and ``copy_kernels_us``, kernels with a name of copies;
-        ``unattributed``, kernels of which the trace does not show what launched them: they count as not in graphs.
+        ``unattributed``, kernels of which the trace does not show what launched them: they count as not in graphs;
+        ``longest``, name, number and microseconds of the kernels that take the most time together.
     """
     calls: dict[Any, list[str]] = collections.defaultdict(list)
     work: list[Event] = []
@@ -87,6 +91,7 @@ def summary(events: Iterable[Event], iterations: int) -> dict[str, Any]:
         "copy_kernels": len(copies) / iterations,
         "copy_kernels_us": round(_time(copies) / iterations, 1),
         "unattributed": launchers.count("unknown") / iterations,
+        "longest": _longest(kernels, iterations),
     }
 
 
@@ -125,6 +130,14 @@ def _busy(events: Iterable[Event]) -> float:
         total += max(0.0, end - max(begin, until))
         until = max(until, end)
     return total
+
+
+def _longest(kernels: Iterable[Event], iterations: int) -> list[list[Any]]:
+    by_name: dict[str, list[Event]] = collections.defaultdict(list)
+    for event in kernels:
+        by_name[str(event.get("name"))[:120]].append(event)
+    longest = sorted(by_name.items(), key=lambda item: -_time(item[1]))[:LONGEST]
+    return [[name, len(events) / iterations, round(_time(events) / iterations, 1)] for name, events in longest]
 
 
 def _copied(events: Iterable[Event], iterations: int) -> dict[str, list[float]]:

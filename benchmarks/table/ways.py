@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,18 @@ def in_order(names: tuple[str, ...]) -> tuple[str, ...]:
     found = [name for name in names if name != "limit" and name not in _LAST]
     found += [name for name in _LAST if name in names or ("limit" in names and name in _LIMITS)]
     return tuple(found)
+
+
+def processes(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The ways that share a process: a capture and the way that it holds; every other way has one of its own.
+
+    >>> processes(("eager", "compile", "jit", "limit of compile", "limit of eager"))
+    [('eager', 'limit of eager'), ('compile', 'limit of compile'), ('jit',)]
+    >>> processes(("limit of eager", "limit of compile"))
+    [('limit of eager',), ('limit of compile',)]
+    """
+    alone = [name for name in names if _LIMITS.get(name) not in names]
+    return [(name, *(one for one in names if _LIMITS.get(one) == name)) for name in alone]
 
 
 def cache_of(name: str) -> str:

@@ -1,8 +1,9 @@
-"""A process that compiles and measures one row: ``python -m benchmarks.table.worker JOB``, where JOB is JSON.
+"""A process that compiles and measures ways of one row: ``python -m benchmarks.table.worker JOB``, where JOB is JSON.
 
 It writes JSON lines to what was standard output: ``{"doing": …}`` as it goes on, ``{"ready": …}`` when all ways are
-compiled. When it reads a line, it measures them: ``{"timed": …}`` has their times, and ``{"result": …}`` what the
-profiler has seen as well. Whatever libraries print goes to standard error.
+compiled. Then it reads commands, a line of JSON each, and answers each by ``{"did": …}`` with what it has found about
+each way: ``{"calibrate": SECONDS}`` and ``{"round": NUMBER}`` measure, ``{"profile": true}`` has the profiler see them.
+Whatever libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Job:
         inputs: How many batches are wanted.
         seconds: How long measuring takes.
         budget: Seconds for compiling all ways; those that it does not suffice for are not compiled.
+        processes: How many processes have this row on the device.
         compile_only: Whether only the times of compiling are wanted.
     """
 
@@ -57,6 +59,7 @@ class Job:
     inputs: int = 100
     seconds: float = 10.0
     budget: float = 900.0
+    processes: int = 1
     compile_only: bool = False
 
 
@@ -74,36 +77,35 @@ def main(argv: list[str]) -> int:
 
     data = json.loads(argv[0])
     try:
-        result = run(Job(**{**data, "ways": tuple(data["ways"])}), say)
+        run(Job(**{**data, "ways": tuple(data["ways"])}), say)
     except Exception as error:
         traceback.print_exc()
         say(failed=described(error), out_of_memory=is_out_of_memory(error))
         return 1
-    say(result=result)
     answers.flush()
     sys.stderr.flush()
     os._exit(0)  # tearing down compilers, pools and graphs may hang
 
 
-def run(job: Job, say: Say) -> dict[str, Any]:
-    """Compile all ways of a row, wait for a line of input, and measure them."""
-    say(doing="loading", done=0, of=len(job.ways))
+def run(job: Job, say: Say) -> None:
+    """Compile ways of a row, and obey commands until there are no more."""
+    say(doing="loading")
     from benchmarks.table.rows import load
     from benchmarks.table.setting import Setting
 
     start = time.monotonic()
     workload = load(job.module)[job.row]
     device = _prepared(len(job.ways))
-    setting = Setting(workload, job.small, device, job.inputs)
+    setting = Setting(workload, job.small, device, job.inputs, job.processes)
     row = _Row(job, setting, say, start + job.budget)
     row.compile()
-    say(ready=row.found, out_of_memory=row.out_of_memory)
-    if not sys.stdin.readline():  # nobody waits for more
-        os._exit(0)
-    row.measure()
-    say(timed=row.result())
-    row.profile()
-    return row.result()
+    say(ready=row.found, reference=row.reference_name, inputs=len(setting.batches), input_bytes=setting.input_bytes,
+        out_of_memory=row.out_of_memory)  # fmt: skip
+    for line in sys.stdin:
+        ((command, value),) = json.loads(line).items()
+        say(
+            did=row.calibrate(value) if command == "calibrate" else row.round() if command == "round" else row.profile()
+        )
 
 
 def _prepared(ways: int) -> Any:
@@ -139,13 +141,14 @@ class _Row:
         self.out_of_memory = False
         self._made: dict[str, Any] = {}
         self._reference: Any = None
+        self._meters: Any = None
 
     def compile(self) -> None:
         """Build every way, let it run, and check its results."""
         from benchmarks.table.checking import reference
 
         if not self._job.compile_only:
-            self._say(doing="eager in float32", done=0, of=len(self._job.ways))
+            self._say(doing="eager in float32")
             try:
                 self._reference = reference(self._setting)
                 self.reference_name = self._reference.name
@@ -153,8 +156,8 @@ class _Row:
                 self.out_of_memory |= is_out_of_memory(error)
                 self.reference_name = f"none: {described(error)}"
             clean(self._setting.device)
-        for number, name in enumerate(self._job.ways):
-            self._say(doing=f"compiling {name}", done=number, of=len(self._job.ways))
+        for name in self._job.ways:
+            self._say(doing=f"compiling {name}")
             try:
                 with alarm(self._deadline - time.monotonic()):
                     self.found[name] = self._compiled(name)
@@ -229,34 +232,28 @@ class _Row:
                 seconds = time.perf_counter() - start
         return losses, seconds
 
-    def result(self) -> dict[str, Any]:
-        """All that has been found out."""
-        ways = dict(self.found)
-        _add_limit(ways)
-        return {"ways": ways, "reference": self.reference_name, "inputs": len(self._setting.batches),
-                "input_bytes": self._setting.input_bytes, "out_of_memory": self.out_of_memory}  # fmt: skip
-
-    def measure(self) -> None:
-        """Measure all ways in turns."""
-        from benchmarks.table.measuring import measure
+    def calibrate(self, seconds: float) -> dict[str, Any]:
+        """Warm up, and choose how many iterations a round of these seconds has for each way."""
+        from benchmarks.table.measuring import Meters
         from benchmarks.table.setting import synchronize
 
         setting = self._setting
         clean(setting.device)
-        times = measure(
-            {name: way.run for name, way in self._made.items()}, setting.batches, self._job.seconds,
-            lambda: synchronize(setting.device), lambda text, done, of: self._say(doing=text, done=done, of=of),
-        )  # fmt: skip
-        for name, found in times.items():
-            self.found[name] |= found
+        runs = {name: way.run for name, way in self._made.items()}
+        self._meters = Meters(runs, setting.batches, lambda: synchronize(setting.device))
+        self._meters.calibrate(seconds)
+        return {}
 
-    def profile(self) -> None:
+    def round(self) -> dict[str, Any]:
+        """Measure every way once more; the times of each so far."""
+        self._meters.round()
+        times = self._meters.result()
+        self._made = {name: way for name, way in self._made.items() if "error" not in times[name]}
+        return times
+
+    def profile(self) -> dict[str, Any]:
         """Profile every way, and ask pygraph for its report."""
-        for number, (name, way) in enumerate(self._made.items()):
-            self._say(doing=f"profiling {name}", done=number, of=len(self._made))
-            if "error" not in self.found[name]:
-                self.found[name] |= _reported(way, self._setting)
-                self.found[name] |= _profiled(way, self._setting)
+        return {name: _reported(way, self._setting) | _profiled(way, self._setting) for name, way in self._made.items()}
 
 
 def _reported(way: Any, setting: Any) -> dict[str, Any]:
@@ -297,17 +294,6 @@ def _profiled(way: Any, setting: Any) -> dict[str, Any]:
         return {"profile": profile(way.run, setting.batches)}
     except Exception as error:  # times are worth having without it
         return {"profile_error": described(error)}
-
-
-def _add_limit(found: dict[str, dict[str, Any]]) -> None:
-    """Add the faster of the two captures as ``limit``, or why there is none."""
-    both = {name: found[name] for name in ("limit of compile", "limit of eager") if name in found}
-    timed = {name: one for name, one in both.items() if "wall_us" in one}
-    if timed:
-        best = min(timed, key=lambda name: timed[name]["wall_us"][1])
-        found["limit"] = {**timed[best], "is": best}
-    elif both:
-        found["limit"] = {"error": "; ".join(f"{name}: {one.get('error')}" for name, one in both.items())}
 
 
 if __name__ == "__main__":

@@ -287,7 +287,7 @@ class RegionSelector:
 
 
 def judged(rounds: Rounds, for_now: Candidate, disturbance: str | None) -> Selection:
-    """What rounds prove, or another candidate for now if they decide nothing or something has disturbed them."""
+    """The selection that rounds prove, or another one for now where they prove nothing or were disturbed."""
     return _selection(rounds, rounds.verdict(), for_now, disturbance)
 
 

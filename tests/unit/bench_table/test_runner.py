@@ -15,24 +15,40 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.table import limits, process, results, runner, worker
+from benchmarks.table import limits, process, results, row_processes, runner
 from benchmarks.table.progress import Reporter
 from benchmarks.table.worker import Job
 from pygraph.__main__ import main
 from tests.bench_workloads import WORKLOADS
 
-READY = 'print(\'{"ready": {}, "out_of_memory": false}\', flush=True); '
-RESULT = 'print(\'{"result": {"ways": {"eager": {"wall_us": [1, 2, 3]}}}}\', flush=True); '
-PREAMBLE = "import sys, time, os; "
+PREAMBLE = """
+import json, os, sys, time
+
+def say(**message):
+    print(json.dumps(message), flush=True)
+
+def ready(**found):
+    job = json.loads(sys.argv[1])
+    say(ready={way: found for way in job["ways"]}, reference="none", inputs=3, input_bytes=5, out_of_memory=False)
+
+def obey(last="profile"):
+    for line in sys.stdin:
+        ((command, value),) = json.loads(line).items()
+        if command == last:
+            return
+        say(did={way: {"wall_us": [1, 2, 3]} for way in json.loads(sys.argv[1])["ways"]} if command == "round" else {})
+
+"""
 
 SCRIPTS = {
-    "good-i": READY + "sys.stdin.readline(); " + RESULT,
-    "dies-i": 'print(\'{"doing": "compiling jit", "done": 0, "of": 1}\', flush=True); sys.exit("the last words")',
+    "good-i": "ready(); obey()",
+    "dies-i": 'say(doing="compiling jit"); sys.exit("the last words")',
     "hangs-i": "time.sleep(60)",
-    "dies-later-i": READY + "sys.stdin.readline(); os._exit(3)",
-    "hangs-later-i": READY + "sys.stdin.readline(); " + RESULT.replace("result", "timed") + "time.sleep(60)",
-    "needs-memory-i": 'print(\'{"failed": "OutOfMemoryError: …", "out_of_memory": true}\', flush=True)',
-    "noisy-i": 'print("no JSON"); ' + READY + "sys.stdin.readline(); " + RESULT,
+    "dies-later-i": "ready(); obey('round'); os._exit(3)",
+    "hangs-later-i": "ready(); obey('profile'); time.sleep(60)",
+    "one-dies-i": "ready() if '\"jit\"' in sys.argv[1] else os._exit(5); obey('never')",
+    "needs-memory-i": 'say(failed="OutOfMemoryError: …", out_of_memory=True)',
+    "noisy-i": 'print("no JSON"); ready(); obey("never")',
 }
 
 
@@ -52,8 +68,8 @@ class Started:
 
 def run_scripts(folder: Path, names: list[str], **options: Any) -> tuple[runner.Runner, Started]:
     started = Started()
-    values = {"jobs": len(names), "budget": 0.5, "seconds": 0.1, **options}
-    chosen = runner.Options(folder, ("eager",), "tests.bench_workloads", **values)
+    values = {"jobs": len(names), "budget": 0.5, "seconds": 0.1, "ways": ("eager",), **options}
+    chosen = runner.Options(folder, module="tests.bench_workloads", **values)
     listed = [(i, renamed(name)) for i, name in enumerate(names)]
     with Reporter(Console(file=io.StringIO()), len(names)) as reporter:
         one = runner.Runner(chosen, listed, reporter, started)
@@ -69,35 +85,54 @@ def renamed(name: str) -> Any:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "GRACE", 1.0)
     monkeypatch.setattr(runner, "_OVERHEAD", 0.0)
+    monkeypatch.setattr(row_processes, "PATIENCE", 0.1)
 
 
 @pytest.mark.usefixtures("impatient")
 def test_rows_that_fail_say_so_and_others_go_on(tmp_path: Path) -> None:
-    names = [name for name in SCRIPTS if name != "needs-memory-i"]
+    names = [name for name in SCRIPTS if name not in ("needs-memory-i", "one-dies-i")]
     run, started = run_scripts(tmp_path, names)
     found = {row["row"]: row for row in results.read(tmp_path, ablation=False)}
     assert list(found) == names
-    assert found["good-i"]["ways"] == found["noisy-i"]["ways"] == {"eager": {"wall_us": [1, 2, 3]}}
+    assert found["noisy-i"]["ways"] == {"eager": {"wall_us": [1, 2, 3]}}
+    assert (found["noisy-i"]["reference"], found["noisy-i"]["inputs"], found["noisy-i"]["input_bytes"]) == (
+        "none",
+        3,
+        5,
+    )
     assert found["dies-i"]["error"] == "the process ended with code 1 while compiling jit:\nthe last words"
     assert found["hangs-i"]["error"] == "no answer in time while starting"
-    assert found["dies-later-i"]["error"] == "the process ended with code 3 while starting"
-    assert found["hangs-later-i"]["profile_error"] == "no answer in time while starting"
-    assert found["hangs-later-i"]["ways"] == found["good-i"]["ways"]
+    assert found["dies-later-i"]["error"] == "the process ended with code 3 while measuring"
+    ended = {"eager": {"wall_us": [1, 2, 3], "profile_error": "the process ended with code 0 while profiling"}}
+    assert found["good-i"]["ways"] == ended
+    late = {"eager": {"wall_us": [1, 2, 3], "profile_error": "no answer in time while profiling"}}
+    assert found["hangs-later-i"]["ways"] == late
     assert sorted(run.failed) == ["dies-i", "dies-later-i", "hangs-i"]
     assert run.unfinished == []
     assert all(one._process.returncode is not None for one in started.workers)
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_process_that_dies_leaves_the_other_ways(tmp_path: Path) -> None:
+    run, started = run_scripts(tmp_path, ["one-dies-i"], ways=("eager", "jit", "limit of eager"))
+    assert [job.ways for job in started.jobs] == [("eager", "limit of eager"), ("jit",)]
+    assert [job.processes for job in started.jobs] == [2, 2]
+    (row,) = results.read(tmp_path, ablation=False)
+    dead = {"error": "the process ended with code 5 while starting"}
+    assert row["ways"]["jit"] == {"wall_us": [1, 2, 3]}
+    assert row["ways"]["eager"] == row["ways"]["limit of eager"] == dead
+    assert run.failed == []
+
+
+@pytest.mark.usefixtures("impatient")
 def test_warm_caches_are_those_of_the_first_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = 'import json; caches = json.loads(sys.argv[1])["caches"]; os.makedirs(caches, exist_ok=True); '
-    ready += 'print(json.dumps({"ready": {"eager": {"compile_s": len(os.listdir(caches))}}, "out_of_memory": False}), '
-    ready += 'flush=True); open(f"{caches}/code", "w").close(); sys.stdin.readline(); '
-    monkeypatch.setitem(SCRIPTS, "good-i", ready + RESULT)
+    script = 'caches = json.loads(sys.argv[1])["caches"]; os.makedirs(caches, exist_ok=True); '
+    script += 'ready(compile_s=len(os.listdir(caches))); open(f"{caches}/code", "w").close(); obey("never")'
+    monkeypatch.setitem(SCRIPTS, "good-i", script)
     _, started = run_scripts(tmp_path, ["good-i"], warm=True)
     assert [job.compile_only for job in started.jobs] == [False, True]
     (row,) = results.read(tmp_path, ablation=False)
-    assert row["ways"]["eager"] == {"wall_us": [1, 2, 3], "warm_s": 1}
+    assert row["ways"]["eager"] == {"compile_s": 0, "wall_us": [1, 2, 3], "warm_s": 1}
 
 
 @pytest.mark.usefixtures("impatient")
@@ -151,5 +186,5 @@ def test_the_limit_is_the_faster_capture() -> None:
         "limit of compile": {"wall_us": [1, 20, 30]},
         "limit of eager": {"wall_us": [1, 10, 30]},
     }
-    worker._add_limit(found)
+    row_processes._add_limit(found)
     assert found["limit"] == {"wall_us": [1, 10, 30], "is": "limit of eager"}

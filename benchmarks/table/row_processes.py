@@ -1,0 +1,165 @@
+"""The processes of a row: each builds some of its ways, all compile side by side, and they are measured in turns."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.table import ways
+from benchmarks.table.measuring import ROUNDS
+from benchmarks.table.process import Worker, WorkerError
+from benchmarks.table.results import Row
+from benchmarks.table.worker import Job
+
+Update = Callable[[str, int, int], None]
+"""Is called with what is being done, and how far that is."""
+
+Group = tuple[str, ...]
+"""The ways of one process."""
+
+FEWEST_ROUNDS = 3
+"""Rounds that are run even if that takes too long."""
+
+PATIENCE = 30.0
+"""Seconds that an answer may come late."""
+
+
+class RowProcesses:
+    """The processes of one row.
+
+    Args:
+        job: The job, of all ways.
+        threads: How many threads and processes each may compile with.
+        start_worker: Starts a process for a job, with so many threads.
+
+    Attributes:
+        job: The job.
+        out_of_memory: Whether the device had too little memory for a process.
+    """
+
+    def __init__(self, job: Job, threads: int, start_worker: Callable[[Job, int], Worker]) -> None:
+        groups = ways.processes(job.ways)
+        self.job = job
+        self._failures: list[WorkerError] = []
+        self._ready: list[Group] = []
+        self._found: dict[str, Row] = {name: {} for name in job.ways}
+        self._about: Row = {}
+        self.out_of_memory = False
+        self._workers: dict[Group, Worker] = {}
+        for group in groups:
+            self._workers[group] = start_worker(dataclasses.replace(job, ways=group, processes=len(groups)), threads)
+
+    def stop(self) -> None:
+        """End all processes."""
+        for worker in self._workers.values():
+            worker.stop()
+
+    # ---- compiling -------------------------------------------------------------------------------------------------
+
+    def compile(self, until: float, update: Update) -> None:
+        """Wait until every process has compiled its ways, or failed."""
+        with concurrent.futures.ThreadPoolExecutor(len(self._workers)) as pool:
+            list(pool.map(lambda group: self._wait_for(group, until, update), self._workers))
+
+    def _wait_for(self, group: Group, until: float, update: Update) -> None:
+        def show(message: Row) -> None:
+            update(message["doing"], len(self._ready) + len(self._failures), len(self._workers))
+
+        try:
+            message = self._workers[group].wait_for(("ready",), until, show)
+        except WorkerError as error:
+            self._fail(group, error)
+            return
+        self._ready.append(group)
+        self.out_of_memory |= message["out_of_memory"]
+        self._about = {name: message[name] for name in ("reference", "inputs", "input_bytes")}
+        for name, found in message["ready"].items():
+            self._found[name] |= found
+
+    def _going_on(self) -> list[Group]:
+        """The processes that have not failed, in the order of the ways."""
+        return [group for group in self._workers if group in self._ready]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is something to measure."""
+        return bool(self._ready)
+
+    def _fail(self, group: Group, error: WorkerError, reason: str = "error") -> None:
+        """Say of the ways of a process that has failed why they have no result, or no profile."""
+        self._failures.append(error)
+        self.out_of_memory |= error.out_of_memory
+        for name in group:
+            self._found[name].setdefault(reason, str(error))
+        if group in self._ready:
+            self._ready.remove(group)
+            self._workers[group].stop()
+
+    # ---- measuring -------------------------------------------------------------------------------------------------
+
+    def measure(self, seconds: float, until: float, update: Update) -> None:
+        """Measure all ways in turns; every round begins with those of another process.
+
+        Args:
+            seconds: How long that takes, about.
+            until: When no more rounds begin, by the monotonic clock.
+            update: Is told how far it is.
+        """
+        share = seconds / ROUNDS / max(len(self.job.ways), 1)
+        self._ask_each(self._going_on(), until, calibrate=share)
+        for number in range(ROUNDS):
+            if number >= FEWEST_ROUNDS and time.monotonic() > until:
+                break
+            update("measuring", number, ROUNDS)
+            groups = self._going_on()
+            first = number % max(len(groups), 1)
+            self._ask_each(groups[first:] + groups[:first], until, round=number)
+
+    def profile(self, until: float, update: Update) -> None:
+        """Profile the ways, one after the other; those that time does not suffice for have times without a profile."""
+        groups = self._going_on()
+        for number, group in enumerate(groups):
+            update("profiling", number, len(groups))
+            self._ask_each([group], until, "profile_error", profile=True)
+
+    def _ask_each(self, groups: list[Group], until: float, reason: str = "error", **command: Any) -> None:
+        """Have processes do something, one after the other; one that fails is not asked again."""
+        for group in groups:
+            try:
+                for name, found in self._workers[group].ask(until + PATIENCE, **command).items():
+                    self._found[name] |= found
+            except WorkerError as error:
+                self._fail(group, error, reason)
+
+    # ---- results ---------------------------------------------------------------------------------------------------
+
+    def result(self) -> Row:
+        """All that has been found out, or why no process has found anything."""
+        if len(self._failures) == len(self._workers) and not any("wall_us" in one for one in self._found.values()):
+            return {"error": str(self._failures[0])}
+        found = {name: one if "error" not in one else _without_times(one) for name, one in self._found.items()}
+        _add_limit(found)
+        return {"ways": found, "out_of_memory": self.out_of_memory, **self._about}
+
+    def seconds_of_compiling(self) -> dict[str, float]:
+        """How long each way took to compile, of those that did."""
+        return {name: one["compile_s"] for name, one in self._found.items() if "compile_s" in one}
+
+
+def _without_times(found: Row) -> Row:
+    """What is known of a way that failed while it was measured."""
+    return {name: value for name, value in found.items() if name not in ("wall_us", "cpu_us", "iterations")}
+
+
+def _add_limit(found: dict[str, dict[str, Any]]) -> None:
+    """Add the faster of the two captures as ``limit``, or why there is none."""
+    both = {name: found[name] for name in ("limit of compile", "limit of eager") if name in found}
+    timed = {name: one for name, one in both.items() if "wall_us" in one}
+    if timed:
+        best = min(timed, key=lambda name: timed[name]["wall_us"][1])
+        found["limit"] = {**timed[best], "is": best}
+    elif both:
+        found["limit"] = {"error": "; ".join(f"{name}: {one.get('error')}" for name, one in both.items())}

@@ -14,6 +14,7 @@ from pygraph.calls import limits
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Entry, Recorded
 from pygraph.calls.keys import Key, Kind, form_of
+from pygraph.calls.new_kinds import NewKinds
 from pygraph.calls.plans import CallPath
 from pygraph.calls.retries import Looks, TracesByForm
 from pygraph.calls.variants import Variants
@@ -74,6 +75,7 @@ class Cache:
         native: Their plans in the extension.
         looks: Calls that run as they are without a lookup.
         traces: The budgets of traces of calls, by their form.
+        new_kinds: Which new kinds of calls are compiled at once.
         inlined: Calls that ran as they are without an entry, by reason.
         baked: By kind of call, the leaves whose numbers decide what such calls do, so that they are part of the key.
         seconds: The time that all traces and recordings have taken.
@@ -88,6 +90,7 @@ class Cache:
         self._counts = shared.counts
         self.baked: dict[Kind, frozenset[int]] = {}
         self.traces = TracesByForm()
+        self.new_kinds = NewKinds()
         self._seen: set[Key] = set()
         self._evictions_in_a_row = 0
 
@@ -118,6 +121,7 @@ class Cache:
         """Give back the graphs of an entry that was dropped."""
         self.native.drop(entry)
         self.looks.forget(entry)
+        self.new_kinds.note_dropped(entry)
         entry.release()
 
     def clear(self) -> None:
@@ -128,6 +132,7 @@ class Cache:
         self.settle()
         self.baked.clear()
         self.traces.clear()
+        self.new_kinds.clear()
         self._seen.clear()
         self.inlined.clear()
         self._evictions_in_a_row = 0

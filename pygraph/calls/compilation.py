@@ -15,6 +15,7 @@ from pygraph.calls.failed_traces import adds_again, failure_of
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of
 from pygraph.calls.memory import check_disjoint, check_updatable
+from pygraph.calls.new_kinds import SELDOM
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.pipeline import transformed_program
 from pygraph.calls.policy import Policy, Runners
@@ -111,6 +112,8 @@ class Compiler:
         if entry.traces is not None and not _is_awaiting(entry):
             entry.traces.note_made(seconds)
         entry.seconds = seconds
+        if entry.plan is not None:
+            self._cache.new_kinds.note_compiled(key, seconds)
         if entry.executable is None:
             extension.start()  # for what runs as it is there is a native path, too
         return entry
@@ -132,6 +135,9 @@ class Compiler:
         if self._cache.is_past_budget(key):
             note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
             return Refused(fallbacks=[note])
+        is_new = past.last is None and past.form is key.kind and not self._function.options.strict
+        if is_new and not self._cache.new_kinds.allows(key, self._cache.entries):
+            return Refused(fallbacks=[SELDOM])
         first = runners.of_first_step(call.args, call.kwargs)
         if first is not None:
             if FUSE in self._function.passes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,6 +114,16 @@ def _is_fusable(node: fx.Node) -> bool:
     return all(spec.device.type == "cuda" and not spec.dtype.is_complex for spec in specs)
 
 
+_CAUSE = re.compile(r"[\w.]+(Error|Exception|OutOfResources)\b")
+
+
+def _in_a_line(error: Exception) -> str:
+    """The kind of an error and its first line, with the cause that the traceback of another process ends with."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    causes = [line for line in lines[1:] if _CAUSE.match(line)]
+    return f"{type(error).__name__}: {' '.join([lines[0], *causes[-1:]])}"
+
+
 _BY_STRIDES = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
 
 
@@ -201,11 +212,8 @@ class _Fusion:
         try:
             fused = compile_run(run.module, run.specs, self._program.name, run.begins, run.static)
         except Exception as error:  # whatever a compiler of a hundred thousand lines may raise
-            first = str(error).strip().partition("\n")[0]
             operations = f"{len(nodes)} operations from {nodes[0].name} to {nodes[-1].name}"
-            self._notes.append(
-                Fallback(operations, f"not fused: {type(error).__name__}: {first}", nodes[0].meta.get("source"))
-            )
+            self._notes.append(Fallback(operations, f"not fused: {_in_a_line(error)}", nodes[0].meta.get("source")))
             return False
         if fused is None:
             return False

@@ -7,6 +7,7 @@ import torch
 
 import pygraph
 from pygraph.errors import StageError
+from pygraph.transforms.fuse import _in_a_line
 
 
 def f(x: torch.Tensor) -> torch.Tensor:
@@ -38,3 +39,21 @@ def test_its_place_in_stacks(device: torch.device) -> None:
     assert pygraph.fuse(program).stage == "kernels"
     with pytest.raises(StageError, match="stage 'kernels'"):
         pygraph.fuse(pygraph.fuse(program))
+
+
+def test_the_cause_of_an_error_in_another_process_is_said() -> None:
+    """Inductor compiles kernels in processes, whose errors come as a traceback in a text."""
+    text = """An exception occurred in a subprocess:
+
+    Name=triton_poi_fused_add_0
+    Traceback (most recent call last):
+      File "pool.py", line 1, in work
+        raise ValueError("no")
+    triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 300000
+    """
+    found = _in_a_line(RuntimeError(text))
+    assert found == (
+        "RuntimeError: An exception occurred in a subprocess: "
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 300000"
+    )
+    assert _in_a_line(ValueError("")) == "ValueError: "

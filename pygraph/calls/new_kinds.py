@@ -1,0 +1,65 @@
+"""Which new kinds of calls are compiled at once: not where kinds seldom come again, as with sizes that depend on data.
+
+A kind of call that is never seen again has cost a trace and a recording for nothing. A function may have a few of these
+more than it has kinds that came again. Beyond that a new kind runs as it is at first, and is compiled when it comes
+again, for a share of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pygraph.calls import limits
+from pygraph.calls.entries import Entry
+from pygraph.calls.keys import Key
+from pygraph.calls.retries import Budget
+from pygraph.ir.descriptors import Fallback
+
+SELDOM = Fallback("the call", "kinds of calls seldom come again: a new one runs as it is until it does")
+"""Why a call of a new kind is not compiled."""
+
+
+class NewKinds:
+    """The kinds of calls of one function that were compiled, and those that wait for coming again."""
+
+    def __init__(self) -> None:
+        self._compiled = 0
+        self._dropped = 0
+        self._waiting = set[Key]()
+        self._budget = Budget(0, limits.LIMITS.late_kind_share)
+        self._is_late = False
+
+    def allows(self, key: Key, entries: Iterable[Entry]) -> bool:
+        """Whether a kind of call that has no entry is to be compiled now.
+
+        Args:
+            key: Its key.
+            entries: The entries of all kinds that are kept.
+        """
+        again = self._dropped + sum(entry.calls > 1 for entry in entries)
+        if self._compiled - again < limits.LIMITS.single_kinds + again:
+            return True
+        if key not in self._waiting:
+            if len(self._waiting) < limits.LIMITS.forms:
+                self._waiting.add(key)
+            return False
+        self._is_late = self._budget.allows()
+        return self._is_late
+
+    def note_compiled(self, key: Key, seconds: float) -> None:
+        """Note that a kind was compiled, and the time that it took."""
+        self._compiled += 1
+        self._waiting.discard(key)
+        if self._is_late:
+            self._budget.lose(seconds)
+            self._is_late = False
+
+    def note_dropped(self, entry: Entry) -> None:
+        """Note that an entry is not kept any more."""
+        self._dropped += entry.calls > 1
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._compiled = self._dropped = 0
+        self._waiting.clear()
+        self._budget.renew()

@@ -1,0 +1,90 @@
+"""New kinds of calls that seldom come again: sizes that depend on data, integers that count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.calls import limits
+from pygraph.calls.new_kinds import SELDOM
+from tests.unit.calls.test_retries import Clock, seldom
+from tests.unit.calls.test_retries import clock as clock  # a fixture
+
+pytestmark = pytest.mark.rotates
+
+
+def step(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x * 2) + 1
+
+
+def call(fast: object, device: torch.device, *sizes: int) -> None:
+    for size in sizes:
+        x = torch.arange(float(size), device=device)
+        assert torch.equal(fast(x), step(x))  # type: ignore[operator]
+
+
+@pytest.fixture(autouse=True)
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call is looked up, however many like it have run as they are."""
+    seldom(monkeypatch, lookups=10_000)
+
+
+def test_sizes_that_never_come_again_are_not_recorded(device: torch.device, clock: Clock) -> None:
+    fast = pygraph.jit(step)
+    call(fast, device, *range(1, 101))
+    assert fast.cache_info().captures == limits.LIMITS.single_kinds
+    found = {fallback["reason"]: fallback["count"] for fallback in fast.explain().to_dict()["fallbacks"]}
+    assert found[SELDOM.reason] == 100 - limits.LIMITS.single_kinds
+
+
+def test_kinds_that_are_known_go_on_as_graphs(device: torch.device, clock: Clock) -> None:
+    fast = pygraph.jit(step)
+    call(fast, device, *range(1, 31))
+    hits = fast.cache_info().hits
+    call(fast, device, *range(1, 1 + limits.LIMITS.single_kinds))
+    assert fast.cache_info().hits == hits + limits.LIMITS.single_kinds
+
+
+def test_sizes_that_come_again_are_all_recorded(device: torch.device, clock: Clock) -> None:
+    """Twenty lengths, again and again: as soon as some have come again, new ones are recorded at once."""
+    fast = pygraph.jit(step)
+    call(fast, device, *range(1, 21))
+    assert fast.cache_info().captures == limits.LIMITS.single_kinds
+    call(fast, device, *range(1, 21))
+    assert fast.cache_info().captures == 20
+    call(fast, device, *range(21, 29))
+    assert fast.cache_info().captures == 28
+
+
+def test_a_kind_that_comes_again_is_recorded_for_a_share_of_the_time(device: torch.device, clock: Clock) -> None:
+    fast = pygraph.jit(step)
+    count = limits.LIMITS.single_kinds
+    call(fast, device, *range(1, 101))
+    call(fast, device, 50, 51, 52)  # the first of them, and then time has to pass
+    assert fast.cache_info().captures == count + 1
+    clock.now += 1000
+    call(fast, device, 52)
+    assert fast.cache_info().captures == count + 2
+
+
+def test_strict_functions_record_every_kind(device: torch.device, clock: Clock) -> None:
+    fast = pygraph.jit(step, strict=True)
+    call(fast, device, *range(1, 31))
+    assert fast.cache_info().captures == 30
+
+
+def test_an_integer_that_counts_is_not_recorded_at_every_step(device: torch.device, clock: Clock) -> None:
+    x = torch.arange(6.0, device=device)
+    fast = pygraph.jit(lambda x, n: x * 2 if n % 3 else x.roll(n))
+    for n in range(60):
+        assert torch.equal(fast(x, n), x * 2 if n % 3 else x.roll(n))
+    assert fast.cache_info().captures == limits.LIMITS.single_kinds
+
+
+def test_clearing_the_cache_begins_anew(device: torch.device, clock: Clock) -> None:
+    fast = pygraph.jit(step)
+    call(fast, device, *range(1, 31))
+    fast.cache_clear()
+    call(fast, device, *range(31, 61))
+    assert fast.cache_info().captures == limits.LIMITS.single_kinds

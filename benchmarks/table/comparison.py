@@ -30,10 +30,10 @@ def fastest(row: Row, ways: Iterable[str]) -> float | None:
     return min((time for way in ways if (time := wall(row, way)) is not None), default=None)
 
 
-def speed_up(row: Row, way: str, over: Sequence[str]) -> float | None:
-    """How many times faster a way is than the fastest of others; None if one of the two has not run."""
-    own, other = wall(row, way), fastest(row, over)
-    return other / own if own and other else None
+def speed_up(row: Row, own: Sequence[str], over: Sequence[str]) -> float | None:
+    """How many times faster the fastest of some ways is than that of others; None if none of one side has run."""
+    mine, other = fastest(row, own), fastest(row, over)
+    return other / mine if mine and other else None
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -63,9 +63,9 @@ class Comparison:
     rows: int
 
 
-def compare(rows: Iterable[Row], way: str, over: Sequence[str]) -> Comparison:
-    """Compare a way with the fastest of others."""
-    found = {row["row"]: ratio for row in rows if (ratio := speed_up(row, way, over)) is not None}
+def compare(rows: Iterable[Row], own: Sequence[str], over: Sequence[str]) -> Comparison:
+    """Compare the fastest of some ways with the fastest of others."""
+    found = {row["row"]: ratio for row in rows if (ratio := speed_up(row, own, over)) is not None}
     return Comparison(
         geometric_mean(found.values()),
         sum(ratio > 1 + MARGIN for ratio in found.values()),

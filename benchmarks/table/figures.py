@@ -64,17 +64,18 @@ def _bars(pyplot: Any, rows: Sequence[Row]) -> Any:
     ways = ["reduce-overhead", *OURS]
     width = 0.8 / len(ways)
     for number, way in enumerate(ways):
-        ratios = [speed_up(row, way, ("compile",)) or 0.0 for row in rows]
+        ratios = [speed_up(row, (way,), ("compile",)) or 0.0 for row in rows]
         places = [i + (number - (len(ways) - 1) / 2) * width for i in range(len(rows))]
         axes.bar(places, ratios, width, label=way, color=COLORS[way])
-    for i, row in enumerate(rows):
-        if (ratio := speed_up(row, "limit", ("compile",))) is not None:
-            axes.hlines(
-                ratio, i - 0.42, i + 0.42, color=COLORS["limit"], linewidth=1.2, label="limit" if i == 0 else None
-            )
+    limits = {i: found for i, row in enumerate(rows) if (found := speed_up(row, ("limit",), ("compile",))) is not None}
+    if limits:
+        left, right = ([i + side for i in limits] for side in (-0.42, 0.42))
+        axes.hlines(list(limits.values()), left, right, color=COLORS["limit"], linewidth=1.2, label="limit")
     axes.axhline(1.0, color="black", linewidth=0.6)
     axes.set_xticks(range(len(rows)), [row["row"] for row in rows], rotation=60, ha="right")
     axes.set_ylabel("speed-up over torch.compile")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(ncols=len(ways) + 1, fontsize="small", loc="lower left", bbox_to_anchor=(0.0, 1.0), frameon=False)
     return figure
 
@@ -84,7 +85,7 @@ def _distribution(pyplot: Any, rows: Sequence[Row]) -> Any:
     figure, both = pyplot.subplots(1, 2, figsize=(9.0, 3.6), sharey=True)
     for axes, over in zip(both, ("reduce-overhead", "compile"), strict=True):
         for way in OURS:
-            ratios = sorted(ratio for row in rows if (ratio := speed_up(row, way, (over,))) is not None)
+            ratios = sorted(ratio for row in rows if (ratio := speed_up(row, (way,), (over,))) is not None)
             if ratios:
                 shares = [(i + 1) / len(ratios) for i in range(len(ratios))]
                 axes.step([ratios[0], *ratios], [0.0, *shares], where="post", label=way, color=COLORS[way])
@@ -101,7 +102,7 @@ def _stacks(pyplot: Any, rows: Sequence[Row]) -> Any:
     figure, axes = pyplot.subplots(figsize=(7.0, 3.6))
     for number, (kind, training) in enumerate((("inference", False), ("training", True))):
         part = [row for row in rows if row["training"] == training]
-        means = [compare(part, way, ("eager",)).mean or 0.0 for way in STACKS]
+        means = [compare(part, (way,), ("eager",)).mean or 0.0 for way in STACKS]
         axes.bar([i + (number - 0.5) * 0.4 for i in range(len(STACKS))], means, 0.4, label=kind)
     axes.axhline(1.0, color="black", linewidth=0.6)
     axes.set_xticks(range(len(STACKS)), STACKS)

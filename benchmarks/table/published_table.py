@@ -21,9 +21,9 @@ def published(rows: Sequence[Row], ablation: Sequence[Row]) -> str:
 
 
 def _means(rows: Sequence[Row]) -> list[list[Cell]]:
-    mode = compare(rows, "reduce-overhead", ("compile",))
-    over_default: list[Cell] = [times(compare(rows, way, ("compile",)).mean) for way in OURS]
-    over_mode: list[Cell] = [times(compare(rows, way, ("reduce-overhead",)).mean) for way in OURS]
+    mode = compare(rows, ("reduce-overhead",), ("compile",))
+    over_default: list[Cell] = [times(compare(rows, (way,), ("compile",)).mean) for way in OURS]
+    over_mode: list[Cell] = [times(compare(rows, (way,), ("reduce-overhead",)).mean) for way in OURS]
     return [
         ["geometric mean over no CUDA graphs", times(paper.MEAN_OVER_DEFAULT), *over_default, None],
         ["… of torch's CUDA graphs", times(paper.MODE_OVER_DEFAULT), None, None, None, times(mode.mean)],
@@ -52,11 +52,11 @@ def _rows(rows: Sequence[Row]) -> list[list[Cell]]:
     lines: list[list[Cell]] = []
     title, training, most = paper.MOST_OVER_MODE
     row = _found(rows, (title, training))
-    ours = [times(speed_up(row, way, ("reduce-overhead",))) if row else None for way in OURS]
+    ours = [times(speed_up(row, (way,), ("reduce-overhead",))) if row else None for way in OURS]
     lines.append([f"{_named((title, training))}: over torch's CUDA graphs", times(most), *ours, None])
     for key, change in paper.SLOWED_BY_MODE.items():
         row = _found(rows, key)
-        own = speed_up(row, "reduce-overhead", ("compile",)) if row else None
+        own = speed_up(row, ("reduce-overhead",), ("compile",)) if row else None
         mode = None if own is None else percent(own - 1, signed=True)
         text = f"{_named(key)}: change of speed by torch's CUDA graphs"
         lines.append([text, percent(change, signed=True), None, None, None, mode])
@@ -85,7 +85,7 @@ def _of_transforms(rows: Sequence[Row], ablation: Sequence[Row]) -> list[list[Ce
     ):
         for key, ratio in figures.items():
             row = _found(ablation, key)
-            own = times(speed_up(row, way, (over,))) if row else None
+            own = times(speed_up(row, (way,), (over,))) if row else None
             lines.append([f"{_named(key)}: by {text} (`{way}` over `{over}`)", times(ratio), None, own, None, None])
     return lines
 

@@ -34,6 +34,10 @@ CALLS = 3
 """Iterations that are part of compiling: the third is the first that finds everything compiled and recorded."""
 
 
+MOST_SELECTIONS = 24
+"""Selections that a result has: a model with sizes that depend on data has hundreds."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A row, and what is to be done with it.
@@ -270,7 +274,7 @@ def _reported(way: Any, setting: Any) -> dict[str, Any]:
         copied = bytes_per_iteration(before, report["entries"], ITERATIONS)
         fallbacks = [f"{one['what']}: {one['reason']} ({one['source']})" for one in report["fallbacks"]]
         return {"bytes_copied": copied, "fallbacks": fallbacks[:8], "patched_nodes": report["patched_nodes"],
-                "selections": _selections(report["entries"])}  # fmt: skip
+                "selections": _selections(report["entries"])[:MOST_SELECTIONS]}  # fmt: skip
     except Exception as error:  # times are worth having without it
         return {"report_error": described(error)}
 

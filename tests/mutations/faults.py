@@ -67,8 +67,26 @@ FAULTS = (
     Fault(
         "company-unnoticed",
         "What was measured beside other work decides for good.",
-        "    if provisional is not None:\n        chosen, reason",
-        "    if False:\n        chosen, reason",
+        "    if provisional is not None:\n        chosen = for_now",
+        "    if False:\n        chosen = for_now",
+    ),
+    Fault(
+        "launched-for-now",
+        "While other work keeps the device busy, a region is launched for good.",
+        "for_now = self._default if preferred == LAUNCH else preferred",
+        "for_now = preferred",
+    ),
+    Fault(
+        "all-new-kinds-recorded",
+        "Calls whose sizes never come again are recorded.",
+        "        if key not in self._waiting:\n",
+        "        if False:\n",
+    ),
+    Fault(
+        "views-of-other-layouts",
+        "A view in a fused run fails where a decomposition lays its argument out otherwise than eager.",
+        "            node.target = aten.reshape.default",
+        "            pass",
     ),
     Fault(
         "selections-of-other-programs",

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,15 @@ def alarm(seconds: float) -> Generator[None, None, None]:
 
 def use_caches(folder: Path) -> None:
     """Have compilers use caches on disk in a folder, and forget what they remember of others."""
-    import torch._dynamo.pgo
-    import torch._inductor.utils
-
     for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton"),
                            ("PYGRAPH_CACHE_DIR", "pygraph")):  # fmt: skip
         (folder / name).mkdir(parents=True, exist_ok=True)
         os.environ[variable] = str(folder / name)
+    if "torch._inductor" not in sys.modules:
+        return  # it has not been loaded, and remembers nothing
+    import torch._dynamo.pgo
+    import torch._inductor.utils
+
     with contextlib.suppress(AttributeError):  # private; checked with torch 2.11 and 2.13
         torch._inductor.utils.clear_caches()
         torch._dynamo.pgo.reset_code_state()

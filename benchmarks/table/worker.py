@@ -114,18 +114,20 @@ def run(job: Job, say: Say) -> None:
 
 def _prepared(ways: int) -> Any:
     """The device, with all loaded that a compilation would otherwise load."""
-    import torch
-    import torch._dynamo
-    import torch._inductor.compile_fx
-
     import pygraph
     from pygraph.process import extension
 
     extension.start(wait=True)
-    # All copies of a model share code objects, which have one entry for each way and reason to compile.
-    torch._dynamo.config.recompile_limit *= ways + 1
-    torch._dynamo.config.accumulated_recompile_limit *= ways + 1
-    return pygraph.default_device()
+    device = pygraph.default_device()
+    if device.type == "cuda":  # Inductor has no code for the emulated device
+        import torch
+        import torch._dynamo
+        import torch._inductor.compile_fx
+
+        # All copies of a model share code objects, which have one entry for each way and reason to compile.
+        torch._dynamo.config.recompile_limit *= ways + 1
+        torch._dynamo.config.accumulated_recompile_limit *= ways + 1
+    return device
 
 
 class _Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 from collections.abc import Callable, Iterator
@@ -102,6 +103,8 @@ def test_a_key_of_a_number_under_autograd(device: torch.device, remembering: Rem
 
 def test_a_memo_that_grows_under_autograd_is_given_up(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "clock", Clock())
+    # Each trace takes half a second, as all objects are searched for what it has left.
+    monkeypatch.setattr(limits, "LIMITS", dataclasses.replace(limits.LIMITS, outdated_traces=6))
     kept: list[Tensor] = []
     append = kept.append
     traced = 0
@@ -113,7 +116,7 @@ def test_a_memo_that_grows_under_autograd_is_given_up(device: torch.device, monk
         return x * 2
 
     fast = pygraph.jit(fn)
-    for count in range(1, 60):
+    for count in range(1, 16):
         x = torch.ones(3, device=device, requires_grad=True)
         fast(x).sum().backward()
         assert len(kept) == count

@@ -27,7 +27,7 @@ class NewKinds:
         self._dropped = 0
         self._waiting = set[Key]()
         self._budget = Budget(0, limits.LIMITS.late_kind_share)
-        self._is_late = False
+        self._allowed: Key | None = None  # the kind that is being compiled
 
     def allows(self, key: Key, entries: Iterable[Entry]) -> bool:
         """Whether a kind of call that has no entry is to be compiled now.
@@ -37,22 +37,25 @@ class NewKinds:
             entries: The entries of all kinds that are kept.
         """
         again = self._dropped + sum(entry.calls > 1 for entry in entries)
-        if self._compiled - again < limits.LIMITS.single_kinds + again:
-            return True
-        if key not in self._waiting:
-            if len(self._waiting) < limits.LIMITS.forms:
-                self._waiting.add(key)
-            return False
-        self._is_late = self._budget.allows()
-        return self._is_late
+        if self._compiled - again >= limits.LIMITS.single_kinds + again:
+            if key not in self._waiting:
+                if len(self._waiting) < limits.LIMITS.forms:
+                    self._waiting.add(key)
+                return False
+            if not self._budget.allows():
+                return False
+        self._allowed = key
+        return True
 
     def note_compiled(self, key: Key, seconds: float) -> None:
-        """Note that a kind was compiled, and the time that it took."""
+        """Note that a kind was compiled, if it is a new one, and the time that it took, if it has waited for that."""
+        if key is not self._allowed:
+            return
+        self._allowed = None
         self._compiled += 1
-        self._waiting.discard(key)
-        if self._is_late:
+        if key in self._waiting:
+            self._waiting.discard(key)
             self._budget.lose(seconds)
-            self._is_late = False
 
     def note_dropped(self, entry: Entry) -> None:
         """Note that an entry is not kept any more."""

@@ -80,6 +80,21 @@ def test_an_integer_that_counts_is_not_recorded_at_every_step(device: torch.devi
     assert fast.cache_info().captures == limits.LIMITS.single_kinds
 
 
+def test_traces_of_one_kind_are_one_kind(device: torch.device, clock: Clock) -> None:
+    """What a function closes over changes, and it is traced again: these are no kinds that came but once."""
+    state = {"text": ""}
+    fast = pygraph.jit(lambda x: x * 2 if state["text"].startswith("b") else x * len(state["text"]))
+    x = torch.arange(6.0, device=device)
+    traces = limits.LIMITS.wasted_traces
+    for n in range(traces):
+        state["text"] = "a" * n
+        assert torch.equal(fast(x), x * n)
+    assert fast.cache_info().captures == traces
+    for size in (5, 4):
+        assert torch.equal(fast(x[:size]), x[:size] * (traces - 1))
+    assert fast.cache_info().captures == traces + 2
+
+
 def test_clearing_the_cache_begins_anew(device: torch.device, clock: Clock) -> None:
     fast = pygraph.jit(step)
     call(fast, device, *range(1, 31))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +18,7 @@ from torch.utils import _pytree as pytree
 import pygraph
 from pygraph.calls import pipeline
 from pygraph.runtime.devices import driver_for
+from pygraph.runtime.emulated import launches
 
 Next = Callable[[tuple[Any, ...], Any, int], tuple[Any, ...]]
 
@@ -89,13 +92,28 @@ def traced_kinds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @contextlib.contextmanager
 def no_synchronization(device: torch.device) -> Iterator[None]:
-    """Fail where the host waits for the device."""
+    """Fail where the host waits for the device, and say where that is."""
     driver = driver_for(device)
     assert driver is not None
     before = driver.counters.synchronizations
-    with refused_synchronizations() if device.type == "cuda" else contextlib.nullcontext():
+    waits: list[str] = []
+    with refused_synchronizations() if device.type == "cuda" else _noted_synchronizations(waits):
         yield
-    assert driver.counters.synchronizations == before
+    assert driver.counters.synchronizations == before, "\n".join(waits)
+
+
+@contextlib.contextmanager
+def _noted_synchronizations(waits: list[str]) -> Iterator[None]:
+    """Where it is noted which operations wait for the emulated device, in which thread, and who calls them."""
+    original = launches.synchronize
+
+    def synchronize(what: str) -> None:
+        waits.append("".join((f"{what} in {threading.current_thread().name}:\n", *traceback.format_stack())))
+        original(what)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(launches, "synchronize", synchronize)
+        yield
 
 
 @contextlib.contextmanager
@@ -158,11 +176,13 @@ def check_steps(
 
     def call(*args: Any) -> Any:
         if not fast.cache_info().misses:
-            return fast(*args)
+            result = fast(*args)
+            assert fast.cache_info().captures == 1, fast.explain()
+            return result
         replays, captures = driver.counters.replays, driver.counters.captures
         with no_synchronization(device):
             result = fast(*args)
-        assert (driver.counters.replays, driver.counters.captures) == (replays + 1, captures)
+            assert (driver.counters.replays, driver.counters.captures) == (replays + 1, captures), fast.explain()
         return result
 
     found = history(call, start, following, steps)

@@ -36,6 +36,7 @@ _COMPILED: dict[str, dict[str, Any]] = {
     "reduce-overhead": {"mode": "reduce-overhead"},
     "max-autotune": {"mode": "max-autotune"},
     "backend": {"backend": pygraph.backend},
+    "backend max-autotune": {"backend": pygraph.backend, "mode": "max-autotune"},
 }
 
 _TRANSFORMED: dict[str, Callable[[Any], Any]] = {
@@ -51,14 +52,17 @@ _TRANSFORMED: dict[str, Callable[[Any], Any]] = {
 _LIMITS = {"limit of compile": "compile", "limit of eager": "eager"}
 """Captures by torch, and the way whose launches they hold."""
 
-WAYS = ("eager", "compile", "reduce-overhead", "max-autotune", "backend", "jit", "jit fused", "limit")
+WAYS = (
+    "eager", "compile", "reduce-overhead", "max-autotune",
+    "backend", "backend max-autotune", "jit", "jit fused", "limit",
+)  # fmt: skip
 """The columns of the table."""
 
 MODES = ("compile", "reduce-overhead", "max-autotune")
 """The modes of ``torch.compile``."""
 
 OURS = ("backend", "jit", "jit fused")
-"""The ways of pygraph."""
+"""The ways of pygraph, in its own settings."""
 
 STACKS = ("graphs", "+ devicify", "+ indirect", "+ select", "+ fuse")
 """The ablation: CUDA graphs of the function as it is, with copies, and what each transform adds."""
@@ -68,8 +72,8 @@ ABLATION = ("eager", "compile", *STACKS)
 DRAWS_OTHERWISE = MODES
 """Ways whose random numbers are not those of eager with the same seed."""
 
-_LAST = ("limit of compile", "limit of eager", "max-autotune")
-"""Ways built after all others: a capture that fails may harm what follows, and the last takes minutes."""
+_LAST = ("limit of compile", "limit of eager", "max-autotune", "backend max-autotune")
+"""Ways built after all others: a capture that fails may harm what follows, and the last two take minutes."""
 
 
 def in_order(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -124,7 +128,7 @@ def build(name: str, setting: Setting) -> Way:
         return Way(run, made.explain, owned=model)
     call = None if name == "eager" else torch.compile(model, **_COMPILED[name])
     run = setting.iteration(model, call)
-    report = pygraph.explain if name == "backend" else None
+    report = None if name in MODES or name == "eager" else pygraph.explain
     return Way(_marked(run) if name in MODES else run, report, owned=model)
 
 

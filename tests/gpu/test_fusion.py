@@ -126,6 +126,23 @@ def test_bits_are_those_of_torch_compile() -> None:
             assert torch.equal(ours(x), theirs(x))
 
 
+def test_tuned_kernels_are_replayed() -> None:
+    """The modes of ``torch.compile`` choose kernels, and graphs are ours."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).relu() + 1
+
+    fast = torch.compile(f, backend=pygraph.backend, mode="max-autotune")
+    for _ in range(3):
+        x, w = (torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) / 4 for _ in range(2))
+        close(fast(x, w), f(x, w))
+    (one,) = live.CALLABLES
+    (function,) = one.functions()
+    (entry,) = function.cache.entries
+    assert entry.executable is not None
+    assert len(entry.executable.graphs) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("way", ["compile", "jit"])

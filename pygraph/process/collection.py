@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pygraph.process import extension
@@ -32,8 +32,37 @@ _here = _Here()
 """Of the current thread: in how many blocks of `no_collection` it is, and of both kinds."""
 
 
-@contextlib.contextmanager
-def no_collection() -> Generator[None, None, None]:
+class _Block:
+    """A block that nests, also across threads; made anew nowhere, as every operation of the emulated device has some.
+
+    Args:
+        asked: Whether not even a collection that is asked for may come.
+    """
+
+    def __init__(self, *, asked: bool) -> None:
+        self._asked = asked
+
+    def __enter__(self) -> None:
+        global _depth
+        with _lock:
+            _begin()
+            if self._asked:
+                _depth += 1
+                _here.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        global _depth
+        with _lock:
+            if self._asked:
+                _depth -= 1
+                _here.depth -= 1
+            _end()
+
+
+_NO_COLLECTION, _POSTPONED = _Block(asked=True), _Block(asked=False)
+
+
+def no_collection() -> contextlib.AbstractContextManager[None]:
     """A block in which the garbage collector does not start by itself; nests, also across threads.
 
     Example:
@@ -44,33 +73,16 @@ def no_collection() -> Generator[None, None, None]:
         >>> gc.isenabled()
         True
     """
-    global _depth
-    with collection_postponed():
-        with _lock:
-            _depth += 1
-            _here.depth += 1
-        try:
-            yield
-        finally:
-            with _lock:
-                _depth -= 1
-                _here.depth -= 1
+    return _NO_COLLECTION
 
 
-@contextlib.contextmanager
-def collection_postponed() -> Generator[None, None, None]:
+def collection_postponed() -> contextlib.AbstractContextManager[None]:
     """A block in which the garbage collector does not start by itself, but may be asked to: for speed alone.
 
     What compiles a step makes so many objects that all objects of the process are looked through several times, each
     of which takes a fifth of a second in a process with a few large packages.
     """
-    with _lock:
-        _begin()
-    try:
-        yield
-    finally:
-        with _lock:
-            _end()
+    return _POSTPONED
 
 
 def _begin() -> None:

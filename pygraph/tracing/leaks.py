@@ -20,6 +20,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
+from time import sleep
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +40,10 @@ R = TypeVar("R")
 
 # An object may be held by two others, or by one that is held itself.
 _ROUNDS = 4
+
+_PAUSES = (0.001, 0.01, 0.1)
+"""Seconds, one after the other, in which another thread may let go of what it holds in C++: autograd's thread says that
+a backward is over before it frees the nodes."""
 
 
 class _Trace(threading.local):
@@ -192,9 +197,21 @@ def _clear_references(
             is_collected = collect()
         if is_done or _are_gone(made) or not search.may_find_any():
             break
-    if is_collected and not (names or stays or failed) and not _are_gone(made) and search.finds_any():
+    if is_collected and not (names or stays or failed) and not _are_gone_soon(made, search):
         names["something that does not tell Python what it holds"] = None
     return (list(names), line) if names else None
+
+
+def _are_gone_soon(made: Sequence[weakref.ref[Any]], search: LeakSearch) -> bool:
+    """Whether tensors and symbols of the trace, which nobody is known to hold, are gone, if need be after pauses."""
+    for seconds in (0.0, *_PAUSES):
+        if seconds:
+            sleep(seconds)
+        is_found = not _are_gone(made) and search.finds_any()
+        search.forget()
+        if not is_found:
+            return True
+    return False
 
 
 def _forget_symbols() -> None:

@@ -176,6 +176,8 @@ class Allocator:
 
     def settle(self) -> None:
         """Give back the memory of arrays that have died, and the holds released, since the last call."""
+        if not self._dead and not self._released:
+            return
         with self.lock, no_collection():
             trim: list[EmulatedPool] = []
             while self._released:

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 import pygraph
+from pygraph.tracing import leaks
 from pygraph.tracing.leak_search import LeakSearch
 from tests import extent
 from tests.fakes import assert_no_fake_left
@@ -502,6 +503,28 @@ def test_a_trace_with_symbols_is_not_looked_for_among_all_objects(
     for k in (2, 3):
         torch.testing.assert_close(fast(x, k), fn(x, k))
     assert searches == []
+
+
+@pytest.mark.heap
+def test_what_another_thread_is_about_to_let_go_of(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd's thread says that a backward is over before it frees its nodes, which hold tensors in C++."""
+    held: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def fn(x: Tensor) -> Tensor:
+        y = x * 2
+        future: Any = torch.futures.Future()
+        future.set_result(y)
+        held.put(future)  # the queue is emptied by the other thread, as it were
+        return y + 1
+
+    pauses: list[float] = []
+    monkeypatch.setattr(leaks, "sleep", lambda seconds: (pauses.append(seconds), held.get(block=False)))
+    fast = pygraph.jit(fn)
+    x = torch.ones(3, device=device)
+    assert fast(x).tolist() == [3.0] * 3
+    assert fast.cache_info().captures == 1, fast.explain()
+    assert len(pauses) == 1
+    assert_no_fake_left()
 
 
 @pytest.mark.heap

@@ -148,6 +148,7 @@ def test_without_dropout() -> None:
 # ---- on a device -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", long_ones_apart(INFERENCE))
 def test_inference(name: str, device: torch.device) -> None:
     task = small(name)
@@ -165,6 +166,7 @@ def test_inference(name: str, device: torch.device) -> None:
             assert_same(given, written)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", long_ones_apart(TRAINING))
 def test_training(name: str, device: torch.device) -> None:
     """A whole step: its losses, the gradients of the last one, weights and statistics are those of eager."""

@@ -123,6 +123,7 @@ def test_calls_are_found_natively(device: torch.device) -> None:
     assert "no fallbacks" in report
 
 
+@pytest.mark.rotates
 @native_or_not
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_between_calls(device: torch.device, native: bool, name: str) -> None:

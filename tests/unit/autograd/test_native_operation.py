@@ -196,6 +196,7 @@ LOOPS: dict[str, Callable[[Any, Tensor, int], Any]] = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("loop", LOOPS)
 def test_what_loops_do_runs_natively_soon(pair: Pair, in_python: list[str], loop: str) -> None:
     for number in range(3 * WARM):

@@ -124,6 +124,7 @@ def test_a_damaged_file_is_measured_anew(measured: Device, device: torch.device,
     assert json.loads(path.read_text())["format"] == 1  # it is written again
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("field", ["chosen", "compared", "lead", "reason", "confidence", "when", "mechanism"])
 @pytest.mark.parametrize("value", [None, 3, "no", [], {"way": "fly", "mechanism": "auto"}, [[1]], True])
 def test_a_file_with_a_wrong_field(

@@ -456,6 +456,7 @@ def test_misaligned_inputs(device: torch.device) -> None:
         same(fast(x), (x * 2).relu() + 1)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("options", [{}, {"max_graphs": 3}])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_reset_gives_everything_back_that_lies_before_a_graph_break(

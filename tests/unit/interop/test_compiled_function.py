@@ -402,12 +402,14 @@ def check_same(got: Any, expected: Any) -> None:
             assert one == other
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", RESULTS)
 def test_results(device: torch.device, name: str) -> None:
     got, eager = (outcome(RESULTS[name], one, device) for one in ("pygraph", "eager"))
     check_same(got, eager)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", UNLIKE_EAGER)
 def test_results_of_aot_autograd(device: torch.device, name: str) -> None:
     same_kernels = "inductor" if device.type == "cuda" else "aot_eager"

@@ -126,6 +126,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("kind", SCALARS)
 def test_training(device: torch.device, kind: str, function: str) -> None:

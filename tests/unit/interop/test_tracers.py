@@ -85,6 +85,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("tracer", "name"), PAIRS)
 def test_a_tracer_over_a_jitted_function(device: torch.device, tracer: str, name: str) -> None:
     check_traced(TRACERS[tracer], EXAMPLES[name], device)

@@ -33,33 +33,33 @@ _here = _Here()
 
 
 class _Block:
-    """A block that nests, also across threads; made anew nowhere, as every operation of the emulated device has some.
+    """A block without collections, which nests, also across threads; there is one object for all blocks of a kind.
 
     Args:
-        asked: Whether not even a collection that is asked for may come.
+        strict: Whether not even a collection that is asked for may come.
     """
 
-    def __init__(self, *, asked: bool) -> None:
-        self._asked = asked
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
 
     def __enter__(self) -> None:
         global _depth
         with _lock:
             _begin()
-            if self._asked:
+            if self._strict:
                 _depth += 1
                 _here.depth += 1
 
     def __exit__(self, *error: object) -> None:
         global _depth
         with _lock:
-            if self._asked:
+            if self._strict:
                 _depth -= 1
                 _here.depth -= 1
             _end()
 
 
-_NO_COLLECTION, _POSTPONED = _Block(asked=True), _Block(asked=False)
+_NO_COLLECTION, _POSTPONED = _Block(strict=True), _Block(strict=False)
 
 
 def no_collection() -> contextlib.AbstractContextManager[None]:

@@ -41,7 +41,7 @@ R = TypeVar("R")
 # An object may be held by two others, or by one that is held itself.
 _ROUNDS = 4
 
-_PAUSES = (0.001, 0.01, 0.1)
+_PAUSES = (0.0, 0.001, 0.01, 0.1)
 """Seconds, one after the other, in which another thread may let go of what it holds in C++: autograd's thread says that
 a backward is over before it frees the nodes."""
 
@@ -203,10 +203,9 @@ def _clear_references(
 
 
 def _are_gone_soon(made: Sequence[weakref.ref[Any]], search: LeakSearch) -> bool:
-    """Whether tensors and symbols of the trace, which nobody is known to hold, are gone, if need be after pauses."""
-    for seconds in (0.0, *_PAUSES):
-        if seconds:
-            sleep(seconds)
+    """Whether tensors and symbols of the trace, which nobody is known to hold, are gone after some pauses."""
+    for seconds in _PAUSES:
+        sleep(seconds)
         is_found = not _are_gone(made) and search.finds_any()
         search.forget()
         if not is_found:

@@ -94,7 +94,7 @@ class _Kernel:
             self.is_foreign = True
             return
         address = call.args[0]
-        bases = {one.id for one in _outside_of_calls(address) if isinstance(one, ast.Name)} & self._parameters
+        bases = {one.id for one in _terms(address) if isinstance(one, ast.Name)} & self._parameters
         stored = [] if name == "load" else call.args[1:2]
         masks = [*call.args[1 + len(stored) :], *(keyword.value for keyword in call.keywords)]
         inner = [part for part in ast.walk(address) if isinstance(part, ast.Call)]
@@ -110,9 +110,10 @@ def _names(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
-def _outside_of_calls(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and those below it, without what calls are given."""
-    yield node
-    if not isinstance(node, ast.Call):
-        for below in ast.iter_child_nodes(node):
-            yield from _outside_of_calls(below)
+def _terms(address: ast.expr) -> Iterator[ast.expr]:
+    """What an address is the sum of: a pointer, and distances; numbers that those are products of are no terms."""
+    if isinstance(address, ast.BinOp) and isinstance(address.op, (ast.Add, ast.Sub)):
+        yield from _terms(address.left)
+        yield from _terms(address.right)
+    else:
+        yield address

@@ -60,6 +60,13 @@ FORMS: dict[str, tuple[str, set[str] | None]] = {
         "tl.load(in_ptr0 + tmp9.to(tl.int32), xmask)",
         {"in_ptr1", "in_ptr2"},
     ),
+    "sums of each block, beside an index": (  # Inductor's sums over rows, in the kernel that has those of columns
+        "tmp1 = tl.load(in_ptr1 + (x0), xmask)\ntl.atomic_add(out_ptr0 + (tmp0), tmp1, xmask & (x0 < xnumel))\n"
+        "tl.store(in_ptr2 + (tl.program_id(0) + 1 * tl.num_programs(0)) * xnumel + x0, tl.sum(tmp1, 0), xmask)\n"
+        "tmp9 = tmp1",
+        {"in_ptr0"},
+    ),
+    "a pointer of two": ("tmp9 = tl.load((in_ptr1 if xnumel < 4 else in_ptr2) + x0, xmask)", {"in_ptr1", "in_ptr2"}),
     "a helper that looks into memory": (
         "tmp1 = triton_helpers.bucketize_binary_search(tmp0, in_ptr1, 8)\ntmp9 = tl.load(in_ptr2 + (x0), xmask)",
         {"in_ptr0", "in_ptr1"},

@@ -79,6 +79,11 @@ class ReplayProof:
                 self._measure(restore)
         return True
 
+    def stays_inside(self) -> bool:
+        """Whether a replay, with copies outside of the graph, writes to no memory that is watched behind results."""
+        with self._replayed(copy_outside=True) as (results, _):
+            return results is not None
+
     def _measure(self, restore: Callable[[], None] | None) -> None:
         if self._measures:
             self.replay_us = self.region.driver.replay_time(self.region.graph, restore)

@@ -13,6 +13,7 @@ import torch
 import pygraph
 from pygraph.errors import CaptureError
 from pygraph.ir.selections import Way
+from pygraph.runtime import patchable
 from pygraph.runtime.alignment import aligned_copy, alignment_of, copy_span, is_aligned
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.capture import RegionGraph
@@ -20,6 +21,7 @@ from pygraph.runtime.devices import driver_for
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import InterruptedCaptureError
 from pygraph.runtime.proof import Example
+from pygraph.runtime.replay_proof import ReplayProof
 
 pytestmark = pytest.mark.usefixtures("sizes")
 
@@ -343,6 +345,23 @@ def test_a_result_where_its_operation_had_larger_scratch_memory(device: torch.de
     report = function.explain().to_dict()
     assert not report["fallbacks"]
     assert report["bytes_copied_per_replay"] == 0
+
+
+def test_scratch_memory_of_several_results_is_looked_at_in_turns(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patchable, "_MOST_SCRATCH", 0)
+    found: list[bool] = []
+    stays_inside = ReplayProof.stays_inside
+    monkeypatch.setattr(ReplayProof, "stays_inside", lambda proof: found.append(stays_inside(proof)) or found[-1])
+    function = pygraph.jit(lambda x, y: (crowded(x + 1), crowded(y - 1)))
+    for n in range(4):
+        x, y = (torch.full((1 << 19,), float(n), device=device) for _ in range(2))
+        for got, expected in zip(function(x, y), (32.0 * (n + 1), 32.0 * (n - 1)), strict=True):
+            assert torch.equal(got, torch.full_like(x, expected))
+    assert found[0] is False  # a pointer to scratch memory was taken for one to a result
+    assert found[-2:] == [True, True]  # recorded again with room
+    assert function.explain().to_dict()["bytes_copied_per_replay"] == 0
 
 
 def test_memory_of_the_host_is_refused(driver: Any) -> None:

@@ -175,11 +175,11 @@ def test_an_input_whose_pointer_does_not_change_lies_apart(
 def test_scratch_memory_behind_many_results_is_watched_in_turns(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works, watched = patchable._works, list[tuple[Any, int]]()
+    works, watched = patchable._works, list[tuple[Any, int, bool]]()
 
-    def note(proof: Any, patched: frozenset[int]) -> tuple[bool, str | None]:
-        watched.append((proof.watched, len(patched)))
-        return works(proof, patched)
+    def note(proof: Any, patched: frozenset[int], compares: bool = True) -> tuple[bool, str | None]:
+        watched.append((proof.watched, len(patched), compares))
+        return works(proof, patched, compares)
 
     def discovered(self: Any, *args: Any) -> None:
         original(self, *args)
@@ -192,5 +192,5 @@ def test_scratch_memory_behind_many_results_is_watched_in_turns(
     fast = pygraph.graphify(pygraph.indirect(pygraph.devicify(lambda x: (x + 1, x * 2, x - 3, x.sin(), x.cos()))))
     x = torch.randn(8).to(device)
     assert all(map(torch.equal, fast(x), (x + 1, x * 2, x - 3, x.sin(), x.cos())))
-    assert watched == [({0, 1}, 3), ({2, 3}, 3), ({4}, 2), ((), 6)]
+    assert watched == [({0, 1}, 3, False), ({2, 3}, 3, False), ({4}, 2, False), ((), 6, True)]
     assert fast.explain().to_dict()["memory"]["copied"] == 0

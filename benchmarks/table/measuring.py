@@ -18,6 +18,7 @@ ROUNDS = 9
 MOST_SUBMITTED = 10
 """Iterations that are submitted to an empty queue to measure the time of the CPU."""
 
+_WARM_UP = 2
 _FEWEST = 4
 _FEWEST_LONG = 2
 _LONG = 0.02
@@ -47,7 +48,7 @@ class Meter:
 
     def round(self) -> None:
         """Measure iterations in a row, and the submission of a few to an empty queue."""
-        self._timed(1)  # other ways have run meanwhile
+        self._timed(_WARM_UP)  # other ways have run meanwhile, and memory was given back
         self._wall.append(self._timed(self._count) / self._count)
         few = min(self._count, MOST_SUBMITTED)
         self._cpu.append(self._timed(few, until_done=False) / few)

@@ -173,6 +173,7 @@ class _Row:
                 traceback.print_exc()
                 self.out_of_memory |= is_out_of_memory(error)
                 self._failed(name, described(error))
+        clean(self._setting.device)  # for the processes that still compile
 
     def _failed(self, name: str, text: str) -> None:
         self._made.pop(name, None)
@@ -248,11 +249,13 @@ class _Row:
         runs = {name: way.run for name, way in self._made.items()}
         self._meters = Meters(runs, setting.batches, lambda: synchronize(setting.device))
         self._meters.calibrate(seconds)
+        clean(setting.device)
         return {}
 
     def round(self) -> dict[str, Any]:
-        """Measure every way once more; the times of each so far."""
+        """Measure every way once more, and leave the device's memory to other processes; the times of each so far."""
         self._meters.round()
+        clean(self._setting.device)
         times = self._meters.result()
         self._made = {name: way for name, way in self._made.items() if "error" not in times[name]}
         return times

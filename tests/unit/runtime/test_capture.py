@@ -359,8 +359,9 @@ def test_scratch_memory_of_several_results_is_looked_at_in_turns(
         x, y = (torch.full((1 << 19,), float(n), device=device) for _ in range(2))
         for got, expected in zip(function(x, y), (32.0 * (n + 1), 32.0 * (n - 1)), strict=True):
             assert torch.equal(got, torch.full_like(x, expected))
-    assert found[0] is False  # a pointer to scratch memory was taken for one to a result
-    assert found[-2:] == [True, True]  # recorded again with room
+    if device.type == "emu":  # where scratch memory begins is no secret there
+        assert found[0] is False  # a pointer to it was taken for one to a result
+    assert found[-2:] == [True, True]  # the last recording, which has room for it
     assert function.explain().to_dict()["bytes_copied_per_replay"] == 0
 
 

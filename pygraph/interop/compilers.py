@@ -28,6 +28,7 @@ from pygraph.interop.inductor_graphs import InductorSource
 from pygraph.interop.specialized import GraphSource
 from pygraph.ir.program import output_values
 from pygraph.ir.source_lines import line_in
+from pygraph.lowering.dropouts import split_aot_dropouts
 from pygraph.lowering.inductor import FusedGraph, compile_graph, settings
 from pygraph.lowering.states import Crossing, settle
 from pygraph.transforms.passes import PASSES, UNFUSED
@@ -110,7 +111,11 @@ class Compilers:
         static = None if options.get("is_backward") else options.get("static_input_idxs", ())
         if not self._replays(kind) or not touches_cuda(graph) or _is_bisected_away():
             return _compile_fx_inner(graph, inputs, options)
-        draws = aten_random_draws(graph.graph) if self.chosen.inductor.get("fallback_random", True) else []
+        draws_as_eager = self.chosen.inductor.get("fallback_random", True)
+        if draws_as_eager:
+            split_aot_dropouts(graph.graph)
+            graph.recompile()
+        draws = aten_random_draws(graph.graph) if draws_as_eager else []
         # Inductor mutates the graph that it compiles, and orders draws by their data alone.
         original = copy_graph(graph) if len(draws) > 1 else graph
         if needs_host(graph.graph):

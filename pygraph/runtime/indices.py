@@ -19,6 +19,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from pygraph.ir.descriptors import TensorSpec, tensor_specs
+from pygraph.ir.dropout_masks import DROPOUT_MASK
 from pygraph.ir.effects import is_host_number, is_operation, is_selection, is_view, root, written_arguments
 from pygraph.ir.launches import launch_of
 from pygraph.runtime.kernel_addresses import parameters_in_addresses
@@ -77,7 +78,7 @@ _VALUES_AND_POSITIONS = frozenset(
 
 _OURS = frozenset(
     {"load", "store", "scalar", "reinterpret", "cotangent", "state_to_read", "state_to_keep", "recurrent",
-     "recurrent_backward"}
+     "recurrent_backward", "dropout_mask"}
 )  # fmt: skip
 
 
@@ -190,7 +191,7 @@ def _sources(node: fx.Node) -> list[tuple[fx.Node, bool]]:
     if node.target is torch.ops.pygraph.scalar.default or is_view(node):
         return [(one, True) for _, one in operands]
     name = _name(node)
-    if name in _POSITIONS:
+    if name in _POSITIONS or node.target is DROPOUT_MASK:  # a mask only comes after the one before
         return []
     unchanged = ("self",) if name == "clamp" and _clamps_around_zero(node) else _UNCHANGED.get(name, ())
     return [(one, given in unchanged) for given, one in operands]

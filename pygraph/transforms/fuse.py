@@ -30,6 +30,7 @@ from pygraph.ir.effects import (
 from pygraph.ir.order import number_nodes
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.aten import lower
+from pygraph.lowering.dropouts import split_program_dropouts
 from pygraph.lowering.fused_run import compile_run
 from pygraph.lowering.in_place import is_write_back
 from pygraph.lowering.joint import Value
@@ -60,8 +61,9 @@ def fuse_program(program: Program) -> Program:
         return (empty_strided,)
 
     Inductor decides what becomes one kernel. Random draws stay the operations that they were, so that the random
-    numbers are eager's; so does what has to run between graphs, and what is no operation of ATen's, as a user's Triton
-    kernels and custom operations. Updates of inputs whose values a run computes are part of it.
+    numbers are eager's, but of a dropout only the mask is drawn outside. So does what has to run between graphs, and
+    what is no operation of ATen's, as a user's Triton kernels and custom operations. Updates of inputs whose values a
+    run computes are part of it.
 
     Args:
         program: A Program at stage ``aten``. On a device other than ``cuda`` it is only lowered, with a
@@ -86,7 +88,7 @@ def fuse_program(program: Program) -> Program:
         lowered = lower(program.replace(fallbacks=tuple(dict.fromkeys(notes))))
         return lowered.replace(history=(*program.history, "fuse"))
     with without_autocast():  # the trace has all casts
-        fused = _Fusion(program).run()
+        fused = _Fusion(split_program_dropouts(program)).run()
     return lower(fused).replace(history=(*program.history, "fuse"))
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pygraph.ir.dropout_masks import noted
 from pygraph.process.cache import installed_version
 from pygraph.process.collection import no_collection
 from pygraph.runtime.cuda import captures
@@ -124,12 +125,14 @@ class CudaDriver(Driver):
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         _register(graph, generators)
         progress: list[tuple[int, int]] = []
+        masks: list[tuple[int, int]] = []
 
         def launch() -> T:
             stream = torch.cuda.current_stream()
-            with launched_kernels():
+            with launched_kernels(), noted(lambda: _captured_count(stream)) as drawn:
                 result = body(lambda op: progress.append((op, _captured_count(stream))))
             progress.append((-1, _captured_count(stream)))
+            masks.extend(drawn)
             return result
 
         try:
@@ -140,7 +143,7 @@ class CudaDriver(Driver):
             pool.renew()
             raise
         self.counters.captures += 1
-        recorded = CudaGraph(graph, pool, self.counters, progress)
+        recorded = CudaGraph(graph, pool, self.counters, progress, masks)
         recorded.generators = tuple(generators)
         return recorded, result
 

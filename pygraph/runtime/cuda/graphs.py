@@ -14,6 +14,7 @@ from pygraph.errors import CaptureError
 from pygraph.ir.selections import Mechanism
 from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu, function_pointer
+from pygraph.runtime.cuda.dropout import draw_masks_alone
 from pygraph.runtime.cuda.nodes import KernelParams, NodeParams, graph_nodes, node_params
 from pygraph.runtime.cuda.pools import CudaPool, destroy_graph, random_lock, random_order
 from pygraph.runtime.cuda.rewrite import replace_unpatchable
@@ -41,6 +42,7 @@ class CudaGraph(RecordedGraph):
         pool: CudaPool,
         counters: Counters,
         progress: list[tuple[int, int]],
+        masks: list[tuple[int, int]],
     ) -> None:
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._pool = pool
@@ -52,6 +54,7 @@ class CudaGraph(RecordedGraph):
         ops = _ops_by_position(progress)
         if len(ops) != len(handles):
             raise CaptureError(f"{len(handles)} nodes were captured where {len(ops)} had been counted")
+        handles = draw_masks_alone(raw, handles, masks, pool.device)
         handles = replace_unpatchable(raw, handles, pool.device)
         self._instantiate()
         self._params: list[NodeParams] = []

@@ -98,6 +98,40 @@ extern "C" __global__ void pygraph_fill_2d(char* target, u64 pitch, unsigned val
     else if (size == 2) ((unsigned short*)target)[i] = value;
     else target[i] = value;
 }
+
+// The mask of a dropout with the random numbers of torch's own kernel (fused_dropout_kernel_vec): each thread draws for
+// `wide` elements in a row, then for those as many elements on as all threads have. cuRAND's Philox: the key is the
+// seed, the counter the offset in steps of four and the number of the thread.
+__device__ uint4 philox(uint4 counter, unsigned key, unsigned other) {
+  for (int round = 0; round < 10; round++) {
+    unsigned high0 = __umulhi(0xD2511F53u, counter.x), low0 = 0xD2511F53u * counter.x;
+    unsigned high1 = __umulhi(0xCD9E8D57u, counter.z), low1 = 0xCD9E8D57u * counter.z;
+    counter = make_uint4(high1 ^ counter.y ^ key, low1, high0 ^ counter.w ^ other, low0);
+    key += 0x9E3779B9u;
+    other += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+__device__ unsigned kept(unsigned random, float keep) {
+  return fmaf((float)random, 2.3283064e-10f, 2.3283064e-10f / 2.0f) < keep;
+}
+
+extern "C" __global__ void pygraph_dropout_mask(
+    unsigned char* mask, const long long* seed, const long long* offset, u64 intragraph, unsigned count, float keep,
+    unsigned wide) {
+  unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+  u64 key = (u64)*seed, step = ((u64)*offset + intragraph) / 4;
+  u64 stride = (u64)gridDim.x * blockDim.x * wide;
+  for (u64 first = (u64)thread * wide; first < count; first += stride) {
+    for (unsigned i = 0; i < wide; i += 4, step++) {
+      uint4 drawn = philox(make_uint4((unsigned)step, (unsigned)(step >> 32), thread, 0), (unsigned)key,
+                           (unsigned)(key >> 32));
+      *(unsigned*)(mask + first + i) = kept(drawn.x, keep) | kept(drawn.y, keep) << 8 | kept(drawn.z, keep) << 16 |
+                                       kept(drawn.w, keep) << 24;
+    }
+  }
+}
 """
 
 

@@ -44,6 +44,9 @@ aten = torch.ops.aten
 _MIN_OPERATIONS = 2
 """Operations that a run must have at least, as fewer have nothing to fuse."""
 
+_MOST_FAILURES = 12
+"""Runs that may fail to compile in a row before those that fail are no longer halved: nothing can be compiled then."""
+
 
 def fuse_program(program: Program) -> Program:
     """Replace runs of ATen operations by fused kernels, with their allocations.
@@ -120,10 +123,11 @@ _CAUSE = re.compile(r"[\w.]+(Error|Exception|OutOfResources)\b")
 
 
 def _in_a_line(error: Exception) -> str:
-    """The kind of an error and its first line, with the cause that the traceback of another process ends with."""
+    """The kind of an error and its first line, with the kernel and the cause that an error of another process names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    kernels = [line for line in lines[1:] if line.startswith("Name=")]
     causes = [line for line in lines[1:] if _CAUSE.match(line)]
-    return f"{type(error).__name__}: {' '.join([lines[0], *causes[-1:]])}"
+    return f"{type(error).__name__}: {' '.join([lines[0], *kernels[:1], *causes[-1:]])}"
 
 
 _BY_STRIDES = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
@@ -132,6 +136,18 @@ _BY_STRIDES = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_st
 def _is_read_by_strides(node: fx.Node) -> bool:
     """Whether operations read a node's memory by strides of their own: Inductor may lay it out in another way."""
     return any(user.target in _BY_STRIDES or (is_view(user) and _is_read_by_strides(user)) for user in node.users)
+
+
+def _halves(nodes: Sequence[fx.Node]) -> tuple[Sequence[fx.Node], Sequence[fx.Node]] | None:
+    """Two parts of a run with as many operations, and their selections; None if they were too short to fuse."""
+    operations = [node for node in nodes if not is_selection(node)]
+    if len(operations) < 2 * _MIN_OPERATIONS:
+        return None
+    first = set(operations[: len(operations) // 2])
+    for node in nodes:
+        if is_selection(node) and node.args[0] in first:
+            first.add(node)
+    return [node for node in nodes if node in first], [node for node in nodes if node not in first]
 
 
 class _Fusion:
@@ -146,6 +162,7 @@ class _Fusion:
         self._inputs: list[Input] = list(program.inputs)
         self._updated: set[int] = set()
         self._before: set[fx.Node] = set()
+        self._failures = 0
 
     def run(self) -> Program:
         """The Program with kernels, and with those updates of inputs that are part of no run."""
@@ -163,10 +180,7 @@ class _Fusion:
         # A run in which a backward begins has two graphs.
         progress.phase("kernels", sum(1 + any(map(is_first_gradient, nodes)) for nodes, fusable in runs if fusable))
         for nodes, fusable in runs:
-            if not fusable or not self._fuse(nodes):
-                for node in nodes:
-                    self._env[node] = self._copy(node)
-            self._before.update(nodes)
+            self._take(nodes, fusable)
         remaining = [position for position in range(len(program.outputs)) if position not in self._updated]
         values = output_values(self._old)
         results = tuple(self._value(values[position]) for position in remaining)
@@ -185,6 +199,13 @@ class _Fusion:
             aliases=aliases,
             fallbacks=tuple(dict.fromkeys(self._notes)),
         )
+
+    def _take(self, nodes: Sequence[fx.Node], fusable: bool) -> None:
+        """Put a run in the new graph: its kernels, those of its halves if it cannot be compiled, or its operations."""
+        if not fusable or not self._fuse(nodes):
+            for node in nodes:
+                self._env[node] = self._copy(node)
+        self._before.update(nodes)
 
     def _copy(self, node: fx.Node) -> fx.Node:
         copy = self._ones(node.meta["spec"]) if is_first_gradient(node) else None
@@ -214,9 +235,16 @@ class _Fusion:
         try:
             fused = compile_run(run.module, run.specs, self._program.name, run.begins, run.static)
         except Exception as error:  # whatever a compiler of a hundred thousand lines may raise
+            self._failures += 1
+            halves = _halves(nodes) if self._failures < _MOST_FAILURES else None
+            if halves is not None:  # the one without what cannot be compiled can
+                for half in halves:
+                    self._take(half, True)
+                return True
             operations = f"{len(nodes)} operations from {nodes[0].name} to {nodes[-1].name}"
             self._notes.append(Fallback(operations, f"not fused: {_in_a_line(error)}", nodes[0].meta.get("source")))
             return False
+        self._failures = 0
         if fused is None:
             return False
         self._notes += fused.notes

@@ -25,9 +25,15 @@ def program_on_cuda(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> Program
     program = pygraph.trace(fn)(*tensors)
     module = program.copy_graph()
     for node in module.graph.nodes:
-        if isinstance(node.meta.get("spec"), TensorSpec):
-            node.meta["spec"] = dataclasses.replace(node.meta["spec"], device=torch.device("cuda", 0))
+        if "spec" in node.meta:
+            node.meta["spec"] = _on_cuda(node.meta["spec"])
     return program.replace(module=module)
+
+
+def _on_cuda(spec: Any) -> Any:
+    if isinstance(spec, TensorSpec):
+        return dataclasses.replace(spec, device=torch.device("cuda", 0))
+    return tuple(map(_on_cuda, spec)) if isinstance(spec, tuple) else spec
 
 
 def run_of(program: Program, *names: str, before: tuple[str, ...] = ()) -> FusableRun:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
 import pytest
 import torch
+from torch import fx
 
 import pygraph
 from pygraph.errors import StageError
+from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.effects import is_selection, is_work
+from pygraph.ir.program import output_values
+from pygraph.lowering.fused_run import FusedRun, Part
+from pygraph.lowering.joint import Value
+from pygraph.lowering.kernel_recorder import KernelGraph
+from pygraph.transforms import fuse
 from pygraph.transforms.fuse import _in_a_line
+from tests.unit.transforms.test_fusable_run import program_on_cuda
 
 
 def f(x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +65,82 @@ def test_the_cause_of_an_error_in_another_process_is_said() -> None:
     """
     found = _in_a_line(RuntimeError(text))
     assert found == (
-        "RuntimeError: An exception occurred in a subprocess: "
+        "RuntimeError: An exception occurred in a subprocess: Name=triton_poi_fused_add_0 "
         "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 300000"
     )
     assert _in_a_line(ValueError("")) == "ValueError: "
+
+
+class Unfusable(Exception):
+    pass
+
+
+def compiler_without(name: str) -> Callable[..., FusedRun]:
+    """A compiler whose kernels are the operations that it is given, but for one, which it fails at."""
+
+    def compile_run(module: fx.GraphModule, specs: Sequence[TensorSpec], *_: Any) -> FusedRun:
+        calls = [node for node in module.graph.nodes if node.op == "call_function"]
+        if name in _operations(calls):
+            raise Unfusable(f"{len(calls)}")
+        results = tuple(Value("forward", index) for index in range(len(output_values(module.graph))))
+        inputs = tuple(Value("input", index) for index in range(len(specs)))
+        return FusedRun((Part(KernelGraph(module, ()), inputs, None),), results, ())
+
+    return compile_run
+
+
+def long(x: torch.Tensor) -> Any:
+    for _ in range(3):
+        x = x.sin() + x.cos()
+        x = x.topk(3).values.exp() * 2
+    return x, x.sum()
+
+
+def _operations(nodes: Iterable[fx.Node]) -> list[str]:
+    names: Any = [node.target for node in nodes if is_work(node) and not is_selection(node)]
+    return [target.__name__.partition(".")[0] for target in names]
+
+
+@pytest.mark.parametrize("name", ["topk", "sum", "sin", "nothing"])
+def test_what_cannot_be_compiled_is_left_out_of_a_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_run = compiler_without(name)
+
+    def note(module: fx.GraphModule, *args: Any) -> FusedRun:
+        run = compile_run(module, *args)
+        compiled.extend(_operations(module.graph.nodes))
+        return run
+
+    monkeypatch.setattr(fuse, "compile_run", note)
+    monkeypatch.setattr(fuse, "_why_not", lambda program: None)
+    program = program_on_cuda(long, (4, 3))
+    fused = pygraph.fuse(program)
+    left = [fallback for fallback in fused.fallbacks if "not fused: Unfusable" in fallback.reason]
+    assert bool(left) == (name != "nothing")
+    lengths = [int(fallback.what.split()[0]) for fallback in left]
+    assert all(length <= 4 for length in lengths)  # fewer than two halves that may be fused, and a selection
+    assert len(compiled) >= len(_operations(program.nodes)) - sum(lengths)
+    assert name not in compiled
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(fused.module(x), long(x), rtol=0, atol=0)
+
+
+def test_where_nothing_can_be_compiled_runs_are_not_halved_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def compile_run(module: fx.GraphModule, *_: Any) -> FusedRun:
+        tried.append(len(module.graph.nodes))
+        raise Unfusable
+
+    monkeypatch.setattr(fuse, "compile_run", compile_run)
+    monkeypatch.setattr(fuse, "_why_not", lambda program: None)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(200):
+            x = x.sin()
+        return x
+
+    fused = pygraph.fuse(program_on_cuda(fn, (3,)))
+    assert len(tried) < 30
+    assert sum(tried) < 5 * 200
+    torch.testing.assert_close(fused.module(torch.ones(3)), (fn(torch.ones(3)),))

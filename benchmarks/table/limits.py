@@ -55,12 +55,20 @@ def clean(device: Any) -> int:
     import torch
 
     gc.collect()
+    give_back(device)
     if device.type != "cuda":
         return 0
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_reserved()
+
+
+def give_back(device: Any) -> None:
+    """Leave memory of the device that nothing is in to other processes."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def most_reserved(device: Any, before: int) -> int | None:

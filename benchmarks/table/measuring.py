@@ -105,7 +105,7 @@ class Meters:
 
     def round(self) -> None:
         """Measure every way once."""
-        gc.collect()
+        gc.collect(1)  # what iterations left; all that a compilation holds would take longer than a round
         self._for_each(Meter.round)
 
     def _for_each(self, action: Callable[[Meter], None]) -> None:

@@ -25,6 +25,7 @@ from benchmarks.table.limits import (
     alarm,
     clean,
     described,
+    give_back,
     is_out_of_memory,
     most_reserved,
     use_caches,
@@ -249,13 +250,13 @@ class _Row:
         runs = {name: way.run for name, way in self._made.items()}
         self._meters = Meters(runs, setting.batches, lambda: synchronize(setting.device))
         self._meters.calibrate(seconds)
-        clean(setting.device)
+        give_back(setting.device)
         return {}
 
     def round(self) -> dict[str, Any]:
         """Measure every way once more, and leave the device's memory to other processes; the times of each so far."""
         self._meters.round()
-        clean(self._setting.device)
+        give_back(self._setting.device)
         times = self._meters.result()
         self._made = {name: way for name, way in self._made.items() if "error" not in times[name]}
         return times

@@ -85,7 +85,10 @@ def compile_run(
         options.pop("get_decomp_fn", None)
         halves = split(graph, begins, static) if begins else None
         run = None if halves is None else _compile_halves(halves, specs, inputs, name, options)
-        found.append(run or _compile_whole(graph, specs, inputs, name, options))
+        if run is None:
+            with TracingContext.report_output_strides():  # those of a forward may be in there already
+                run = _compile_whole(graph, specs, inputs, name, options)
+        found.append(run)
         return _never_called
 
     # Without an environment of shapes, Inductor keeps nothing. This one has no shapes that depend on data.

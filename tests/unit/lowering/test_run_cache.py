@@ -27,9 +27,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.lowering import fused_run, inductor, run_cache, wrapper_globals
 from pygraph.lowering.fused_run import FusedRun, compile_run
+from pygraph.lowering.inductor import FusedGraph
 from pygraph.lowering.kernel_recorder import UntraceableError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Inductor's, which differ between versions
@@ -121,6 +122,20 @@ def test_forward_and_backward_exchange_values() -> None:
     first, second = _fused().parts
     assert {value.of for value in second.inputs} == {"input", "forward"}
     assert first.key != second.key
+
+
+def test_a_forward_whose_kernels_are_not_seen_is_compiled_with_its_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = FusedGraph.kernels
+
+    def unseen(graph: FusedGraph, specs: Any) -> Any:
+        found, note = kernels(graph, specs)
+        return found, Fallback("its kernels", "it is a test") if graph.name.endswith("forward") else note
+
+    monkeypatch.setattr(FusedGraph, "kernels", unseen)
+    given, fused = inputs(), _fused()
+    assert len(fused.parts) == 1
+    for got, expected in zip(run(fused, given), step(*given), strict=True):
+        assert torch.equal(got, expected)
 
 
 def _fused() -> FusedRun:

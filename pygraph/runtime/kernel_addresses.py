@@ -111,7 +111,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _terms(address: ast.expr) -> Iterator[ast.expr]:
-    """What an address is the sum of: a pointer, and distances; numbers that those are products of are no terms."""
+    """The terms of an address: a pointer, and distances from it; numbers that those are products of are none."""
     if isinstance(address, ast.BinOp) and isinstance(address.op, (ast.Add, ast.Sub)):
         yield from _terms(address.left)
         yield from _terms(address.right)

@@ -31,7 +31,7 @@ from pygraph.ir.order import number_nodes
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.aten import lower
 from pygraph.lowering.dropouts import split_program_dropouts
-from pygraph.lowering.fused_run import compile_run
+from pygraph.lowering.fused_run import FusedRun, compile_run
 from pygraph.lowering.in_place import is_write_back
 from pygraph.lowering.joint import Value
 from pygraph.lowering.kernel_recorder import KernelGraph
@@ -119,6 +119,9 @@ def _is_fusable(node: fx.Node) -> bool:
     return all(spec.device.type == "cuda" and not spec.dtype.is_complex for spec in specs)
 
 
+_OF_A_PROCESS = "SubprocException"
+"""The kind of error that Inductor raises where a process that compiles kernels has failed; torch 2.11 to 2.13."""
+
 _CAUSE = re.compile(r"[\w.]+(Error|Exception|OutOfResources)\b")
 
 
@@ -163,6 +166,7 @@ class _Fusion:
         self._updated: set[int] = set()
         self._before: set[fx.Node] = set()
         self._failures = 0
+        self._tries_here = True
 
     def run(self) -> Program:
         """The Program with kernels, and with those updates of inputs that are part of no run."""
@@ -233,7 +237,7 @@ class _Fusion:
     def _fuse(self, nodes: Sequence[fx.Node]) -> bool:
         run = FusableRun(self._program, nodes, self._before)
         try:
-            fused = compile_run(run.module, run.specs, self._program.name, run.begins, run.static)
+            fused = self._compiled(run)
         except Exception as error:  # whatever a compiler of a hundred thousand lines may raise
             self._failures += 1
             halves = _halves(nodes) if self._failures < _MOST_FAILURES else None
@@ -263,6 +267,18 @@ class _Fusion:
         self._env |= {node: self._value(target) for node, target in run.updated.items()}
         self._updated |= set(run.updates)
         return True
+
+    def _compiled(self, run: FusableRun) -> FusedRun | None:
+        """The kernels of a run. Where a process of Inductor's fails, this one tries, until that is of no use either."""
+        try:
+            return compile_run(run.module, run.specs, self._program.name, run.begins, run.static)
+        except Exception as error:
+            if not self._tries_here or _OF_A_PROCESS not in f"{type(error).__name__} {error}":
+                raise
+        self._tries_here = False
+        fused = compile_run(run.module, run.specs, self._program.name, run.begins, run.static, in_process=True)
+        self._tries_here = True
+        return fused
 
     def _splice(
         self, kernels: KernelGraph, inputs: list[fx.Node], owned: set[int], source: str | None

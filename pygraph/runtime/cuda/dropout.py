@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from pygraph.runtime.cuda.api import check, cu
-from pygraph.runtime.cuda.kernels import launch_params
-from pygraph.runtime.cuda.nodes import KernelParams, listed
+from pygraph.runtime.cuda.kernels import THREADS, launch_params
+from pygraph.runtime.cuda.nodes import KernelParams, replace_by_kernel
 
 # Eager's kernel, by its mangled name: floats of any width, indices of 32 bits, one dimension, so many elements at once,
 # a mask of booleans. Its arguments are three descriptions of tensors, the number of elements, the probability to keep,
 # and the state of the generator. Checked with torch 2.11 and 2.13.
 _EAGERS = re.compile(r"fused_dropout_kernel_vecI.*?jLi1ELi(\d+)EbE")
-
-THREADS = 256
 
 
 def draw_masks_alone(graph: Any, nodes: list[Any], spans: Iterable[tuple[int, int]], device: torch.device) -> list[Any]:
@@ -46,12 +44,7 @@ def _replacement(graph: Any, node: Any, device: torch.device) -> Any:
     if arguments is None:
         return node
     params, _keep = launch_params("pygraph_dropout_mask", int(eager.params.gridDimX), arguments, device)
-    before, after = listed(cu.cuGraphNodeGetDependencies, node), listed(cu.cuGraphNodeGetDependentNodes, node)
-    kernel = check(cu.cuGraphAddKernelNode(graph, before or None, len(before), params))
-    if after:
-        check(cu.cuGraphAddDependencies(graph, [kernel] * len(after), after, None, len(after)))
-    check(cu.cuGraphDestroyNode(node))
-    return kernel
+    return replace_by_kernel(graph, node, params)
 
 
 def _arguments(eager: KernelParams) -> list[Any] | None:

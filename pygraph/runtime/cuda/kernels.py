@@ -158,12 +158,16 @@ def _kernel(name: str, device: torch.device) -> Any:
     return _module(f"sm_{major}{minor}").get_kernel(name)
 
 
+THREADS = 256
+"""Threads of a block of our kernels."""
+
+
 def launch_params(name: str, blocks: int, arguments: Sequence[Any], device: torch.device) -> tuple[Any, object]:
     """The parameters of a node that launches one of our kernels, and the objects that must live until it is added.
 
     Args:
         name: The kernel.
-        blocks: How many blocks of 256 threads.
+        blocks: How many blocks of `THREADS` threads.
         arguments: Its arguments as ctypes objects.
         device: Where it runs.
     """
@@ -172,6 +176,6 @@ def launch_params(name: str, blocks: int, arguments: Sequence[Any], device: torc
     params.kern = cu.CUkernel(int(_kernel(name, device).handle))
     params.ctx = check(cu.cuCtxGetCurrent())
     params.gridDimX, params.gridDimY, params.gridDimZ = blocks, 1, 1
-    params.blockDimX, params.blockDimY, params.blockDimZ = 256, 1, 1
+    params.blockDimX, params.blockDimY, params.blockDimZ = THREADS, 1, 1
     params.kernelParams = ctypes.addressof(array)
     return params, (array, arguments)

@@ -228,6 +228,16 @@ def listed(query: Any, of: Any) -> list[Any]:
     return list(check(query(of, number))[0])[:number] if number else []
 
 
+def replace_by_kernel(graph: Any, node: Any, params: Any) -> Any:
+    """Put a kernel where a node is, in a graph that has not been instantiated; returns the kernel's node."""
+    before, after = listed(cu.cuGraphNodeGetDependencies, node), listed(cu.cuGraphNodeGetDependentNodes, node)
+    kernel = check(cu.cuGraphAddKernelNode(graph, before or None, len(before), params))
+    if after:
+        check(cu.cuGraphAddDependencies(graph, [kernel] * len(after), after, None, len(after)))
+    check(cu.cuGraphDestroyNode(node))
+    return kernel
+
+
 def node_params(handle: Any) -> list[NodeParams]:
     """The parameters of a node; of a child graph, those of all nodes in it."""
     kind = str(check(cu.cuGraphNodeGetType(handle)).name).removeprefix("CU_GRAPH_NODE_TYPE_")

@@ -13,7 +13,7 @@ import torch
 
 from pygraph.runtime.cuda.api import check, cu
 from pygraph.runtime.cuda.kernels import launch_params
-from pygraph.runtime.cuda.nodes import listed
+from pygraph.runtime.cuda.nodes import replace_by_kernel
 
 
 def replace_unpatchable(graph: Any, nodes: list[Any], device: torch.device) -> list[Any]:
@@ -32,12 +32,7 @@ def _replacement(graph: Any, node: Any, device: torch.device) -> Any:
     if made is None:
         return node
     params, _keep = made
-    before, after = listed(cu.cuGraphNodeGetDependencies, node), listed(cu.cuGraphNodeGetDependentNodes, node)
-    kernel = check(cu.cuGraphAddKernelNode(graph, before or None, len(before), params))
-    if after:
-        check(cu.cuGraphAddDependencies(graph, [kernel] * len(after), after, None, len(after)))
-    check(cu.cuGraphDestroyNode(node))
-    return kernel
+    return replace_by_kernel(graph, node, params)
 
 
 def _copy_kernel(copy: Any, device: torch.device) -> tuple[Any, Any] | None:

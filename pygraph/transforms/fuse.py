@@ -236,18 +236,13 @@ class _Fusion:
 
     def _fuse(self, nodes: Sequence[fx.Node]) -> bool:
         run = FusableRun(self._program, nodes, self._before)
+        failure = None
         try:
             fused = self._compiled(run)
         except Exception as error:  # whatever a compiler of a hundred thousand lines may raise
-            self._failures += 1
-            halves = _halves(nodes) if self._failures < _MOST_FAILURES else None
-            if halves is not None:  # the one without what cannot be compiled can
-                for half in halves:
-                    self._take(half, True)
-                return True
-            operations = f"{len(nodes)} operations from {nodes[0].name} to {nodes[-1].name}"
-            self._notes.append(Fallback(operations, f"not fused: {_in_a_line(error)}", nodes[0].meta.get("source")))
-            return False
+            fused, failure = None, _in_a_line(error)
+        if failure is not None:  # no longer in the handler, which would keep what has failed
+            return self._fuse_halves(nodes, failure)
         self._failures = 0
         if fused is None:
             return False
@@ -266,6 +261,18 @@ class _Fusion:
             }
         self._env |= {node: self._value(target) for node, target in run.updated.items()}
         self._updated |= set(run.updates)
+        return True
+
+    def _fuse_halves(self, nodes: Sequence[fx.Node], failure: str) -> bool:
+        """Fuse the halves of a run that cannot be compiled: the one without what cannot be compiled can."""
+        self._failures += 1
+        halves = _halves(nodes) if self._failures < _MOST_FAILURES else None
+        if halves is None:
+            operations = f"{len(nodes)} operations from {nodes[0].name} to {nodes[-1].name}"
+            self._notes.append(Fallback(operations, f"not fused: {failure}", nodes[0].meta.get("source")))
+            return False
+        for half in halves:
+            self._take(half, True)
         return True
 
     def _compiled(self, run: FusableRun) -> FusedRun | None:

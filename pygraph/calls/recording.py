@@ -19,7 +19,7 @@ from pygraph.ir.program import Program
 from pygraph.process import extension
 from pygraph.process.collection import collection_postponed
 from pygraph.runtime.devices import driver_for
-from pygraph.runtime.driver import Driver, Pool
+from pygraph.runtime.driver import Driver, InterruptedCaptureError, Pool
 from pygraph.runtime.executable import Executable, RefusedNodesError
 from pygraph.runtime.reuse import ReusedMemory
 from pygraph.runtime.selecting import Selecting, SelectionPolicy
@@ -95,6 +95,7 @@ class Recorder:
         self._function, self._shared = function, shared
         self.reused = ReusedMemory() if function.options.reuse_outputs else None
         self.donation: Donation | None = None
+        self._interruption: str | None = None
 
     def record(self, program: Program, leaves: list[Any]) -> Executable | None:
         """Record the graphs of a Program; None where nothing can be recorded.
@@ -110,7 +111,11 @@ class Recorder:
             return None
         pools = self._shared.pools
         if program.device not in pools:
-            pools[program.device] = driver.new_pool()
+            try:
+                pools[program.device] = driver.new_pool()
+            except InterruptedCaptureError as error:
+                self._interruption = str(error)
+                return None
         is_measured = any(one.is_measured for one in self._function.passes)
         policy = self._function.options.selection if is_measured else None
         pool, made = pools[program.device], list[Executable]()
@@ -162,5 +167,5 @@ class Recorder:
     def reasons(self, program: Program) -> list[Fallback]:
         """Why nothing of a Program was recorded."""
         driver = driver_for(program.device) if self._function.records else None
-        refusal = None if driver is None else driver.refusal()
+        refusal = None if driver is None else driver.refusal() or self._interruption
         return [*program.fallbacks, *([] if refusal is None else [Fallback("the whole program", refusal)])]

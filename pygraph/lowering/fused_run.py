@@ -65,9 +65,8 @@ class FusedRun:
 
 
 def compile_run(
-    module: fx.GraphModule, specs: Sequence[TensorSpec], name: str, begins: Collection[int], static: Collection[int],
-    in_process: bool = False,
-) -> FusedRun | None:  # fmt: skip
+    module: fx.GraphModule, specs: Sequence[TensorSpec], name: str, begins: Collection[int], static: Collection[int]
+) -> FusedRun | None:
     """Compile a graph of ATen operations with Inductor, from its decompositions on.
 
     Args:
@@ -76,12 +75,10 @@ def compile_run(
         name: Its name in reports.
         begins: Positions of the inputs that backwards begin with.
         static: Positions of the inputs that are there before and after, as parameters.
-        in_process: Whether kernels are compiled in this process alone, one after the other.
 
     Returns:
         Its kernels; None if it computes nothing.
     """
-    threads: dict[str, Any] = {"compile_threads": 1} if in_process else {}
     found: list[FusedRun | None] = []
 
     def inner(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
@@ -98,7 +95,7 @@ def compile_run(
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
     # The run has a cache of its own instead of AOTAutograd's, which would keep functions that are never called.
-    with settings(**threads), functorch_config.patch(enable_autograd_cache=False), torch.no_grad(), mode:
+    with settings(), functorch_config.patch(enable_autograd_cache=False), torch.no_grad(), mode:
         with collection_postponed():
             inputs = [_fake(spec) for spec in specs]
             for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):

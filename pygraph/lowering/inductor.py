@@ -21,6 +21,7 @@ from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.launches import Number
 from pygraph.ir.program import graph_module
 from pygraph.ir.source_lines import line_in
+from pygraph.lowering.kernel_configurations import other_configurations_tried
 from pygraph.lowering.kernel_recorder import KernelGraph, UntraceableError
 from pygraph.lowering.states import Crossing
 from pygraph.lowering.wrapper import kernel_graph
@@ -192,7 +193,7 @@ def settings(**more: Any) -> Generator[None, None, None]:
     """A block with Inductor's settings as pygraph needs them."""
     from torch._inductor import config
 
-    with config.patch({**SETTINGS, **more}):
+    with config.patch({**SETTINGS, **more}), other_configurations_tried():
         yield
 
 

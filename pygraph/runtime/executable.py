@@ -27,7 +27,7 @@ from pygraph.runtime.calling_convention import CallingConvention, Values
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.copies import ChangedError, trial_leaves
 from pygraph.runtime.discovery import RefusedError
-from pygraph.runtime.driver import Driver, Pool, RandomStates, random_states_restored
+from pygraph.runtime.driver import Driver, InterruptedCaptureError, Pool, RandomStates, random_states_restored
 from pygraph.runtime.prior import LAUNCH
 from pygraph.runtime.proof import Example, WrittenState, copy_spans
 from pygraph.runtime.reuse import ReusedMemory
@@ -106,11 +106,11 @@ class Executable:
         self.recorded = 0
         try:
             self._build(leaves)
-        except RefusedError as error:
+        except (RefusedError, InterruptedCaptureError) as error:
             self.release()
-            body = self._refusing
-            nodes = body.nodes if error.node is None else [body.nodes[error.node]]
-            raise RefusedNodesError(program, nodes, error.reason) from error
+            body, node = self._refusing, error.node if isinstance(error, RefusedError) else None
+            nodes = body.nodes if node is None else [body.nodes[node]]
+            raise RefusedNodesError(program, nodes, str(error)) from error
         except BaseException:
             self.release()
             raise

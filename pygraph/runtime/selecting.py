@@ -24,7 +24,7 @@ from pygraph.runtime import prior
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.discovery import RefusedError
-from pygraph.runtime.driver import Costs, Driver, Pool, Run
+from pygraph.runtime.driver import Costs, Driver, InterruptedCaptureError, Pool, Run
 from pygraph.runtime.prior import LAUNCH
 from pygraph.runtime.proof import Trial, WrittenState
 from pygraph.runtime.rounds import LOOKS, Rounds, Verdict, is_clearly_slower
@@ -263,10 +263,10 @@ class RegionSelector:
         """Record a candidate in a pool of its own, as it hardly ever stays; say so if the device refuses that."""
         try:
             recorded[candidate] = record(candidate, self._call.driver.new_pool())
-        except RefusedError as error:
-            if error.node is not None:
+        except (RefusedError, InterruptedCaptureError) as error:
+            if isinstance(error, RefusedError) and error.node is not None:
                 raise  # the device does not record it in any way
-            graph.fallbacks.append(Fallback(f"{candidate.name} was not tried", error.reason))
+            graph.fallbacks.append(Fallback(f"{candidate.name} was not tried", str(error)))
 
     # -- judging ----------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from pygraph.ir.order import number_nodes
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.lowering.aten import lower
 from pygraph.lowering.dropouts import split_program_dropouts
-from pygraph.lowering.fused_run import FusedRun, compile_run
+from pygraph.lowering.fused_run import compile_run
 from pygraph.lowering.in_place import is_write_back
 from pygraph.lowering.joint import Value
 from pygraph.lowering.kernel_recorder import KernelGraph
@@ -119,9 +119,6 @@ def _is_fusable(node: fx.Node) -> bool:
     return all(spec.device.type == "cuda" and not spec.dtype.is_complex for spec in specs)
 
 
-_OF_A_PROCESS = "SubprocException"
-"""The kind of error that Inductor raises where a process that compiles kernels has failed; torch 2.11 to 2.13."""
-
 _CAUSE = re.compile(r"[\w.]+(Error|Exception|OutOfResources)\b")
 
 
@@ -166,7 +163,6 @@ class _Fusion:
         self._updated: set[int] = set()
         self._before: set[fx.Node] = set()
         self._failures = 0
-        self._tries_here = True
 
     def run(self) -> Program:
         """The Program with kernels, and with those updates of inputs that are part of no run."""
@@ -238,7 +234,7 @@ class _Fusion:
         run = FusableRun(self._program, nodes, self._before)
         failure = None
         try:
-            fused = self._compiled(run)
+            fused = compile_run(run.module, run.specs, self._program.name, run.begins, run.static)
         except Exception as error:  # whatever a compiler of a hundred thousand lines may raise
             fused, failure = None, _in_a_line(error)
         if failure is not None:  # no longer in the handler, which would keep what has failed
@@ -274,18 +270,6 @@ class _Fusion:
         for half in halves:
             self._take(half, True)
         return True
-
-    def _compiled(self, run: FusableRun) -> FusedRun | None:
-        """The kernels of a run. Where a process of Inductor's fails, this one tries, until that is of no use either."""
-        try:
-            return compile_run(run.module, run.specs, self._program.name, run.begins, run.static)
-        except Exception as error:
-            if not self._tries_here or _OF_A_PROCESS not in f"{type(error).__name__} {error}":
-                raise
-        self._tries_here = False
-        fused = compile_run(run.module, run.specs, self._program.name, run.begins, run.static, in_process=True)
-        self._tries_here = True
-        return fused
 
     def _splice(
         self, kernels: KernelGraph, inputs: list[fx.Node], owned: set[int], source: str | None

@@ -249,6 +249,30 @@ def test_under_autocast() -> None:
             torch.testing.assert_close(fast(x, w), f(x, w), rtol=2e-2, atol=2e-2)
 
 
+def gated_gelu(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor) -> Any:
+    """What MT5 computes with its dropout, and keeps for the backward: one kernel, which stores values of two sizes."""
+    wide = a.float()
+    half = wide * 0.5
+    tanh = torch.tanh((wide + wide * wide * wide * 0.044715) * 0.7978845608028654)
+    one = tanh + 1
+    product = half * one
+    result = product * b.float() * mask.float() * (1 / 0.9)
+    return half.to(a.dtype), tanh, one, product, result.to(a.dtype)
+
+
+@pytest.mark.parametrize("stack", ["jit", "compile"])
+def test_a_kernel_that_triton_compiles_in_one_configuration_only(stack: str) -> None:
+    """Triton 3.6 fails at it with eight elements for each thread (``PassManager::run failed``)."""
+    fast = STACKS[stack](gated_gelu)
+    for _ in range(3):
+        a, b = (torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        mask = torch.rand(4096, 1024, device="cuda") < 0.9
+        for one, other in zip(fast(a, b, mask), gated_gelu(a, b, mask), strict=True):
+            torch.testing.assert_close(one, other)
+    report = fast.explain() if stack == "jit" else pygraph.explain()
+    assert not any("not fused" in fallback["reason"] for fallback in report.to_dict()["fallbacks"])
+
+
 def test_a_training_step_as_one_graph() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 4)).cuda()

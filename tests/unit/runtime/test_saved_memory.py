@@ -80,7 +80,7 @@ def test_it_begins_with_the_memory_of_the_recording(device: torch.device) -> Non
     (graph,) = graphs()
     tensors = saved(first)
     assert tensors
-    assert all(is_in(graph.pool.segments(), tensor) for tensor in tensors)
+    assert all(is_in(graph.pool.segments(), tensor) for tensor in tensors), str(pygraph.explain())
     addresses = [tensor.data_ptr() for tensor in tensors]
     del tensors
     for _ in range(3):

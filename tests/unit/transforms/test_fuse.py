@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
-from torch._inductor.compile_worker.subproc_pool import SubprocException
 
 import pygraph
 from pygraph.errors import StageError
@@ -124,26 +123,6 @@ def test_what_cannot_be_compiled_is_left_out_of_a_run(name: str, monkeypatch: py
     assert name not in compiled
     x = torch.randn(4, 3)
     torch.testing.assert_close(fused.module(x), long(x), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("helps", [True, False])
-def test_where_a_process_of_inductors_fails_this_one_tries(helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[bool] = []
-    compiler = compiler_without("nothing")
-
-    def compile_run(*args: Any, in_process: bool = False) -> FusedRun:
-        tried.append(in_process)
-        if not in_process or not helps:
-            raise SubprocException("RuntimeError: PassManager::run failed", "triton_poi_fused_sin_0")
-        return compiler(*args)
-
-    monkeypatch.setattr(fuse, "compile_run", compile_run)
-    monkeypatch.setattr(fuse, "_why_not", lambda program: None)
-    fused = pygraph.fuse(program_on_cuda(lambda x: x.sin().cos().exp(), (3,)))
-    assert tried == [False, True]
-    reasons = [fallback.reason for fallback in fused.fallbacks]
-    assert all("Name=triton_poi_fused_sin_0 RuntimeError: PassManager::run failed" in reason for reason in reasons)
-    assert bool(reasons) == (not helps)
 
 
 def test_where_nothing_can_be_compiled_runs_are_not_halved_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,11 +79,11 @@ def _in_other_configurations(kernel_name: str, source_code: str) -> Any:
     """
     from torch._inductor.async_compile import CompiledTritonKernels
     from torch._inductor.codecache import _load_triton_kernel_from_source
-    from torch._inductor.runtime.compile_tasks import _set_triton_libdevice_path, _set_triton_ptxas_path
+    from torch._inductor.runtime import compile_tasks
 
     CompiledTritonKernels.remove_future(source_code)
-    _set_triton_ptxas_path()
-    _set_triton_libdevice_path()
+    for name in ("_set_triton_ptxas_path", "_set_triton_libdevice_path"):  # torch 2.13 has both
+        getattr(compile_tasks, name, lambda: None)()
     kernel: Any = _load_triton_kernel_from_source(kernel_name, source_code)
     compile_in = kernel._precompile_config
     results: list[Any] = []

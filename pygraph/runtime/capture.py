@@ -105,7 +105,7 @@ class RegionGraph:
         notes: list[Fallback] = []
         attempts: list[Mechanism | None] = list(dict.fromkeys((mechanism, "host", "copy", None)))
         taken: list[tuple[int, int]] = []
-        if self._saved_nodes:
+        if self._saved_nodes and self.pool.graphs:  # else nothing of theirs can be in it, as in the pool of a trial
             release_unused()
             taken = self.pool.taken()
         self.pool.unwritten.clear()  # the recording may use any of it

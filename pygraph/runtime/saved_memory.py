@@ -63,6 +63,7 @@ class SavedMemory:
         self.streams = (ctypes.c_uint64 * len(self.bases))(*[ANY_STREAM if one else now for one in self._pooled])
         self.lent: list[tuple[torch.Tensor, torch.UntypedStorage] | None] = [None] * len(self.bases)
         self._unwritten = unwritten
+        self._is_of_a_trial = False
         self.is_keeper = ctypes.c_int64(0)
 
     def position(self, number: int) -> int | None:
@@ -103,9 +104,13 @@ class SavedMemory:
             if base is not None and base.data_ptr() == self._pooled[position]:
                 self.streams[position] = ANY_STREAM
 
+    def leave_others_alone(self) -> None:
+        """Have no graph give its memory back: this one is replayed in a trial, between replays of one that may stay."""
+        self._is_of_a_trial = True
+
     def keep(self) -> None:
         """Be among those that keep memory, and have others give back what nobody uses."""
-        if not self.is_keeper.value:
+        if not self.is_keeper.value and not self._is_of_a_trial:
             release_unused()
             self.is_keeper.value = 1
             _keepers.append(weakref.ref(self))

@@ -262,7 +262,9 @@ class RegionSelector:
     ) -> None:
         """Record a candidate in a pool of its own, as it hardly ever stays; say so if the device refuses that."""
         try:
-            recorded[candidate] = record(candidate, self._call.driver.new_pool())
+            made = recorded[candidate] = record(candidate, self._call.driver.new_pool())
+            if made.saved is not None:
+                made.saved.leave_others_alone()
         except (RefusedError, InterruptedCaptureError) as error:
             if isinstance(error, RefusedError) and error.node is not None:
                 raise  # the device does not record it in any way

@@ -14,9 +14,11 @@ from torch.utils.checkpoint import checkpoint
 import pygraph
 from pygraph.interop import live
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.selections import Candidate
 from pygraph.runtime import saved_memory
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.saved_memory import ANY_STREAM, SavedMemory
+from pygraph.runtime.selecting import RegionSelector
 from tests.memory import live_bytes
 
 pytestmark = [
@@ -43,10 +45,15 @@ def block(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(torch.cos(x) * 2) * torch.exp(x)
 
 
+def entries() -> list[Any]:
+    """What is recorded of all kinds of calls."""
+    found = [entry for called in live.CALLABLES for f in called.functions() for entry in f.cache.entries]
+    return [entry for entry in found if entry.executable is not None]
+
+
 def graphs() -> list[RegionGraph]:
     """The graphs of forwards that save tensors."""
-    entries = [entry for called in live.CALLABLES for f in called.functions() for entry in f.cache.entries]
-    found = [graph for entry in entries if entry.executable is not None for graph in entry.executable.graphs]
+    found = [graph for entry in entries() for graph in entry.executable.graphs]
     return [graph for graph in found if graph.saved is not None]
 
 
@@ -92,6 +99,19 @@ def test_it_begins_with_the_memory_of_the_recording(device: torch.device) -> Non
     bytes_saved = sum(tensor.nbytes for tensor in saved(first))
     del first
     assert live_bytes(device) - before <= bytes_saved + 4096, "no memory besides"
+
+
+def test_it_is_kept_while_other_ways_are_tried(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph with copies is recorded too, and replayed in turn with the one that stays."""
+    monkeypatch.setattr(RegionSelector, "_worth_a_try", lambda self, graph: [Candidate("copy")])
+    fast, x = compiled(), leaf(device)
+    first = fast(x)
+    (graph,) = graphs()
+    selections = [selection for entry in entries() for selection in entry.executable.selections.values()]
+    tried = {one.candidate.way for selection in selections for one in selection.compared}
+    assert tried == {"patch", "copy", "launch"}
+    assert saved(first)
+    assert all(is_in(graph.pool.segments(), tensor) for tensor in saved(first))
 
 
 def test_two_forwards_before_a_backward(device: torch.device) -> None:

@@ -16,7 +16,7 @@ from pygraph.calls.entries import Entry, Recorded
 from pygraph.calls.keys import Key, Kind, form_of
 from pygraph.calls.new_kinds import NewKinds
 from pygraph.calls.plans import CallPath
-from pygraph.calls.retries import Looks, TracesByForm
+from pygraph.calls.retries import Budget, Looks, TracesByForm
 from pygraph.calls.variants import Variants
 from pygraph.ir.descriptors import Fallback
 from pygraph.runtime.driver import Pool
@@ -54,6 +54,7 @@ class Shared:
         counts: The calls of all of them.
         pools: The memory of their graphs, by device.
         releases: Functions that give back graphs which a finalizer could not, called before the next compilation.
+        late_kinds: The budget of compiling kinds of calls that came again after all.
     """
 
     def __init__(self) -> None:
@@ -61,6 +62,7 @@ class Shared:
         self.counts = Counts()
         self.pools: dict[torch.device, Pool] = {}
         self.releases: collections.deque[Callable[[], None]] = collections.deque()
+        self.late_kinds = Budget(0, limits.LIMITS.late_kind_share)
 
 
 class Cache:
@@ -90,7 +92,7 @@ class Cache:
         self._counts = shared.counts
         self.baked: dict[Kind, frozenset[int]] = {}
         self.traces = TracesByForm()
-        self.new_kinds = NewKinds()
+        self.new_kinds = NewKinds(shared.late_kinds)
         self._seen: set[Key] = set()
         self._evictions_in_a_row = 0
 

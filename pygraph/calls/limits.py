@@ -16,7 +16,8 @@ class Limits:
             device otherwise than the last call.
         review_share: The share of the time that rounds may take in which provisional selections are measured again.
         late_kind_share: The share of the time that compiling kinds of calls may take that came again after all.
-        single_kinds: Kinds of calls that may be compiled and come but once, besides as many as there are others.
+        single_kinds: Kinds of calls of a function that may be compiled and come but once.
+        kinds_for_another: Kinds of calls that came again for which another one may come but once.
         wasted_traces: Traces in a row of one kind of call that may each be used once only, as of a schedule that sets a
             number at every step.
         outdated_traces: Traces that may be outdated by changes in what the function closes over before any has been
@@ -40,8 +41,9 @@ class Limits:
     lookup_share: float = 0.001
     repeated_share: float = 0.1
     review_share: float = 0.001
-    late_kind_share: float = 0.05
+    late_kind_share: float = 0.02
     single_kinds: int = 8
+    kinds_for_another: int = 8
     wasted_traces: int = 8
     outdated_traces: int = 32
     settled_calls: int = 4

@@ -1,8 +1,8 @@
 """Which new kinds of calls are compiled at once: not where kinds seldom come again, as with sizes that depend on data.
 
-A kind of call that is never seen again has cost a trace and a recording for nothing. A function may have a few of these
-more than it has kinds that came again. Beyond that a new kind runs as it is at first, and is compiled when it comes
-again, for a share of the time.
+A kind of call that is never seen again has cost a trace and a recording for nothing. A function may have a few of
+these, and a few more the more of its kinds came again. Beyond that a new kind runs as it is at first, and is compiled
+when it comes again, for a share of the time of all functions together.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ SELDOM = Fallback("the call", "kinds of calls seldom come again: a new one runs 
 
 
 class NewKinds:
-    """The kinds of calls of one function that were compiled, and those that wait for coming again."""
+    """The kinds of calls of one function that were compiled, and those that wait for coming again.
 
-    def __init__(self) -> None:
+    Args:
+        budget: The budget of kinds that have waited.
+    """
+
+    def __init__(self, budget: Budget) -> None:
         self._compiled = 0
         self._dropped = 0
         self._waiting = set[Key]()
-        self._budget = Budget(0, limits.LIMITS.late_kind_share)
+        self._budget = budget
         self._allowed: Key | None = None  # the kind that is being compiled
 
     def allows(self, key: Key, entries: Iterable[Entry]) -> bool:
@@ -37,7 +41,7 @@ class NewKinds:
             entries: The entries of all kinds that are kept.
         """
         again = self._dropped + sum(entry.calls > 1 for entry in entries)
-        if self._compiled - again >= limits.LIMITS.single_kinds + again:
+        if self._compiled - again >= limits.LIMITS.single_kinds + again // limits.LIMITS.kinds_for_another:
             if key not in self._waiting:
                 if len(self._waiting) < limits.LIMITS.forms:
                     self._waiting.add(key)
@@ -65,4 +69,3 @@ class NewKinds:
         """Forget everything."""
         self._compiled = self._dropped = 0
         self._waiting.clear()
-        self._budget.renew()

@@ -27,8 +27,9 @@ from pygraph.interop.graph_queries import aten_random_draws, copy_graph, device_
 from pygraph.interop.inductor_graphs import InductorSource
 from pygraph.interop.specialized import GraphSource
 from pygraph.ir.program import output_values
+from pygraph.ir.random_draws import drop_links
 from pygraph.ir.source_lines import line_in
-from pygraph.lowering.dropouts import split_aot_dropouts
+from pygraph.lowering.draws import prepare_aot_draws
 from pygraph.lowering.inductor import FusedGraph, compile_graph, settings
 from pygraph.lowering.states import Crossing, settle
 from pygraph.transforms.passes import PASSES, UNFUSED
@@ -113,7 +114,7 @@ class Compilers:
             return _compile_fx_inner(graph, inputs, options)
         draws_as_eager = self.chosen.inductor.get("fallback_random", True)
         if draws_as_eager:
-            split_aot_dropouts(graph.graph)
+            prepare_aot_draws(graph.graph)
             graph.recompile()
         draws = aten_random_draws(graph.graph) if draws_as_eager else []
         # Inductor mutates the graph that it compiles, and orders draws by their data alone.
@@ -130,6 +131,7 @@ class Compilers:
             compiled = dataclasses.replace(compiled, spent=_spent_inputs())
         source = InductorSource(compiled, draws)
         if len(draws) > 1 and not source.draws_in_order(inputs):
+            drop_links(original.graph)  # a Program's nodes run in its order, and AOTAutograd gets its runs again
             settle(original.graph, compiled.device)
             original.recompile()
             otherwise = AtenSource(original, PASSES, compiled, compiled.saved)
@@ -144,6 +146,7 @@ class Compilers:
         output, values = graph.graph.output_node(), output_values(graph.graph)
         output.meta["user_visible_output_idxs"] = [i for i, v in enumerate(values) if isinstance(v, fx.Node)]
         ordinary = _LazilyCompiled(copy_graph(graph), inputs, options, self.chosen)
+        drop_links(graph.graph)
         settle(graph.graph, device_of(graph))
         graph.recompile()
         return AtenSource(graph, PASSES, ordinary, _saved_results(len(values)) if kind == "forward" else ())

@@ -16,7 +16,8 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pygraph.ir.descriptors import TensorSpec, tensor_specs
-from pygraph.ir.effects import host_reason, is_random, is_work
+from pygraph.ir.effects import host_reason, is_work
+from pygraph.ir.random_draws import draws_of
 
 Draw = tuple[str, tuple[int, ...]]
 """A random operation, and the shape of what it draws; ``()`` if a size is not known."""
@@ -84,11 +85,10 @@ def aten_random_draws(graph: fx.Graph) -> list[Draw]:
 def random_draws(graph: fx.Graph) -> list[Draw]:
     """The random draws of a graph whose nodes have specs, in order."""
     found: list[Draw] = []
-    for node in graph.nodes:
-        if is_random(node):
-            spec = next(iter(tensor_specs(node.meta["spec"])), None)
-            shape = () if spec is None else spec.shape
-            found.append((str(node.target), () if -1 in shape else shape))
+    for node in draws_of(graph):
+        spec = next(iter(tensor_specs(node.meta["spec"])), None)
+        shape = () if spec is None else spec.shape
+        found.append((str(node.target), () if -1 in shape else shape))
     return found
 
 

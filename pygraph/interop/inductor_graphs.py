@@ -34,6 +34,7 @@ from pygraph.ir.descriptors import (
 from pygraph.ir.effects import root
 from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program, graph_module, output_values
+from pygraph.ir.random_draws import drop_links
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.lowering.spent_memory import reuse_spent_memory
@@ -89,7 +90,10 @@ class _Kernels:
     def of(cls, graph: FusedGraph, inputs: Sequence[Any]) -> _Kernels:
         """The kernels for these inputs."""
         specs = _specs(inputs)
-        return cls(specs, *graph.kernels(specs))
+        kernels, note = graph.kernels(specs)
+        drop_links(kernels.module.graph)  # its nodes run in this order
+        kernels.module.recompile()
+        return cls(specs, kernels, note)
 
 
 def _specs(inputs: Sequence[Any]) -> list[Any]:

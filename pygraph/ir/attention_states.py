@@ -24,6 +24,16 @@ from pygraph.ir.ops import define
 STATES = frozenset({"philox_seed", "philox_offset"})
 UNUSED_STATES = frozenset({"rng_state", "unused"})
 
+# Backwards that have the tag of random operations, but read the state that their forward has saved, and leave the
+# generator as it is: ATen's memory-efficient one makes a `PhiloxCudaState` of it, cuDNN's takes pointers to it (read in
+# ATen's sources). The flash backward has no tag. Tags were checked with torch 2.13.
+_DRAWING_AGAIN = frozenset(
+    {
+        "aten::_scaled_dot_product_efficient_attention_backward",
+        "aten::_scaled_dot_product_cudnn_attention_backward", "aten::_cudnn_attention_backward",
+    }
+)  # fmt: skip
+
 # The operations that read them on the host unless they are captured.
 _READERS = frozenset({"aten::_scaled_dot_product_efficient_attention_backward", "aten::_efficient_attention_backward"})
 
@@ -65,6 +75,12 @@ def read_by(node: fx.Node) -> list[fx.Node]:
     names = reads(node.target)
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs} if names else {}
     return [value for name, value in given.items() if name in STATES and isinstance(value, fx.Node)]
+
+
+def draws_again(node: fx.Node) -> bool:
+    """Whether a node makes the numbers of an earlier draw again, of its saved state: it is no draw, despite its tag."""
+    target: Any = node.target
+    return is_operation(node) and target._schema.name in _DRAWING_AGAIN
 
 
 def is_state(source: fx.Node, index: int) -> bool:

@@ -67,7 +67,7 @@ define(
     "dropout_mask(int[] size, int[] stride, ScalarType dtype, Device device, float p, Tensor? after) -> Tensor",
     _dropout_mask,
     _dropout_mask_fake,
-    [torch.Tag.nondeterministic_seeded],
+    [torch.Tag.nondeterministic_seeded, torch.Tag.flexible_layout],  # nothing reads the draw before
 )
 
 DROPOUT_MASK: Any = torch.ops.pygraph.dropout_mask.default

@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.dropout_masks import DROPOUT_MASK
-from pygraph.ir.program import Program
 
 aten = torch.ops.aten
 
@@ -41,52 +38,16 @@ def split_dropouts(graph: fx.Graph, value_of: ValueOf, note: Note) -> None:
         kept = aten.mul.Tensor(x, prims.convert_element_type.default(mask, torch.float32))
         result = aten.mul.Tensor(kept, 1.1111111640930176)
 
-    Each mask is drawn after the one before, which it takes as an argument. Dropouts of sizes that are symbols, or of
-    tensors with gaps, off alignment or in double precision, stay as they are.
+    Dropouts of sizes that are symbols, or of tensors with gaps, off alignment or in double precision, stay as they are.
 
     Args:
         graph: The graph, which is changed.
         value_of: The fake tensor that a node is.
         note: Notes what a new node is.
     """
-    last: fx.Node | None = None
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default, sort=True):
-        value = value_of(node.args[0])
-        if _is_known(node, value):
-            last = _split(graph, node, last, value_of, note)
-
-
-def split_aot_dropouts(graph: fx.Graph) -> None:
-    """Replace dropouts in a graph of AOTAutograd's, whose nodes have fake tensors in ``meta["val"]``."""
-
-    def note(made: fx.Node, value: torch.Tensor, like: fx.Node) -> None:
-        made.meta = {name: like.meta[name] for name in ("stack_trace", "from_node") if name in like.meta}
-        made.meta["val"] = value
-
-    split_dropouts(graph, lambda node: node.meta.get("val"), note)
-
-
-def split_program_dropouts(program: Program) -> Program:
-    """Replace dropouts in a Program at stage ``aten``."""
-    if not any(node.target is aten.native_dropout.default for node in program.nodes):
-        return program
-    module = program.copy_graph()
-    mode = FakeTensorMode()
-
-    def value_of(node: fx.Node) -> Any:
-        spec = node.meta["spec"]
-        if not isinstance(spec, TensorSpec):
-            return None
-        with mode:
-            memory = torch.empty(spec.offset + spec.span, dtype=spec.dtype, device=spec.device)
-            return memory.as_strided(spec.shape, spec.stride, spec.offset)
-
-    def note(made: fx.Node, value: torch.Tensor, like: fx.Node) -> None:
-        made.meta = {**like.meta, "spec": TensorSpec.of(value)}
-
-    split_dropouts(module.graph, value_of, note)
-    module.recompile()
-    return program.replace(module=module)
+        if _is_known(node, value_of(node.args[0])):
+            _split(graph, node, value_of, note)
 
 
 def _is_known(node: fx.Node, value: Any) -> bool:
@@ -104,8 +65,8 @@ def _is_known(node: fx.Node, value: Any) -> bool:
     return is_dense and value.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _split(graph: fx.Graph, node: fx.Node, last: fx.Node | None, value_of: ValueOf, note: Note) -> fx.Node:
-    """Replace one dropout; returns the node of its mask."""
+def _split(graph: fx.Graph, node: fx.Node, value_of: ValueOf, note: Note) -> None:
+    """Replace one dropout."""
     x: Any = node.args[0]
     p: Any = node.args[1]
     like = value_of(x)
@@ -121,7 +82,7 @@ def _split(graph: fx.Graph, node: fx.Node, last: fx.Node | None, value_of: Value
 
     with graph.inserting_before(node):
         size, stride = list(like.shape), list(like.stride())
-        mask = call(DROPOUT_MASK, size, stride, like.dtype, like.device, p, last)
+        mask = call(DROPOUT_MASK, size, stride, like.dtype, like.device, p, None)
         convert = torch.ops.prims.convert_element_type.default
         wide = x if like.dtype == torch.float32 else call(convert, x, torch.float32)
         kept = call(aten.mul.Tensor, wide, call(convert, mask, torch.float32))
@@ -132,4 +93,3 @@ def _split(graph: fx.Graph, node: fx.Node, last: fx.Node | None, value_of: Value
         user.replace_all_uses_with((result, mask)[user.args[1]])  # pyright: ignore
         graph.erase_node(user)
     graph.erase_node(node)
-    return mask

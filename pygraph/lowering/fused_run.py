@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.program import output_values
+from pygraph.lowering.draws import chain_draws, check_draws, check_order
 from pygraph.lowering.inductor import compile_graph, settings, start_workers, wrapper_of
 from pygraph.lowering.joint import Halves, Value, split
 from pygraph.lowering.kernel_recorder import KernelGraph
@@ -78,11 +79,17 @@ def compile_run(
 
     Returns:
         Its kernels; None if it computes nothing.
+
+    Raises:
+        OtherDrawsError: The kernels draw other random numbers than the graph, or in another order.
     """
     found: list[FusedRun | None] = []
 
     def inner(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         options.pop("get_decomp_fn", None)
+        check_order(module.graph, graph.graph)
+        chain_draws(graph.graph)  # here, as AOTAutograd takes no operation of ours that makes views
+        graph.recompile()
         halves = split(graph, begins, static) if begins else None
         run = None if halves is None else _compile_halves(halves, specs, inputs, name, options)
         if run is None:
@@ -104,15 +111,21 @@ def compile_run(
             cached = _from_cache(cache, specs)
         cache.note(found=cached is not None)
         if cached is not None:
-            return cached
+            return _checked(cached, module)
         start_workers()
         with _disable_current_modes():  # it imports more than a run that is kept needs
             from torch._inductor.compile_fx import compile_fx
         compile_fx(module, inputs, inner_compile=inner)
-        run = found[0] if found else None
+        run = _checked(found[0] if found else None, module)
         recipe = None if run is None else run.recipe()
         if recipe is not None:
             cache.save(recipe)
+    return run
+
+
+def _checked(run: FusedRun | None, module: fx.GraphModule) -> FusedRun | None:
+    """The run, which draws as its graph does; nothing of its kernels is there for the order of draws alone."""
+    check_draws(module.graph, [part.kernels.module for part in ([] if run is None else run.parts)])
     return run
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.ir.attention_states import is_drawn_state, is_state, keep, read, read_by
+from pygraph.ir.attention_states import draws_again, is_drawn_state, is_state, is_state_on_device, keep, read, read_by
 from pygraph.ir.effects import is_random
 from pygraph.ir.program import Program, output_values
 
@@ -74,6 +74,40 @@ def settle_between_regions(graph: fx.Graph, device: torch.device) -> None:
         for user in elsewhere:
             if kept in read_by(user):
                 _insert_read(graph, kept, user)
+
+
+def join(graph: fx.Graph) -> None:
+    """Have backwards take drawn states as their forwards return them, where both are in one graph.
+
+    IR before::
+
+        seed = operator.getitem(attention, 2)
+        kept = pygraph.state_to_keep(seed, device("cuda:0"), True)
+        read = pygraph.state_to_read(kept)
+        grads = aten._scaled_dot_product_efficient_attention_backward.default(…, read, …)
+
+    IR after::
+
+        seed = operator.getitem(attention, 2)
+        grads = aten._scaled_dot_product_efficient_attention_backward.default(…, seed, …)
+
+    Args:
+        graph: The graph, which is changed. Where it is cut in regions, `settle_between_regions` has them apart again.
+    """
+    for kept in graph.find_nodes(op="call_function", target=torch.ops.pygraph.state_to_keep.default):
+        state, _, drawn = kept.args
+        for user in list(kept.users) if drawn is True else ():
+            if user.target is torch.ops.pygraph.state_to_read.default:
+                user.replace_all_uses_with(state)
+                graph.erase_node(user)
+            elif is_state_on_device(user) or draws_again(user):
+                user.replace_input_with(kept, state)
+        if not kept.users:
+            graph.erase_node(kept)
+    for there in graph.find_nodes(op="call_function", target=torch.ops.pygraph.state_to_read.default):
+        if is_drawn_state(there.args[0]):
+            there.replace_all_uses_with(there.args[0])
+            graph.erase_node(there)
 
 
 def _insert_keep(graph: fx.Graph, state: fx.Node, device: torch.device, users: Sequence[fx.Node]) -> fx.Node:

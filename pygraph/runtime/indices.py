@@ -78,7 +78,7 @@ _VALUES_AND_POSITIONS = frozenset(
 
 _OURS = frozenset(
     {"load", "store", "scalar", "reinterpret", "cotangent", "state_to_read", "state_to_keep", "recurrent",
-     "recurrent_backward", "dropout_mask"}
+     "recurrent_backward", "dropout_mask", "sample", "drawn_after"}
 )  # fmt: skip
 
 

@@ -21,7 +21,6 @@ from pygraph.ir.effects import (
     host_reason,
     is_first_gradient,
     is_operation,
-    is_random,
     is_selection,
     is_view,
     is_work,
@@ -29,12 +28,14 @@ from pygraph.ir.effects import (
 )
 from pygraph.ir.order import number_nodes
 from pygraph.ir.program import Program, graph_module, output_values
+from pygraph.ir.random_draws import can_be_chained, is_draw
 from pygraph.lowering.aten import lower
-from pygraph.lowering.dropouts import split_program_dropouts
+from pygraph.lowering.draws import OtherDrawsError, prepare_program_draws
 from pygraph.lowering.fused_run import compile_run
 from pygraph.lowering.in_place import is_write_back
 from pygraph.lowering.joint import Value
 from pygraph.lowering.kernel_recorder import KernelGraph
+from pygraph.lowering.states import join
 from pygraph.process import progress
 from pygraph.transforms.fusable_run import FusableRun
 from pygraph.transforms.schedule import alternating_runs
@@ -63,10 +64,10 @@ def fuse_program(program: Program) -> Program:
         launch = pygraph.launch("triton_per_fused_mul_sum_0", [empty_strided], [x, y], [])
         return (empty_strided,)
 
-    Inductor decides what becomes one kernel. Random draws stay the operations that they were, so that the random
-    numbers are eager's, but of a dropout only the mask is drawn outside. So does what has to run between graphs, and
-    what is no operation of ATen's, as a user's Triton kernels and custom operations. Updates of inputs whose values a
-    run computes are part of it.
+    Inductor decides what becomes one kernel. Random numbers are eager's: draws are operations of their own, in the
+    order that they have, and of a dropout only the mask is drawn. What has to run between graphs stays as it is, and so
+    does what is no operation of ATen's, as a user's Triton kernels and custom operations, or a draw that Inductor could
+    exchange with another. Updates of inputs whose values a run computes are part of it.
 
     Args:
         program: A Program at stage ``aten``. On a device other than ``cuda`` it is only lowered, with a
@@ -91,8 +92,17 @@ def fuse_program(program: Program) -> Program:
         lowered = lower(program.replace(fallbacks=tuple(dict.fromkeys(notes))))
         return lowered.replace(history=(*program.history, "fuse"))
     with without_autocast():  # the trace has all casts
-        fused = _Fusion(split_program_dropouts(program)).run()
+        fused = _fused(prepare_program_draws(program))
     return lower(fused).replace(history=(*program.history, "fuse"))
+
+
+def _fused(program: Program) -> Program:
+    """The Program with its runs as kernels. Where Inductor draws in another order than eager, draws are in none."""
+    try:
+        return _Fusion(program).run()
+    except OtherDrawsError as error:
+        note = Fallback("random draws", f"they are borders between fused runs: {_in_a_line(error)}")
+    return _Fusion(program.replace(fallbacks=(*program.fallbacks, note)), draws=False).run()
 
 
 def _why_not(program: Program) -> str | None:
@@ -104,11 +114,14 @@ def _why_not(program: Program) -> str | None:
     return None
 
 
-def _is_fusable(node: fx.Node) -> bool:
-    """Whether Inductor may have a node: a deterministic operation of torch's on the device."""
-    if not is_operation(node) or is_random(node) or host_reason(node) is not None:
+def _is_fusable(node: fx.Node, draws: bool = True) -> bool:
+    """Whether Inductor may have a node: an operation of torch's on the device, or a draw whose order it must keep."""
+    if not is_operation(node) or host_reason(node) is not None:
         return False
-    if node.target.namespace not in ("aten", "prims") or node.target is aten.empty_strided.default:  # pyright: ignore
+    if is_draw(node):
+        if not draws or not can_be_chained(node):
+            return False
+    elif node.target.namespace not in ("aten", "prims") or node.target is aten.empty_strided.default:  # pyright: ignore
         return False
     if is_write_back(node) or _is_read_by_strides(node):
         return False
@@ -151,9 +164,15 @@ def _halves(nodes: Sequence[fx.Node]) -> tuple[Sequence[fx.Node], Sequence[fx.No
 
 
 class _Fusion:
-    """Fusion of one Program: a new graph, in which runs are replaced one after the other."""
+    """Fusion of one Program: a new graph, in which runs are replaced one after the other.
 
-    def __init__(self, program: Program) -> None:
+    Args:
+        program: The Program.
+        draws: Whether random draws may be part of runs.
+    """
+
+    def __init__(self, program: Program, draws: bool = True) -> None:
+        self._draws = draws
         self._program = program
         self._old = program.module.graph
         self._new = fx.Graph()
@@ -165,16 +184,22 @@ class _Fusion:
         self._failures = 0
 
     def run(self) -> Program:
-        """The Program with kernels, and with those updates of inputs that are part of no run."""
+        """The Program with kernels, and with those updates of inputs that are part of no run.
+
+        Raises:
+            OtherDrawsError: The kernels of a run draw in another order than eager.
+        """
         program = self._program
         for node in program.placeholders:
             self._env[node] = self._copy(node)
         self._last_placeholder = self._env[program.placeholders[-1]] if program.placeholders else None
         reasons = {
-            node: "" for node in self._old.nodes if is_work(node) and not is_selection(node) and not _is_fusable(node)
+            node: ""
+            for node in self._old.nodes
+            if is_work(node) and not is_selection(node) and not _is_fusable(node, self._draws)
         }
         runs = [
-            (nodes, fusable and sum(not is_selection(node) for node in nodes) >= _MIN_OPERATIONS)
+            (nodes, fusable and sum(not is_selection(node) and not is_draw(node) for node in nodes) >= _MIN_OPERATIONS)
             for fusable, nodes in alternating_runs(self._old, reasons)
         ]
         # A run in which a backward begins has two graphs.
@@ -186,6 +211,7 @@ class _Fusion:
         results = tuple(self._value(values[position]) for position in remaining)
         output = self._new.output(results)
         output.meta = dict(self._old.output_node().meta)
+        join(self._new)
         number_nodes(self._new)  # kernels, too: none may come before what decides or raises before it
         moved = {old: new for new, old in enumerate(remaining)}
         aliases = tuple(
@@ -236,6 +262,8 @@ class _Fusion:
         try:
             fused = compile_run(run.module, run.specs, self._program.name, run.begins, run.static)
         except Exception as error:  # whatever a compiler of a hundred thousand lines may raise
+            if self._draws and isinstance(error, OtherDrawsError):
+                raise
             fused, failure = None, _in_a_line(error)
         if failure is not None:  # no longer in the handler, which would keep what has failed
             return self._fuse_halves(nodes, failure)

@@ -14,7 +14,6 @@ from pygraph.ir.effects import (
     is_action,
     is_load,
     is_operation,
-    is_random,
     is_selection,
     is_view,
     is_work,
@@ -24,6 +23,7 @@ from pygraph.ir.effects import (
     written_arguments,
 )
 from pygraph.ir.printing import target_text
+from pygraph.ir.random_draws import is_draw
 
 Schedule: TypeAlias = list[tuple[bool, list[fx.Node]]]
 """Runs of nodes, each with whether they are for a graph."""
@@ -83,7 +83,7 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
             readers[origin] = []
         for origin in memory:
             readers.setdefault(origin, []).append(node)
-        if is_random(node) or is_action(node):
+        if is_draw(node) or is_action(node):
             if last_effect is not None:
                 needs[node].add(last_effect)
             last_effect = node
@@ -101,9 +101,7 @@ def _keep_errors_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.Node]
         needs: The nodes that must run before each; it is extended.
         raising: The nodes that may raise.
     """
-    effects = [
-        node for node in work if node.meta.get("order") is not None and (is_random(node) or _writes_outside(node))
-    ]
+    effects = [node for node in work if node.meta.get("order") is not None and (is_draw(node) or _writes_outside(node))]
     for error in raising if effects else []:
         # Eager raises at a view by a number that is out of range, and here the node that takes the view does.
         orders = [node.meta.get("order") for node in (error, *_views_of(error))]

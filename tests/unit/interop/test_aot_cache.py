@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 from torch._inductor.triton_bundler import StaticallyLaunchedAutotuner, TritonBundle
 from torch._inductor.utils import fresh_cache
@@ -22,6 +22,8 @@ from torch._inductor.utils import fresh_cache
 import pygraph
 from pygraph.interop import boxed, compiled_function, compilers
 from pygraph.interop.inductor_graphs import InductorSource
+from pygraph.ir.drawn_after import DRAWN_AFTER
+from pygraph.ir.dropout_masks import DROPOUT_MASK
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dynamo's and Inductor's, which differ between versions
 
@@ -122,6 +124,40 @@ def test_draws_that_may_be_in_another_order_are_not_kept(in_order: bool, monkeyp
         torch.manual_seed(3)
         assert torch.equal(got, drops(x))
         assert found() == (expected if in_order else (0, 0))
+
+
+@pytest.mark.parametrize("has_host_work", [True, False])
+def test_what_is_traced_again_has_nothing_for_the_order(has_host_work: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Program's nodes run in its order, and AOTAutograd refuses what orders draws for Inductor."""
+    traced: list[str] = []
+    prepare, original = compilers.prepare_aot_draws, compilers.AtenSource
+
+    def with_link(graph: fx.Graph) -> None:
+        """Have what is drawn depend on another draw, as attention would."""
+        prepare(graph)
+        (x,) = graph.find_nodes(op="placeholder")
+        with graph.inserting_after(x):
+            mask = graph.call_function(DROPOUT_MASK, ([64], [1], torch.float32, torch.device("cpu"), 0.5, None))
+        with graph.inserting_after(mask):
+            link = graph.call_function(DRAWN_AFTER, (mask, mask))
+        x.replace_all_uses_with(link)
+        link.args = (x, mask)
+        link.meta = dict(x.meta)
+        with x.meta["val"].fake_mode:
+            mask.meta["val"] = torch.empty(64, dtype=torch.bool)
+
+    def note(module: fx.GraphModule, *args: Any) -> Any:
+        traced.append(module.code)
+        return original(module, *args)
+
+    monkeypatch.setattr(compilers, "prepare_aot_draws", with_link)
+    monkeypatch.setattr(compilers, "AtenSource", note)
+    monkeypatch.setattr(compilers, "needs_host", lambda graph: has_host_work)
+    monkeypatch.setattr(InductorSource, "draws_in_order", lambda self, inputs: False)
+    run(drops, torch.randn(64))
+    (text,) = traced
+    assert "dropout_mask" in text
+    assert "drawn_after" not in text
 
 
 def test_what_is_kept_is_for_the_same_options_and_backend() -> None:

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import pygraph
 from pygraph.ir import dropout_masks
 from pygraph.ir.dropout_masks import DROPOUT_MASK
-from pygraph.lowering.dropouts import split_aot_dropouts, split_program_dropouts
+from pygraph.lowering.draws import prepare_aot_draws, prepare_program_draws
 from pygraph.runtime.indices import Reach, index_reach
 from tests.unit.transforms.test_fusable_run import program_on_cuda
 
@@ -56,7 +56,7 @@ def two(x: torch.Tensor, y: torch.Tensor) -> Any:
 def test_results_are_those_of_dropouts(dtype: torch.dtype) -> None:
     args = torch.randn(8, 12).to(dtype), torch.randn(12, 5).to(dtype).t()
     module = graph_of(two, *args)
-    split_aot_dropouts(module.graph)
+    prepare_aot_draws(module.graph)
     assert "aten.native_dropout.default" not in targets(module)
     torch.manual_seed(3)
     wanted = two(*args)
@@ -69,7 +69,7 @@ def test_results_are_those_of_dropouts(dtype: torch.dtype) -> None:
 
 def test_masks_are_drawn_in_order() -> None:
     module = graph_of(two, torch.ones(3, 4), torch.ones(2, 2))
-    split_aot_dropouts(module.graph)
+    prepare_aot_draws(module.graph)
     first, second = module.graph.find_nodes(op="call_function", target=torch.ops.pygraph.dropout_mask.default)
     assert (first.args[-1], second.args[-1]) == (None, first)
     assert all("val" in node.meta for node in module.graph.nodes if node.op == "call_function")
@@ -90,7 +90,7 @@ def test_masks_are_drawn_in_order() -> None:
 def test_other_dropouts_stay(fn: Any, x: torch.Tensor) -> None:
     module = graph_of(fn, x)
     before = targets(module)
-    split_aot_dropouts(module.graph)
+    prepare_aot_draws(module.graph)
     assert targets(module) == before
 
 
@@ -118,7 +118,7 @@ def test_programs() -> None:
         return dropped[0] * 3, dropped[1]
 
     program = program_on_cuda(fn, (4, 6))
-    split = split_program_dropouts(program)
+    split = prepare_program_draws(program)
     assert "native_dropout" in str(program)
     assert "native_dropout" not in str(split)
     x = torch.randn(4, 6)
@@ -126,9 +126,9 @@ def test_programs() -> None:
     wanted = fn(x)
     torch.manual_seed(5)
     torch.testing.assert_close(on_the_host(split.copy_graph())(x), wanted)
-    assert split_program_dropouts(program_on_cuda(torch.sin, (3,))).nodes
+    assert prepare_program_draws(program_on_cuda(torch.sin, (3,))).nodes
     unaligned = program_on_cuda(lambda x: aten.native_dropout(x[1:], 0.25, True)[0], (9,))
-    assert "native_dropout" in str(split_program_dropouts(unaligned))
+    assert "native_dropout" in str(prepare_program_draws(unaligned))
 
 
 def test_masks_in_graphs(device: torch.device) -> None:

@@ -10,7 +10,7 @@ from torch import fx
 
 from pygraph.ir.attention_states import is_unused_state
 from pygraph.ir.descriptors import TensorSpec
-from pygraph.lowering.states import Crossing, settle, settle_between_regions
+from pygraph.lowering.states import Crossing, join, settle, settle_between_regions
 
 CUDA = torch.device("cuda", 0)
 ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention.default
@@ -99,3 +99,54 @@ def test_what_was_not_drawn_crosses_regions_as_it_is() -> None:
     found, backward = between(0.0)
     settle_between_regions(found, CUDA)
     assert all(is_unused_state(node) for node in backward.args[7:9])
+
+
+def test_join() -> None:
+    """What has settled a forward and its backward is undone where both are in one graph."""
+    found, backward = between(0.1)
+    states = backward.args[7:9]
+    before = str(found)
+    settle(found, CUDA)
+    assert "state_to_keep" in str(found)
+    returned: Any = found.output_node().args[0]
+    found.output_node().args = ((returned[0], *states, returned[3]),)
+    join(found)
+    found.lint()
+    assert backward.args[7:9] == states
+    assert str(found) == before
+
+
+def test_states_that_are_returned_are_kept() -> None:
+    found, backward = between(0.1)
+    settle(found, CUDA)
+    join(found)
+    found.lint()
+    returned: Any = found.output_node().args[0]
+    assert [str(value.target) for value in returned[1:3]] == ["pygraph.state_to_keep.default"] * 2
+    assert [value.args[0] for value in returned[1:3]] == list(backward.args[7:9])
+
+
+def test_a_state_is_copied_once() -> None:
+    """A Program has been settled, and what records the kernels that it becomes keeps states as well."""
+    found, backward = between(0.1)
+    seed: Any = backward.args[7]
+    with found.inserting_after(seed):
+        inner = found.call_function(torch.ops.pygraph.state_to_keep.default, (seed, CUDA, True))
+    with found.inserting_after(inner):
+        outer = found.call_function(torch.ops.pygraph.state_to_keep.default, (inner, CUDA, True))
+    found.output_node().args = ((outer,),)
+    join(found)
+    assert outer.args[0] is seed
+    assert inner not in found.nodes
+
+
+def test_a_state_is_read_where_its_forward_returns_it() -> None:
+    """As the kernels of a backward read it, where its forward has been left as it was."""
+    found, backward = between(0.1)
+    states = backward.args[7:9]
+    for state in states:
+        with found.inserting_before(backward):
+            read = found.call_function(torch.ops.pygraph.state_to_read.default, (state,))
+        backward.replace_input_with(state, read)  # pyright: ignore[reportArgumentType]
+    join(found)
+    assert backward.args[7:9] == states

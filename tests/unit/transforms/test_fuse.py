@@ -14,12 +14,16 @@ from pygraph.errors import StageError
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.effects import is_selection, is_work
 from pygraph.ir.program import output_values
+from pygraph.ir.random_draws import draws_of
+from pygraph.lowering.draws import OtherDrawsError
 from pygraph.lowering.fused_run import FusedRun, Part
 from pygraph.lowering.joint import Value
 from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.transforms import fuse
 from pygraph.transforms.fuse import _in_a_line
 from tests.unit.transforms.test_fusable_run import program_on_cuda
+
+aten = torch.ops.aten
 
 
 def f(x: torch.Tensor) -> torch.Tensor:
@@ -123,6 +127,96 @@ def test_what_cannot_be_compiled_is_left_out_of_a_run(name: str, monkeypatch: py
     assert name not in compiled
     x = torch.randn(4, 3)
     torch.testing.assert_close(fused.module(x), long(x), rtol=0, atol=0)
+
+
+def attention(x: torch.Tensor) -> torch.Tensor:
+    """A layer with its backward, of which both draw by their tags: attention, and what is added to it, drop."""
+    query = x * 2
+    drawn = aten._scaled_dot_product_efficient_attention(query, x, x, None, True, 0.1)
+    out = aten.native_dropout(drawn[0].exp(), 0.1, True)[0]
+    args = out, query, x, x, None, *drawn, 0.1, [True, False, False, False]
+    return out + aten._scaled_dot_product_efficient_attention_backward(*args)[0]
+
+
+def stochastic_depth(x: torch.Tensor) -> torch.Tensor:
+    keep = x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.8)
+    return x + x.sin() * keep.div_(0.8)
+
+
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return (x + torch.rand_like(x)).exp() * torch.randint(2, 5, x.shape, device=x.device)
+
+
+@pytest.mark.parametrize("layer", [attention, stochastic_depth, noise])
+def test_draws_are_part_of_one_run(
+    layer: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[fx.Graph] = []
+    compile_run = compiler_without("nothing")
+
+    def note(module: fx.GraphModule, *args: Any) -> FusedRun:
+        compiled.append(module.graph)
+        return compile_run(module, *args)
+
+    monkeypatch.setattr(fuse, "compile_run", note)
+    monkeypatch.setattr(fuse, "_why_not", lambda program: None)
+    program = program_on_cuda(lambda x: layer(layer(x)), (2, 2, 8, 4))
+    fused = pygraph.fuse(program)
+    (run,) = compiled
+    assert len(draws_of(run)) == len(draws_of(program.module.graph)) >= 2
+    assert not [node for node in fused.nodes if is_work(node) and "empty" in str(node.target)]
+    cut = pygraph.graphify(fused)
+    assert [region.kind for region in cut.regions] == ["graph"]
+    assert not [node for node in cut.nodes if "state_to" in str(node.target)], "forward and backward are in one region"
+
+
+def test_draws_that_cannot_be_ordered_are_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[fx.Graph] = []
+    compile_run = compiler_without("nothing")
+
+    def note(module: fx.GraphModule, *args: Any) -> FusedRun:
+        compiled.append(module.graph)
+        return compile_run(module, *args)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x = aten.native_dropout(x.sin().exp(), 0.1, True)[0]
+        x = (torch.bernoulli(x.sigmoid()) * x).exp()
+        return aten.native_dropout(x.sin().exp(), 0.1, True)[0]
+
+    monkeypatch.setattr(fuse, "compile_run", note)
+    monkeypatch.setattr(fuse, "_why_not", lambda program: None)
+    fused = pygraph.fuse(program_on_cuda(fn, (4, 4)))
+    assert [len(draws_of(run)) for run in compiled] == [1, 1]
+    found = [str(node.target) for node in draws_of(fused.module.graph)]
+    assert found == ["pygraph.dropout_mask.default", "aten.bernoulli.default", "pygraph.dropout_mask.default"]
+
+
+def test_where_inductor_draws_otherwise_draws_are_in_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_run = compiler_without("nothing")
+    counts: list[int] = []
+
+    def check(module: fx.GraphModule, *args: Any) -> FusedRun:
+        counts.append(len(draws_of(module.graph)))
+        if counts[-1]:
+            raise OtherDrawsError("Inductor draws in another order")
+        return compile_run(module, *args)
+
+    monkeypatch.setattr(fuse, "compile_run", check)
+    monkeypatch.setattr(fuse, "_why_not", lambda program: None)
+    program = program_on_cuda(lambda x: stochastic_depth(stochastic_depth(x)), (2, 2, 8, 4))
+    fused = pygraph.fuse(program)
+    assert counts == [2, 0], "both are drawn before the one run"
+    assert len(draws_of(fused.module.graph)) == 2
+    (note,) = fused.fallbacks
+    assert note.reason == "they are borders between fused runs: OtherDrawsError: Inductor draws in another order"
+
+
+def test_draws_alone_are_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuse, "compile_run", None)
+    monkeypatch.setattr(fuse, "_why_not", lambda program: None)
+    fused = pygraph.fuse(program_on_cuda(lambda x: (torch.rand_like(x), torch.randn_like(x), x.sin()), (4, 4)))
+    assert not fused.fallbacks
+    assert len(draws_of(fused.module.graph)) == 2
 
 
 def test_where_nothing_can_be_compiled_runs_are_not_halved_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

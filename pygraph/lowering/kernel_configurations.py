@@ -85,6 +85,8 @@ def _in_other_configurations(kernel_name: str, source_code: str) -> Any:
     for name in ("_set_triton_ptxas_path", "_set_triton_libdevice_path"):  # torch 2.13 has both
         getattr(compile_tasks, name, lambda: None)()
     kernel: Any = _load_triton_kernel_from_source(kernel_name, source_code)
+    if kernel.configs is None:  # another graph has the same kernel, of which a process has one
+        return kernel
     compile_in = kernel._precompile_config
     results: list[Any] = []
     failure: Exception | None = None

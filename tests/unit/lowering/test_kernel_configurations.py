@@ -35,6 +35,7 @@ class Kernel:
     compile_results: list[Configuration] = dataclasses.field(default_factory=list[Configuration])
     tried: list[tuple[int, int]] = dataclasses.field(default_factory=list[tuple[int, int]])
     is_ready: bool = False
+    fails_elsewhere: bool = False
 
     def _precompile_config(self, configuration: Configuration) -> Configuration:
         self.tried.append((configuration.block, configuration.num_warps))
@@ -68,6 +69,8 @@ def compile_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compile]:
         return kernel
 
     def in_a_process(kernel: Kernel) -> Kernel:
+        if kernel.fails_elsewhere:
+            raise SubprocException(f"RuntimeError: {FAILURE}")
         try:
             return in_a_row(kernel)
         except Exception as error:
@@ -106,6 +109,17 @@ def test_others_are_compiled_and_one_with_more_warps(compile_kernel: Compile, by
         compile_kernel(kernel, by_a_process)
     assert kernel.is_ready
     assert kernel.configs is None
+    assert kernel.compile_results == [Configuration(1024, 8), Configuration(512, 8)]
+
+
+def test_a_kernel_of_two_graphs(compile_kernel: Compile) -> None:
+    """Whoever compiles the same source again in another process gets the kernel that was compiled in this one."""
+    kernel = Kernel([Configuration(1024), Configuration(512, 8)], many_elements)
+    with other_configurations_tried():
+        compile_kernel(kernel, True)
+        tried, kernel.fails_elsewhere = list(kernel.tried), True
+        compile_kernel(kernel, True)
+    assert kernel.tried == tried
     assert kernel.compile_results == [Configuration(1024, 8), Configuration(512, 8)]
 
 

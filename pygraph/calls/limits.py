@@ -18,6 +18,8 @@ class Limits:
         late_kind_share: The share of the time that compiling kinds of calls may take that came again after all.
         single_kinds: Kinds of calls of a function that may be compiled and come but once.
         kinds_for_another: Kinds of calls that came again for which another one may come but once.
+        kinds_at_once: Kinds of calls of a function from which on each further one takes many calls of those before.
+        hits_for_another: How many calls that is: what a recording costs, in calls that a replay has made faster.
         wasted_traces: Traces in a row of one kind of call that may each be used once only, as of a schedule that sets a
             number at every step.
         outdated_traces: Traces that may be outdated by changes in what the function closes over before any has been
@@ -44,6 +46,8 @@ class Limits:
     late_kind_share: float = 0.02
     single_kinds: int = 8
     kinds_for_another: int = 8
+    kinds_at_once: int = 32
+    hits_for_another: int = 512
     wasted_traces: int = 8
     outdated_traces: int = 32
     settled_calls: int = 4

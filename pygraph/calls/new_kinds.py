@@ -1,13 +1,14 @@
 """Which new kinds of calls are compiled at once: not where kinds seldom come again, as with sizes that depend on data.
 
 A kind of call that is never seen again has cost a trace and a recording for nothing. A function may have a few of
-these, and a few more the more of its kinds came again. Beyond that a new kind runs as it is at first, and is compiled
-when it comes again, for a share of the time of all functions together.
+these, and a few more the more of its kinds came again. If it has many kinds, they must have been called so often that
+another recording hardly matters. Beyond that a new kind runs as it is at first, and is compiled when it comes again,
+for a share of the time of all functions together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pygraph.calls import limits
 from pygraph.calls.entries import Entry
@@ -28,7 +29,7 @@ class NewKinds:
 
     def __init__(self, budget: Budget) -> None:
         self._compiled = 0
-        self._dropped = 0
+        self._dropped = self._calls_of_dropped = 0
         self._waiting = set[Key]()
         self._budget = budget
         self._allowed: Key | None = None  # the kind that is being compiled
@@ -40,8 +41,7 @@ class NewKinds:
             key: Its key.
             entries: The entries of all kinds that are kept.
         """
-        again = self._dropped + sum(entry.calls > 1 for entry in entries)
-        if self._compiled - again >= limits.LIMITS.single_kinds + again // limits.LIMITS.kinds_for_another:
+        if not self._is_worth_it([entry.calls for entry in entries]):
             if key not in self._waiting:
                 if len(self._waiting) < limits.LIMITS.forms:
                     self._waiting.add(key)
@@ -50,6 +50,16 @@ class NewKinds:
                 return False
         self._allowed = key
         return True
+
+    def _is_worth_it(self, calls: Sequence[int]) -> bool:
+        """Whether a new kind is to be compiled at once, given how often those were called that are kept."""
+        allowed = limits.LIMITS
+        again = self._dropped + sum(one > 1 for one in calls)
+        hits = self._calls_of_dropped + sum(calls) - self._compiled
+        many = self._compiled - allowed.kinds_at_once
+        if many >= 0 and hits < (many + 1) * allowed.hits_for_another:
+            return False
+        return self._compiled - again < allowed.single_kinds + again // allowed.kinds_for_another
 
     def note_compiled(self, key: Key, seconds: float) -> None:
         """Note that a kind was compiled, if it is a new one, and the time that it took, if it has waited for that."""
@@ -64,8 +74,9 @@ class NewKinds:
     def note_dropped(self, entry: Entry) -> None:
         """Note that an entry is not kept any more."""
         self._dropped += entry.calls > 1
+        self._calls_of_dropped += entry.calls
 
     def clear(self) -> None:
         """Forget everything."""
-        self._compiled = self._dropped = 0
+        self._compiled = self._dropped = self._calls_of_dropped = 0
         self._waiting.clear()

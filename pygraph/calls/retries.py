@@ -221,7 +221,11 @@ def look_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     modes = torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
     seen: list[Any] = [here.inside, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), interpreter is None]
     seen += modes
-    seen += [value if type(value) in _SEEN else type(value) for value in args]
+    types = list(map(type, args))
+    if _SEEN.isdisjoint(types):
+        seen += types
+    else:
+        seen += [value if type(value) in _SEEN else type(value) for value in args]
     if kwargs:
         seen += kwargs
         seen += [value if type(value) in _SEEN else type(value) for value in kwargs.values()]

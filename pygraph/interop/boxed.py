@@ -136,7 +136,7 @@ class _Specialization:
 
     def matches(self, inputs: Sequence[Any]) -> bool:
         """Whether the static inputs of a call are those that are bound."""
-        return all(map(operator.is_, self._pick_static(inputs), self._static))
+        return not self._static or all(map(operator.is_, self._pick_static(inputs), self._static))
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         constant = self._constant_results

@@ -56,6 +56,8 @@ class SpecializedGraph(SelfTracing):
 
     def _all_inputs(self, args: Sequence[Any]) -> list[Any]:
         """The inputs of the graph, given those that vary."""
+        if not self._static:
+            return list(args)
         given = iter(args)
         return [self._static[index] if index in self._static else next(given) for index in range(self._count)]
 

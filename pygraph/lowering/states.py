@@ -42,10 +42,14 @@ class Crossing:
 
     def before(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs with states on the device from which operations read them now."""
+        if not self.inputs:
+            return list(inputs)  # another one: what runs empties it
         return [read(value) if index in self.inputs else value for index, value in enumerate(inputs)]
 
     def after(self, results: Sequence[Any], device: torch.device) -> list[Any]:
         """The results with all states on the device."""
+        if not self.results:
+            return list(results)
         return [
             keep(value, device, self.results[index]) if index in self.results else value
             for index, value in enumerate(results)

@@ -9,6 +9,7 @@ import torch
 
 import pygraph
 from pygraph.calls import limits
+from pygraph.calls.entries import Entry
 from pygraph.calls.new_kinds import SELDOM, NewKinds
 from pygraph.calls.retries import Budget
 from pygraph.interop import live
@@ -68,6 +69,21 @@ def test_as_many_that_come_but_once_are_not_recorded(device: torch.device, clock
     single, another = limits.LIMITS.single_kinds, limits.LIMITS.kinds_for_another
     assert fast.cache_info().captures <= 16 + single + 16 // another
     assert fast.cache_info().hits >= 100
+
+
+def test_many_kinds_have_to_be_worth_it(clock: Clock) -> None:
+    kinds: Any = NewKinds(Budget(0, limits.LIMITS.late_kind_share))
+    entries: list[Any] = []
+    for _ in range(limits.LIMITS.kinds_at_once):
+        assert kinds.allows(len(entries), entries)
+        kinds.note_compiled(len(entries), 1.0)
+        entries.append(Entry(fallbacks=[]))
+        entries[-1].calls = 2
+    assert not kinds.allows("another", entries)
+    entries[0].calls += limits.LIMITS.hits_for_another - limits.LIMITS.kinds_at_once
+    assert kinds.allows("yet another", entries)
+    kinds.note_compiled("yet another", 1.0)
+    assert not kinds.allows("one more", entries)
 
 
 def test_functions_share_the_time_for_kinds_that_have_waited(clock: Clock) -> None:

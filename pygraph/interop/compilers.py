@@ -24,10 +24,10 @@ from pygraph.interop import live
 from pygraph.interop.aten_graphs import AtenSource
 from pygraph.interop.boxed import BoxedReplay
 from pygraph.interop.graph_queries import aten_random_draws, copy_graph, device_of, needs_host, touches_cuda
-from pygraph.interop.inductor_graphs import InductorSource
+from pygraph.interop.inductor_graphs import InductorSource, sizes_are_known
 from pygraph.interop.specialized import GraphSource
 from pygraph.ir.program import output_values
-from pygraph.ir.random_draws import drop_links
+from pygraph.ir.random_draws import draws_of, drop_links, is_chained
 from pygraph.ir.source_lines import line_in
 from pygraph.lowering.draws import prepare_aot_draws
 from pygraph.lowering.inductor import FusedGraph, compile_graph, settings
@@ -121,6 +121,8 @@ class Compilers:
         original = copy_graph(graph) if len(draws) > 1 else graph
         if needs_host(graph.graph):
             return self._replay(self._source_with_host_work(original, inputs, options, kind), static, kind)
+        if len(draws) > 1 and not sizes_are_known(inputs) and _may_draw_otherwise(graph.graph):
+            _keep_strides_of_eager(graph)  # for sizes of which this is found out, results are those of `otherwise`
         with settings(**self.chosen.inductor):
             compiled = compile_graph(graph, inputs, self._name(kind), **options)
         if compiled is None:
@@ -131,6 +133,9 @@ class Compilers:
             compiled = dataclasses.replace(compiled, spent=_spent_inputs())
         source = InductorSource(compiled, draws)
         if len(draws) > 1 and not source.draws_in_order(inputs):
+            if sizes_are_known(inputs):
+                _forget_reported_strides()
+                return self._replay(self._source_with_host_work(original, inputs, options, kind), static, kind)
             drop_links(original.graph)  # a Program's nodes run in its order, and AOTAutograd gets its runs again
             settle(original.graph, compiled.device)
             original.recompile()
@@ -142,14 +147,13 @@ class Compilers:
         self, graph: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], kind: str
     ) -> GraphSource:
         """The source of a graph that no CUDA graph can hold as a whole; `devicify` and `fuse` see to its parts."""
-        # Its results have the strides that they have in eager, however it runs.
-        output, values = graph.graph.output_node(), output_values(graph.graph)
-        output.meta["user_visible_output_idxs"] = [i for i, v in enumerate(values) if isinstance(v, fx.Node)]
+        _keep_strides_of_eager(graph)
         ordinary = _LazilyCompiled(copy_graph(graph), inputs, options, self.chosen)
         drop_links(graph.graph)
         settle(graph.graph, device_of(graph))
         graph.recompile()
-        return AtenSource(graph, PASSES, ordinary, _saved_results(len(values)) if kind == "forward" else ())
+        saved = _saved_results(len(output_values(graph.graph))) if kind == "forward" else ()
+        return AtenSource(graph, PASSES, ordinary, saved)
 
     def aten(self, kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         """A compiler that leaves ATen operations as they are.
@@ -257,3 +261,23 @@ class _LazilyCompiled:
             with settings(**chosen.inductor):
                 self._compiled = _compile_fx_inner(graph, examples, options)
         return self._crossing.after(self._compiled(self._crossing.before(inputs)), self._device)
+
+
+def _may_draw_otherwise(graph: fx.Graph) -> bool:
+    """Whether Inductor may exchange random draws, or drop one that nobody reads."""
+    draws = draws_of(graph)
+    return not is_chained(draws, graph) or not all(draw.users for draw in draws)
+
+
+def _forget_reported_strides() -> None:
+    """Have AOTAutograd compile the backward for saved tensors as in eager, not as Inductor would have laid them out."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        context.output_strides.clear()
+
+
+def _keep_strides_of_eager(module: fx.GraphModule) -> None:
+    """Have all results of a graph, also saved tensors, the strides that they have in eager, however it runs."""
+    values = output_values(module.graph)
+    visible = [index for index, value in enumerate(values) if isinstance(value, fx.Node)]
+    module.graph.output_node().meta["user_visible_output_idxs"] = visible

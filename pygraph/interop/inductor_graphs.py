@@ -62,8 +62,7 @@ class InductorSource:
 
         The kernels are read off the wrapper on the way; the first specialisation for inputs of these sizes uses them.
         """
-        sizes = (size for value in inputs for size in (value.shape if isinstance(value, torch.Tensor) else (value,)))
-        if not all(isinstance(size, int) for size in sizes):
+        if not sizes_are_known(inputs):
             return False
         with _disable_current_modes():
             self._kernels = _Kernels.of(self._graph, inputs)
@@ -76,6 +75,12 @@ class InductorSource:
         if self._otherwise is not None and specialized.draws != self._draws:
             return self._otherwise.specialize(inputs, static)
         return specialized
+
+
+def sizes_are_known(inputs: Sequence[Any]) -> bool:
+    """Whether no size of the inputs is a symbol, nor an input itself."""
+    sizes = (size for value in inputs for size in (value.shape if isinstance(value, torch.Tensor) else (value,)))
+    return all(isinstance(size, int) for size in sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,10 +67,27 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-# Graphs check layouts by their cache keys, and addresses before they take this way at all.
+def _check_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], of: str = "input") -> None:
+    """Refuse an input that lies in memory otherwise than kernels were compiled for.
+
+    Args:
+        tensor: The input, or a result of an operation, which is laid out as it was for Inductor.
+        size: Its sizes.
+        stride: Its strides.
+        of: The operation that it is a result of. Of an input, torch 2.11 says nothing, and 2.13 that it is one.
+    """
+    if of != "input" or 0 in size:
+        return
+    strides = zip(size, tensor.stride(), stride, strict=False)
+    if tuple(tensor.shape) != tuple(size) or any(n > 1 and mine != wanted for n, mine, wanted in strides):
+        found = f"{tuple(tensor.shape)} in strides {tensor.stride()}"
+        raise UntraceableError(f"an input is {found}, and kernels were compiled for {tuple(size)} in {tuple(stride)}")
+
+
+# Addresses are checked before graphs take this way at all.
 _REPLACEMENTS: Mapping[str, Any] = {
     "reinterpret_tensor": _reinterpret,
-    "assert_size_stride": _nothing,
+    "assert_size_stride": _check_layout,
     "assert_alignment": _nothing,
     "copy_if_misaligned": _same,
     "get_raw_stream": _nothing,

@@ -75,6 +75,26 @@ def test_writes_are_to_the_nodes_that_were_allocated() -> None:
     assert not tuner.launched
 
 
+@pytest.mark.parametrize("kind", [(), ("input",)])
+def test_an_input_that_kernels_were_not_compiled_for_is_refused(kind: tuple[str, ...]) -> None:
+    """They would read it wrongly; Inductor's own wrapper raises an error then."""
+
+    def call(args: list[Any]) -> Any:
+        (x,) = args
+        args.clear()
+        assert_size_stride(x, (1, 3, 2, 2), (12, 1, 6, 3), *said)  # noqa: F821
+        buf0 = torch.empty_strided((2, 2), (2, 1))
+        assert_size_stride(buf0, (2, 2), (1, 2), "an operation")  # noqa: F821
+        kernel.run(buf0, x, buf0, 4, stream=0)  # noqa: F821
+        return (buf0,)
+
+    made = wrapper(call, assert_size_stride=None, kernel=Tuner(), said=kind)
+    for stride in ((12, 1, 6, 3), (1, 1, 6, 3)):
+        kernel_graph(made, [TensorSpec((1, 3, 2, 2), stride, torch.float32, CPU)])
+    with pytest.raises(UntraceableError, match=r"in strides \(12, 4, 2, 1\), and kernels were compiled for"):
+        kernel_graph(made, [TensorSpec((1, 3, 2, 2), (12, 4, 2, 1), torch.float32, CPU)])
+
+
 def test_the_same_launch_is_registered_once() -> None:
     tuner = Tuner()
 

@@ -20,9 +20,10 @@ BASELINES = {
 
 
 def wall(row: Row, way: str) -> float | None:
-    """Median microseconds of an iteration; None if the way has not run."""
-    times = row["ways"].get(way, {}).get("wall_us")
-    return times[1] if times else None
+    """Median microseconds of an iteration; None if the way has not run, or its results are wrong."""
+    found = row["ways"].get(way, {})
+    times = found.get("wall_us")
+    return times[1] if times and found.get("right") is not False else None
 
 
 def fastest(row: Row, ways: Iterable[str]) -> float | None:

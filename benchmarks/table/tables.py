@@ -87,13 +87,18 @@ def _speed(rows: Sequence[Row]) -> str:
         if "error" in row:
             lines.append([row["row"], str(row["batch_size"]), *["failed"] * len(ways), *[None] * len(ours)])
             continue
-        cells = [_value(row, way, lambda one: f"{one['wall_us'][1]:.0f}") for way in ways]
+        cells = [_value(row, way, _time) for way in ways]
         ratios = [times(speed_up(row, (way,), MODES)) for way in ours]
         lines.append([row["row"], str(row["batch_size"]), *cells, *ratios])
     headings = ["workload", "batch", *ways, *(f"{way}: speed-up" for way in ours)]
     note = ("Microseconds, median of rounds in which all ways take turns. Speed-ups are over the fastest mode of "
-            "`torch.compile` in that row.")  # fmt: skip
+            "`torch.compile` in that row; wrong results have none, and are in no mean.")  # fmt: skip
     return f"{note}\n\n{table(headings, lines)}"
+
+
+def _time(one: dict[str, Any]) -> str:
+    wrong = ", **wrong**" if one.get("right") is False else ""
+    return f"{one['wall_us'][1]:.0f}{wrong}"
 
 
 BEST = "pygraph's best"

@@ -18,7 +18,7 @@ def result(name: str, number: int, times: dict[str, float | None], **more: Any) 
     found = {
         way: {"error": "ValueError: no\nmore"} if time is None else {
             "wall_us": [time - 1, time, time + 1], "cpu_us": [1.0, 2.0, 3.0], "compile_s": 1.0, "distance": 1e-3,
-            "right": way != "jit", "first_reserved": 2 << 20, "steady_reserved": 1 << 20,
+            "right": way != "backend", "first_reserved": 2 << 20, "steady_reserved": 1 << 20,
         }
         for way, time in times.items()
     }  # fmt: skip
@@ -86,8 +86,16 @@ def test_the_tables_of_times() -> None:
 - d-t: the process ended with code 9 while compiling jit: Killed
 """)
     assert "Measured on: NVIDIA H200, torch 2.11.0, CUDA 13.0, Python 3.12.1, 16 cores." in page
-    assert "| a-i | 1.0e-03 | 1.0e-03 | 1.0e-03 | 1.0e-03, **wrong** | eager in float32 |" in page
+    assert "| a-i | 1.0e-03 | 1.0e-03 | 1.0e-03 | 1.0e-03 | eager in float32 |" in page
     assert "| a-i | 1 / 2 | 1 / 2 | 1 / 2 | 1 / 2 |" in page
+
+
+def test_wrong_results_win_nothing() -> None:
+    page = tables.render([result("a-i", 0, {"compile": 100.0, "backend": 10.0, "jit": 50.0})])
+    assert "| a-i | 8 | 100 | 10, **wrong** | 50 | – | 2.00 × |" in page
+    assert "| a-i | 1.0e-03 | 1.0e-03, **wrong** | 1.0e-03 | eager in float32 |" in page
+    assert "| inference | backend | – | – | – | 0 of 0 | 0 |" in page
+    assert "| inference | pygraph's best | 2.00 × | – | 2.00 × | 1 of 1 | 0 |" in page
 
 
 def test_published_figures_are_beside_ours() -> None:

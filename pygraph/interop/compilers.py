@@ -27,7 +27,7 @@ from pygraph.interop.graph_queries import aten_random_draws, copy_graph, device_
 from pygraph.interop.inductor_graphs import InductorSource, sizes_are_known
 from pygraph.interop.specialized import GraphSource
 from pygraph.ir.program import output_values
-from pygraph.ir.random_draws import draws_of, drop_links, is_chained
+from pygraph.ir.random_draws import drop_links
 from pygraph.ir.source_lines import line_in
 from pygraph.lowering.draws import prepare_aot_draws
 from pygraph.lowering.inductor import FusedGraph, compile_graph, settings
@@ -121,8 +121,8 @@ class Compilers:
         original = copy_graph(graph) if len(draws) > 1 else graph
         if needs_host(graph.graph):
             return self._replay(self._source_with_host_work(original, inputs, options, kind), static, kind)
-        if len(draws) > 1 and not sizes_are_known(inputs) and _may_draw_otherwise(graph.graph):
-            _keep_strides_of_eager(graph)  # for sizes of which this is found out, results are those of `otherwise`
+        if len(draws) > 1 and not sizes_are_known(inputs):
+            _keep_strides_of_eager(graph)  # for other sizes than these, results may be those of `otherwise`
         with settings(**self.chosen.inductor):
             compiled = compile_graph(graph, inputs, self._name(kind), **options)
         if compiled is None:
@@ -261,12 +261,6 @@ class _LazilyCompiled:
             with settings(**chosen.inductor):
                 self._compiled = _compile_fx_inner(graph, examples, options)
         return self._crossing.after(self._compiled(self._crossing.before(inputs)), self._device)
-
-
-def _may_draw_otherwise(graph: fx.Graph) -> bool:
-    """Whether Inductor may exchange random draws, or drop one that nobody reads."""
-    draws = draws_of(graph)
-    return not is_chained(draws, graph) or not all(draw.users for draw in draws)
 
 
 def _forget_reported_strides() -> None:

@@ -9,33 +9,51 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from pygraph.calls.options import Options
 from pygraph.interop import compilers
-from pygraph.lowering.draws import chain_draws
+from pygraph.interop.compilers import Compilers, Settings
 
 aten = torch.ops.aten
 
 
-def graph_of(*, reads_all: bool) -> fx.Graph:
-    """Two masks, of which the last one may be read by nobody."""
+class Compiled(Exception):
+    """Inductor would compile a graph now, of which these results are to have eager's strides."""
+
+
+def visible_results(monkeypatch: pytest.MonkeyPatch, *, draws: int, symbolic: bool) -> Any:
+    """The results that have to have eager's strides, of a graph that draws so many times."""
+
+    def compile_graph(graph: fx.GraphModule, *_: Any, **__: Any) -> Any:
+        raise Compiled(graph.graph.output_node().meta.get("user_visible_output_idxs"))
+
+    monkeypatch.setattr(compilers, "compile_graph", compile_graph)
+    mode, context = FakeTensorMode(shape_env=ShapeEnv()), StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    shape = mode.from_tensor(torch.empty(8), symbolic_context=context).shape if symbolic else (8,)
+    with mode:
+        x = torch.empty(shape, device="cuda")
     graph = fx.Graph()
-    arguments: Any = ([8], [1], torch.float32, torch.device("cuda"), 0.1, None)
-    masks = [graph.call_function(torch.ops.pygraph.dropout_mask.default, arguments) for _ in range(2)]
-    with FakeTensorMode():
-        for mask in masks:
-            mask.meta["val"] = torch.empty(8, dtype=torch.bool, device="cuda")
-    graph.output(tuple(masks if reads_all else masks[:1]))
-    return graph
+    nodes = [graph.placeholder("x")]
+    nodes[0].meta["val"] = x
+    for _ in range(draws):
+        nodes.append(graph.call_function(aten.rand.default, ([8],), {"device": torch.device("cuda")}))
+        with mode:
+            nodes[-1].meta["val"] = torch.empty(8, device="cuda")
+    graph.output((*nodes[1:], None))
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    made = Compilers(Settings(Options(), True, True, {}), module)
+    with pytest.raises(Compiled) as caught:
+        made.inductor(module, [x], is_inference=True)
+    return caught.value.args[0]
 
 
-@pytest.mark.parametrize("reads_all", [True, False])
-@pytest.mark.parametrize("chained", [True, False])
-def test_draws_that_inductor_may_exchange_or_drop(reads_all: bool, chained: bool) -> None:
-    graph = graph_of(reads_all=reads_all)
-    if chained:
-        chain_draws(graph)
-    found = compilers._may_draw_otherwise(graph)  # pyright: ignore[reportPrivateUsage]
-    assert found == (not chained or not reads_all)
+@pytest.mark.parametrize("symbolic", [True, False])
+@pytest.mark.parametrize("draws", [1, 3])
+def test_of_sizes_that_are_symbols(draws: int, symbolic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of some sizes the graph may be made in another way than of these, and both have to have one layout."""
+    found = visible_results(monkeypatch, draws=draws, symbolic=symbolic)
+    assert found == ([0, 1, 2] if symbolic and draws > 1 else None)
 
 
 def test_reported_strides_are_forgotten() -> None:

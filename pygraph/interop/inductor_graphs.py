@@ -97,7 +97,6 @@ class _Kernels:
         specs = _specs(inputs)
         kernels, note = graph.kernels(specs)
         drop_links(kernels.module.graph)  # its nodes run in this order
-        kernels.module.recompile()
         return cls(specs, kernels, note)
 
 

@@ -80,8 +80,7 @@ def is_chained(draws: Iterable[fx.Node], graph: fx.Graph) -> bool:
     for draw in draws:
         if last is not None:
             between = nodes[position[last] : position[draw]]
-            taken = values_taken(draw, between)
-            links = [draw] if draw.target in LAST_IS_BEFORE else [n for n in between if n in taken]
+            links = [draw] if draw.target in LAST_IS_BEFORE else values_taken(draw, between)
             if not any(_linked(link) is last for link in links):
                 return False
         last = draw

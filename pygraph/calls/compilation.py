@@ -15,7 +15,6 @@ from pygraph.calls.failed_traces import adds_again, failure_of
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of
 from pygraph.calls.memory import check_disjoint, check_updatable
-from pygraph.calls.new_kinds import SELDOM
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.pipeline import transformed_program
 from pygraph.calls.policy import Policy, Runners
@@ -136,8 +135,9 @@ class Compiler:
             note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
             return Refused(fallbacks=[note])
         is_new = past.last is None and past.form is key.kind and not self._function.options.strict
-        if is_new and not self._cache.new_kinds.allows(key, self._cache.entries):
-            return Refused(fallbacks=[SELDOM])
+        waiting = self._cache.new_kinds.wait(key, self._cache.entries) if is_new else None
+        if waiting is not None:
+            return waiting
         first = runners.of_first_step(call.args, call.kwargs)
         if first is not None:
             if FUSE in self._function.passes:

@@ -21,6 +21,7 @@ from pygraph.calls.compilation import Compiler
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Recorded, Refused, Stateful
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, UnhashableError, flatten_call
+from pygraph.calls.new_kinds import Waiting
 from pygraph.calls.options import Options
 from pygraph.calls.plans import Planned
 from pygraph.calls.policy import Composition, CompositionFactory, Policy, Runners
@@ -54,11 +55,13 @@ class _AsItIs:
         note: Why; None if that is no fallback.
         entry: The entry that says so, if it is kept and counts its calls.
         program: A Program that is evaluated instead.
+        waiting: Its kind, if that waits for being compiled.
     """
 
     note: Fallback | None
     entry: Entry | None = None
     program: Program | None = None
+    waiting: Waiting | None = None
 
 
 class Engine:
@@ -225,13 +228,15 @@ class Engine:
         if isinstance(entry, Evaluated):
             return _AsItIs(None, entry, entry.program)
         note = entry.fallbacks[0] if entry.fallbacks else None
-        return _AsItIs(note, entry if entry.plan is not None else None)
+        waiting = entry if isinstance(entry, Waiting) else None
+        return _AsItIs(note, entry if entry.plan is not None else None, waiting=waiting)
 
     def _run_as_it_is(self, found: _AsItIs, args: Any, kwargs: Any) -> Any:
         if found.program is not None:
             return evaluate(found.program, *args, **kwargs)
         if found.entry is None and found.note is not None:
-            return self.run_inline(found.note, args, kwargs)
+            with contextlib.nullcontext() if found.waiting is None else found.waiting.running():
+                return self.run_inline(found.note, args, kwargs)
         return self.fn(*args, **kwargs)
 
     def run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:

@@ -15,11 +15,9 @@ class Limits:
         repeated_share: The share of the time that calls may take which begin anew, as they decide by values on the
             device otherwise than the last call.
         review_share: The share of the time that rounds may take in which provisional selections are measured again.
-        late_kind_share: The share of the time that compiling kinds of calls may take that came again after all.
-        single_kinds: Kinds of calls of a function that may be compiled and come but once.
-        kinds_for_another: Kinds of calls that came again for which another one may come but once.
-        kinds_at_once: Kinds of calls of a function from which on each further one takes many calls of those before.
-        hits_for_another: How many calls that is: what a recording costs, in calls that a replay has made faster.
+        late_kind_share: The share of the time that compiling may take of kinds of calls beyond a function's first few.
+        single_kinds: Kinds of calls of a function that are compiled in any case; beyond these, so many that came but
+            once make a new one wait until it comes again.
         wasted_traces: Traces in a row of one kind of call that may each be used once only, as of a schedule that sets a
             number at every step.
         outdated_traces: Traces that may be outdated by changes in what the function closes over before any has been
@@ -45,9 +43,6 @@ class Limits:
     review_share: float = 0.001
     late_kind_share: float = 0.02
     single_kinds: int = 8
-    kinds_for_another: int = 8
-    kinds_at_once: int = 32
-    hits_for_another: int = 512
     wasted_traces: int = 8
     outdated_traces: int = 32
     settled_calls: int = 4

@@ -1,16 +1,18 @@
 """Which new kinds of calls are compiled at once: not where kinds seldom come again, as with sizes that depend on data.
 
 A kind of call that is never seen again has cost a trace and a recording for nothing. A function may have a few of
-these, and a few more the more of its kinds came again. If it has many kinds, they must have been called so often that
-another recording hardly matters. Beyond that a new kind runs as it is at first, and is compiled when it comes again,
-for a share of the time of all functions together.
+these. Once it has had a few kinds, another one is compiled at once only if the time allows it, of which all functions
+together have a small share. Else it runs as it is, and is compiled when it comes again and there is time, or when its
+calls have taken as long as that takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Generator, Iterable
 
-from pygraph.calls import limits
+from pygraph.calls import limits, retries
 from pygraph.calls.entries import Entry
 from pygraph.calls.keys import Key
 from pygraph.calls.retries import Budget
@@ -20,63 +22,84 @@ SELDOM = Fallback("the call", "kinds of calls seldom come again: a new one runs 
 """Why a call of a new kind is not compiled."""
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Waiting(Entry):
+    """A kind of call that runs as it is for now.
+
+    Attributes:
+        took: The seconds that its calls have taken on the host.
+    """
+
+    took: float = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Generator[None, None, None]:
+        """One of its calls."""
+        begin = retries.clock()
+        yield
+        self.took += retries.clock() - begin
+
+
 class NewKinds:
-    """The kinds of calls of one function that were compiled, and those that wait for coming again.
+    """The kinds of calls of one function that were compiled, and those that wait.
 
     Args:
-        budget: The budget of kinds that have waited.
+        budget: The time for kinds beyond the first few.
     """
 
     def __init__(self, budget: Budget) -> None:
-        self._compiled = 0
-        self._dropped = self._calls_of_dropped = 0
-        self._waiting = set[Key]()
+        self._compiled, self._seconds = 0, 0.0
+        self._dropped = 0  # of those that came again
+        self._waiting = dict[Key, Waiting]()
         self._budget = budget
         self._allowed: Key | None = None  # the kind that is being compiled
 
-    def allows(self, key: Key, entries: Iterable[Entry]) -> bool:
-        """Whether a kind of call that has no entry is to be compiled now.
+    def wait(self, key: Key, entries: Iterable[Entry]) -> Waiting | None:
+        """The kind of a call that has no entry, if it is to run as it is; None if it is to be compiled now.
 
         Args:
-            key: Its key.
+            key: The key of the call.
             entries: The entries of all kinds that are kept.
         """
-        if not self._is_worth_it([entry.calls for entry in entries]):
-            if key not in self._waiting:
-                if len(self._waiting) < limits.LIMITS.forms:
-                    self._waiting.add(key)
-                return False
-            if not self._budget.allows():
-                return False
+        waiting = self._waiting.get(key)
+        if waiting is None and not self._is_allowed_at_once(entries):
+            waiting = Waiting(fallbacks=[SELDOM])
+            if len(self._waiting) < limits.LIMITS.forms:
+                self._waiting[key] = waiting
+            return waiting
+        if waiting is not None and not self._budget.allows() and waiting.took < self._usual_seconds():
+            return waiting
         self._allowed = key
-        return True
+        return None
 
-    def _is_worth_it(self, calls: Sequence[int]) -> bool:
-        """Whether a new kind is to be compiled at once, given how often those were called that are kept."""
-        allowed = limits.LIMITS
-        again = self._dropped + sum(one > 1 for one in calls)
-        hits = self._calls_of_dropped + sum(calls) - self._compiled
-        many = self._compiled - allowed.kinds_at_once
-        if many >= 0 and hits < (many + 1) * allowed.hits_for_another:
-            return False
-        return self._compiled - again < allowed.single_kinds + again // allowed.kinds_for_another
+    def _is_allowed_at_once(self, entries: Iterable[Entry]) -> bool:
+        """Whether a kind that was not seen before is to be compiled, given the entries of those that are kept."""
+        single = limits.LIMITS.single_kinds
+        if self._compiled < single:
+            return True
+        again = self._dropped + sum(entry.calls > 1 for entry in entries)
+        return self._compiled - again < single and self._budget.allows()
+
+    def _usual_seconds(self) -> float:
+        """The time that compiling a kind takes."""
+        return self._seconds / max(self._compiled, 1)
 
     def note_compiled(self, key: Key, seconds: float) -> None:
-        """Note that a kind was compiled, if it is a new one, and the time that it took, if it has waited for that."""
+        """Note that a kind was compiled, if it is a new one, and the time that it took."""
         if key is not self._allowed:
             return
         self._allowed = None
-        self._compiled += 1
-        if key in self._waiting:
-            self._waiting.discard(key)
+        self._waiting.pop(key, None)
+        if self._compiled >= limits.LIMITS.single_kinds:
             self._budget.lose(seconds)
+        self._compiled += 1
+        self._seconds += seconds
 
     def note_dropped(self, entry: Entry) -> None:
         """Note that an entry is not kept any more."""
         self._dropped += entry.calls > 1
-        self._calls_of_dropped += entry.calls
 
     def clear(self) -> None:
         """Forget everything."""
-        self._compiled = self._dropped = self._calls_of_dropped = 0
+        self._compiled, self._seconds, self._dropped = 0, 0.0, 0
         self._waiting.clear()

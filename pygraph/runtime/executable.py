@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -175,10 +176,12 @@ class Executable:
             measures = known is None
             return RegionGraph(body, self.driver, pool, example, one.way, mechanism, self._reused, saved, measures)
 
+        begin = time.perf_counter()
         bound.graph = record(default)
+        seconds = time.perf_counter() - begin
         self.recorded += 1
         if selector is not None and selecting is not None:
-            selection = selector.select(bound.graph, record)
+            selection = selector.select(bound.graph, seconds, record)
             if selection.chosen not in (default, LAUNCH):
                 bound.graph.release()
                 bound.graph = record(selection.chosen)

@@ -7,6 +7,7 @@ runs unless another candidate is proven to be faster by more than a margin: nois
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,18 @@ LOOKS = (7, 11, 16, 24, 36, 54)
 
 _LEAST_LEAD_US, _LEAST_LEAD = 1.0, 0.01
 """Leads that are worth another way than the default: microseconds, and a share of its time."""
+
+_CALLS = 10_000
+"""Calls that a gain is taken to be for, when it is weighed against the time that finding it takes."""
+
+
+def worth(gain_us: float) -> float:
+    """The seconds that may be spent on finding out whether each call gains so many microseconds.
+
+    >>> worth(3.0), worth(200.0)
+    (0.03, 2.0)
+    """
+    return gain_us * _CALLS / 1e6
 
 
 def margin(default_us: float) -> float:
@@ -39,7 +52,8 @@ class Verdict:
 
     Attributes:
         chosen: The candidate that runs.
-        is_decided: Whether intervals have decided about every candidate; else the default is chosen without a proof.
+        is_decided: Whether intervals have decided between launches and graphs. Where they have not between two graphs,
+            the default is good enough.
         lead: The interval of how much more the best of the others takes; None if there is no other, or no interval.
     """
 
@@ -74,6 +88,8 @@ class Rounds:
     ) -> None:
         """Run rounds until every candidate is decided about, or the budget ends, but one round at least.
 
+        They also end when what may be gained is not worth the time that they have taken.
+
         Args:
             samplers: Run each candidate once; simple ones come first.
             budget: Seconds.
@@ -82,7 +98,9 @@ class Rounds:
         begin = clock()
         for count in range(1, LOOKS[-1] + 1):
             self.run_once(samplers)
-            if self._is_exact or (count in LOOKS and not self.undecided()) or clock() - begin > budget:
+            if self._is_exact or (count in LOOKS and clock() - begin >= worth(self.possible_gain())):
+                return
+            if clock() - begin > budget:
                 return
 
     def run_once(self, samplers: Mapping[Candidate, Callable[[], Sample]]) -> None:
@@ -98,6 +116,14 @@ class Rounds:
         """The candidates of which it is not known whether they are faster than the default by more than the margin."""
         return [one for one in self._others() if self._is_faster(one) is None]
 
+    def possible_gain(self) -> float:
+        """Microseconds that a candidate which is not decided about may be faster than the default, at most."""
+        gains = [0.0]
+        for one in self.undecided():
+            interval = self._interval(one, self.default)
+            gains.append(math.inf if interval is None else -interval.low)
+        return max(gains)
+
     def verdict(self) -> Verdict:
         """The candidate to run in: of those that are proven to be faster than the default the fastest, else that."""
         faster = [one for one in self._others() if self._is_faster(one)]
@@ -107,7 +133,8 @@ class Rounds:
             chosen = next(one for one in faster if self.median(one) <= best + margin(best))
         others = [one for one in self.samples if one != chosen and self.samples[one]]
         lead = None if not others else self._interval(min(others, key=self.median), chosen)
-        return Verdict(chosen, not self.undecided(), lead)
+        is_open = any("launch" in (one.way, self.default.way) for one in self.undecided())
+        return Verdict(chosen, not is_open, lead)
 
     def median(self, candidate: Candidate) -> float:
         """The median time of a candidate."""

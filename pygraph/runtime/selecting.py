@@ -27,7 +27,7 @@ from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.driver import Costs, Driver, InterruptedCaptureError, Pool, Run
 from pygraph.runtime.prior import LAUNCH
 from pygraph.runtime.proof import Trial, WrittenState
-from pygraph.runtime.rounds import LOOKS, Rounds, Verdict, is_clearly_slower
+from pygraph.runtime.rounds import LOOKS, Rounds, Verdict, is_clearly_slower, worth
 from pygraph.runtime.samples import Interval, Sample, unsteadiness
 
 Timer = Callable[[Callable[[], object]], float]
@@ -173,11 +173,12 @@ class RegionSelector:
             selecting.launches[nodes] = self._first_samples(LAUNCH, call.body.run)
         self._launches = selecting.launches.get(nodes, [])
 
-    def select(self, graph: RegionGraph, record: Callable[[Candidate, Pool], RegionGraph]) -> Selection:
+    def select(self, graph: RegionGraph, seconds: float, record: Callable[[Candidate, Pool], RegionGraph]) -> Selection:
         """Choose between ordinary launches, the graph that was recorded, and others that may be faster.
 
         Args:
             graph: The graph that was recorded.
+            seconds: The time that its recording took.
             record: Records a graph of another candidate in a pool.
         """
         found = prior.estimates(self._default, self._host_of_launches(), graph.choice)
@@ -185,7 +186,7 @@ class RegionSelector:
         if not self._policy.measures:
             return Selection(preferred, "the cost model estimates it", prior.compared(found, self._objective))
         replays = self._first_samples(self._default, graph)
-        others = self._worth_a_try(graph)
+        others = self._worth_a_try(graph, seconds)
         if preferred == self._default and not others and is_clearly_slower(self._launches, replays, self._objective):
             return self._clear(replays)
         rounds = Rounds(preferred, self._objective, is_exact=self._is_exact)
@@ -238,20 +239,25 @@ class RegionSelector:
 
     # -- candidates -------------------------------------------------------------------------------------------------
 
-    def _worth_a_try(self, graph: RegionGraph) -> list[Candidate]:
+    def _worth_a_try(self, graph: RegionGraph, seconds: float) -> list[Candidate]:
         """Other graphs that may be faster than the one that was recorded, which takes a recording to find out.
 
         Copies gain nothing where the device is slower than the host, nor where they take longer than sending every
-        node.
+        node. Nor is it worth a recording if the host has next to nothing to send.
         """
         choice, costs = graph.choice, self._costs()
+        if self._default.way != "patch":
+            return []
         matters = choice.host_us > choice.device_us or self._objective == "cpu"
-        if self._default.way != "patch" or not (matters or self._policy.timer is not None):
+        if not matters and self._policy.timer is None:
             return []
         nbytes = sum(tensor.nbytes for tensor in self._call.inputs)
         copies = nbytes / costs.copy_rate <= costs.host_node * count_kernels(self._call.body.nodes)
         found = [Candidate("patch", mechanism) for mechanism in graph.alternatives]
-        return [*found, *([Candidate("copy")] if copies else [])]
+        found += [Candidate("copy")] if copies else []
+        least = costs.replay if self._objective == "cpu" else max(costs.replay, choice.replay_us)
+        is_worth_it = seconds * len(found) <= worth(choice.host_us - least)
+        return found if is_worth_it or self._is_exact or self._policy.timer is not None else []
 
     def _try_to_record(
         self,

@@ -79,7 +79,7 @@ FAULTS = (
     Fault(
         "all-new-kinds-recorded",
         "Calls whose sizes never come again are recorded.",
-        "        if key not in self._waiting:\n",
+        "        if waiting is None and not self._is_allowed_at_once(entries):\n",
         "        if False:\n",
     ),
     Fault(

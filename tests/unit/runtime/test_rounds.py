@@ -147,6 +147,25 @@ def test_a_budget_ends_rounds() -> None:
     assert not rounds.verdict().is_decided
 
 
+@pytest.mark.parametrize(("scale", "count"), [(1.0, LOOKS[0]), (1000.0, LOOKS[-1])])
+def test_rounds_end_when_what_may_be_gained_is_not_worth_them(scale: float, count: int) -> None:
+    """Two graphs of one speed, give or take some microseconds or milliseconds; each sample takes ten milliseconds."""
+    now = 0.0
+    random = np.random.default_rng(3)
+
+    def sample() -> Sample:
+        nonlocal now
+        now += 0.01
+        return Sample(scale * float(random.uniform(20, 26)), 0.0)
+
+    rounds = Rounds(PATCH, "throughput")
+    rounds.run({PATCH: sample, COPY: sample}, 1e9, clock=lambda: now)
+    assert len(rounds.samples[PATCH]) == count
+    assert rounds.undecided() == [COPY]
+    assert rounds.verdict().chosen == PATCH
+    assert rounds.verdict().is_decided, "between two graphs the default is good enough"
+
+
 def test_objectives() -> None:
     fast_host, fast_device = Sample(1.0, 100.0), Sample(50.0, 60.0)
     chosen = {}

@@ -103,7 +103,7 @@ def test_it_begins_with_the_memory_of_the_recording(device: torch.device) -> Non
 
 def test_it_is_kept_while_other_ways_are_tried(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph with copies is recorded too, and replayed in turn with the one that stays."""
-    monkeypatch.setattr(RegionSelector, "_worth_a_try", lambda self, graph: [Candidate("copy")])
+    monkeypatch.setattr(RegionSelector, "_worth_a_try", lambda self, graph, seconds: [Candidate("copy")])
     fast, x = compiled(), leaf(device)
     first = fast(x)
     (graph,) = graphs()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import pygraph
 from pygraph.calls.measuring import example_leaves, measured_program
 from pygraph.errors import ArgumentError, StageError
 from pygraph.ir.selections import Candidate, Compared, Selection
-from pygraph.runtime import executable
+from pygraph.runtime import executable, selecting
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.discovery import RefusedError
 from pygraph.runtime.samples import Sample
@@ -66,13 +67,29 @@ def test_the_fastest_way_is_kept(x: torch.Tensor, way: str) -> None:
     assert (report["kernels_in_graphs"] > 0) == (way != "launch")
 
 
-def test_copies_are_not_tried_where_the_device_is_slower_than_the_host(x: torch.Tensor) -> None:
+def test_copies_are_not_tried_where_the_device_is_slower_than_the_host(
+    x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selecting, "worth", lambda gain_us: math.inf)
     many = pygraph.jit(lambda x: functools.reduce(lambda x, n: x.sin() + n, range(200), x))
     many(x)
     few = pygraph.jit(step)
     few(x)
     times = [fn.explain().to_dict()["regions"][0]["times_us"] for fn in (many, few)]
     assert [("copy" in one) for one in times] == [False, True]
+
+
+def test_copies_are_not_tried_where_that_takes_longer_than_they_may_gain(
+    x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(driver_for(x.device)), "is_exact", False)
+    for seconds, ways in ((0.0, {"launch", "patch"}), (math.inf, {"launch", "patch", "copy"})):
+        monkeypatch.setattr(selecting, "worth", lambda gain_us, seconds=seconds: seconds)
+        fn = pygraph.jit(step)
+        assert torch.equal(fn(x), step(x))
+        (region,) = fn.explain().to_dict()["regions"]
+        assert ways <= set(region["times_us"])
+        assert ("copy" in ways) == ("copy" in region["times_us"])
 
 
 def test_copies_that_are_refused_are_no_way(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,20 +37,18 @@ class RowProcesses:
 
     Attributes:
         job: The job.
-        out_of_memory: Whether the device had too little memory for a process.
     """
 
     def __init__(self, job: Job, threads: int, start_worker: Callable[[Job, int], Worker]) -> None:
         groups = ways.processes(job.ways)
         self.job = job
-        self._failures: list[WorkerError] = []
+        self._failures: dict[Group, WorkerError] = {}
         self._ready: list[Group] = []
+        self._short: list[Group] = []
         self._found: dict[str, Row] = {name: {} for name in job.ways}
         self._about: Row = {}
-        self.out_of_memory = False
-        self._workers: dict[Group, Worker] = {}
-        for group in groups:
-            self._workers[group] = start_worker(dataclasses.replace(job, ways=group, processes=len(groups)), threads)
+        self._start = lambda group: start_worker(dataclasses.replace(job, ways=group, processes=len(groups)), threads)
+        self._workers: dict[Group, Worker] = {group: self._start(group) for group in groups}
 
     def stop(self) -> None:
         """End all processes."""
@@ -64,6 +62,25 @@ class RowProcesses:
         with concurrent.futures.ThreadPoolExecutor(len(self._workers)) as pool:
             list(pool.map(lambda group: self._wait_for(group, until, update), self._workers))
 
+    def compile_again(self, until: float, update: Update) -> None:
+        """Compile those again for which there was too little memory, one after the other.
+
+        Processes that have compiled hold what they need to run, of which compiling takes up to three times as much.
+        """
+        again, self._short = [group for group in self._workers if group in self._short], []
+        for group in again:
+            self._workers[group].stop()
+            self._failures.pop(group, None)
+            self._ready = [one for one in self._ready if one != group]
+            self._found |= {name: {} for name in group}
+            self._workers[group] = self._start(group)
+            self._wait_for(group, until, update)
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the device had too little memory for a process."""
+        return bool(self._short)
+
     def _wait_for(self, group: Group, until: float, update: Update) -> None:
         def show(message: Row) -> None:
             update(message["doing"], len(self._ready) + len(self._failures), len(self._workers))
@@ -74,7 +91,7 @@ class RowProcesses:
             self._fail(group, error)
             return
         self._ready.append(group)
-        self.out_of_memory |= message["out_of_memory"]
+        self._short += [group] if message["out_of_memory"] else []
         self._about = {name: message[name] for name in ("reference", "inputs", "input_bytes")}
         for name, found in message["ready"].items():
             self._found[name] |= found
@@ -90,8 +107,8 @@ class RowProcesses:
 
     def _fail(self, group: Group, error: WorkerError, reason: str = "error") -> None:
         """Say of the ways of a process that has failed why they have no result, or no profile."""
-        self._failures.append(error)
-        self.out_of_memory |= error.out_of_memory
+        self._failures[group] = error
+        self._short += [group] if error.out_of_memory else []
         for name in group:
             self._found[name].setdefault(reason, str(error))
         if group in self._ready:
@@ -139,7 +156,7 @@ class RowProcesses:
     def result(self) -> Row:
         """All that has been found out, or why no process has found anything."""
         if len(self._failures) == len(self._workers) and not any("wall_us" in one for one in self._found.values()):
-            return {"error": str(self._failures[0])}
+            return {"error": str(next(iter(self._failures.values())))}
         found = {name: one if "error" not in one else _without_times(one) for name, one in self._found.items()}
         _add_limit(found)
         return {"ways": found, "out_of_memory": self.out_of_memory, **self._about}

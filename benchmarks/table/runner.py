@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -163,16 +164,19 @@ class Runner:
             stack.callback(started[name].stop)
         with concurrent.futures.ThreadPoolExecutor(max(len(jobs), 1)) as pool:
             try:
-                list(pool.map(self._wait_for, started.values()))
+                list(pool.map(functools.partial(self._wait_for, is_alone=len(jobs) == 1), started.values()))
             except BaseException:  # Ctrl-C: threads wait for their processes
                 for processes in started.values():
                     processes.stop()
                 raise
         return started
 
-    def _wait_for(self, processes: RowProcesses) -> None:
+    def _wait_for(self, processes: RowProcesses, is_alone: bool) -> None:
         job, start = processes.job, time.monotonic()
-        processes.compile(start + min(job.budget + GRACE, max(self._left() - 10, 1.0)), self._updating(job.row))
+        until = start + min(job.budget + GRACE, max(self._left() - 10, 1.0))
+        processes.compile(until, self._updating(job.row))
+        if is_alone and processes.out_of_memory:
+            processes.compile_again(until, self._updating(job.row))
         if processes.is_ready:
             self._reporter.line(f"{job.row}: compiled in {time.monotonic() - start:.0f} s")
 

@@ -158,6 +158,9 @@ _IGNORED_MODES = frozenset({"_AnalyzeCustomOpInputOutputMode"})
 
 def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """A function from a sequence to the tuple of its items at these positions."""
-    if len(positions) < 2:
-        return lambda values: tuple(values[index] for index in positions)
+    if not positions:
+        return lambda values: ()
+    if len(positions) == 1:
+        position = positions[0]
+        return lambda values: (values[position],)
     return operator.itemgetter(*positions)  # pyright: ignore[reportReturnType]

@@ -121,7 +121,7 @@ class _SpecializedInductorGraph(SpecializedGraph):
 
     def __call__(self, *args: Any) -> Any:
         results = self._graph(self._all_inputs(args))
-        return [results[index] for index in self._computed]
+        return results if self.assembly is None else [results[index] for index in self._computed]
 
     def _kernels_for(self, args: Sequence[Any]) -> _Kernels:
         inputs = self._all_inputs(args)

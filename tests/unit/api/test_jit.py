@@ -304,6 +304,7 @@ def test_what_has_stopped_to_change_is_a_graph_again(
         return now[0]
 
     monkeypatch.setattr(retries, "clock", clock)
+    monkeypatch.setattr(retries, "cpu_clock", clock)
     state = {"n": "0"}
 
     @pygraph.jit

@@ -138,12 +138,38 @@ def test_warm_caches_are_those_of_the_first_process(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("impatient")
 def test_a_row_without_memory_runs_again_alone(tmp_path: Path) -> None:
     run, started = run_scripts(tmp_path, ["needs-memory-i", "good-i"])
-    assert [job.row for job in started.jobs] == ["needs-memory-i", "good-i", "needs-memory-i"]
+    assert [job.row for job in started.jobs] == ["needs-memory-i", "good-i", "needs-memory-i", "needs-memory-i"]
     assert run.failed == ["needs-memory-i"]
     found = {row["row"]: row for row in results.read(tmp_path, ablation=False)}
     assert found["needs-memory-i"]["compiled_together"] == 1
     assert "OutOfMemoryError" in found["needs-memory-i"]["error"]
     assert "error" not in found["good-i"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_ways_without_memory_compile_again_when_the_others_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = """
+job, tries = json.loads(sys.argv[1]), "TRIES"
+if job["ways"] == ["eager"]:
+    ready()
+else:
+    with open(tries, "a") as file:
+        file.write("x")
+    if len(open(tries).read()) <= 2:
+        say(failed="OutOfMemoryError: …", out_of_memory=True)
+    else:
+        ready()
+obey("profile")
+"""
+    monkeypatch.setitem(SCRIPTS, "good-i", script.replace("TRIES", str(tmp_path / "tries")))
+    _, started = run_scripts(tmp_path, ["good-i"], ways=("eager", "jit", "backend"), budget=5.0)
+    assert [job.ways for job in started.jobs] == [(way,) for way in ("eager", "jit", "backend", "jit", "backend")]
+    (row,) = results.read(tmp_path, ablation=False)
+    assert len(row["ways"]) == 3
+    assert all("wall_us" in way for way in row["ways"].values())
+    assert not row["out_of_memory"]
 
 
 @pytest.mark.usefixtures("impatient")

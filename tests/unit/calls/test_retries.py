@@ -42,6 +42,7 @@ def seldom(monkeypatch: pytest.MonkeyPatch, **shares: float) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(retries, "clock", clock)
+    monkeypatch.setattr(retries, "cpu_clock", clock)
     return clock
 
 
@@ -51,6 +52,20 @@ def x(device: torch.device) -> torch.Tensor:
 
 
 # ---- budgets -----------------------------------------------------------------------------------------------------
+
+
+def test_no_time_is_gained_while_a_process_waits(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = 0.0
+    monkeypatch.setattr(retries, "cpu_clock", lambda: computed)
+    budget = retries.Budget(0, 0.5)
+    budget.lose(1.0)
+    clock.now += 1000
+    assert not budget.allows()
+    computed = 2.5
+    assert budget.allows()
+    budget.lose(1.0)
+    computed += 1000  # in many threads
+    assert not budget.allows()
 
 
 def test_examples() -> None:

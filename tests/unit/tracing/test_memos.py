@@ -102,7 +102,9 @@ def test_a_key_of_a_number_under_autograd(device: torch.device, remembering: Rem
 
 
 def test_a_memo_that_grows_under_autograd_is_given_up(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "clock", Clock())
+    clock = Clock()
+    monkeypatch.setattr(retries, "clock", clock)
+    monkeypatch.setattr(retries, "cpu_clock", clock)
     # Each trace takes half a second, as all objects are searched for what it has left.
     monkeypatch.setattr(limits, "LIMITS", dataclasses.replace(limits.LIMITS, outdated_traces=6))
     kept: list[Tensor] = []
@@ -133,7 +135,9 @@ def test_a_memo_that_grows_under_autograd_is_given_up(device: torch.device, monk
 def test_a_memo_that_grows_at_every_call_is_given_up(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    monkeypatch.setattr(retries, "clock", Clock())
+    clock = Clock()
+    monkeypatch.setattr(retries, "clock", clock)
+    monkeypatch.setattr(retries, "cpu_clock", clock)
     traced = 0
     steps: list[int] = [0]
     results: dict[int, Tensor] = {}

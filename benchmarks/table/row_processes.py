@@ -62,10 +62,14 @@ class RowProcesses:
         with concurrent.futures.ThreadPoolExecutor(len(self._workers)) as pool:
             list(pool.map(lambda group: self._wait_for(group, until, update), self._workers))
 
-    def compile_again(self, until: float, update: Update) -> None:
+    def compile_again(self, until: Callable[[], float], update: Update) -> None:
         """Compile those again for which there was too little memory, one after the other.
 
         Processes that have compiled hold what they need to run, of which compiling takes up to three times as much.
+
+        Args:
+            until: When one that begins now is too late, by the monotonic clock.
+            update: Is told how far it is.
         """
         again, self._short = [group for group in self._workers if group in self._short], []
         for group in again:
@@ -74,7 +78,7 @@ class RowProcesses:
             self._ready = [one for one in self._ready if one != group]
             self._found |= {name: {} for name in group}
             self._workers[group] = self._start(group)
-            self._wait_for(group, until, update)
+            self._wait_for(group, until(), update)
 
     @property
     def out_of_memory(self) -> bool:

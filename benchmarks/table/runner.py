@@ -173,8 +173,11 @@ class Runner:
 
     def _wait_for(self, processes: RowProcesses, is_alone: bool) -> None:
         job, start = processes.job, time.monotonic()
-        until = start + min(job.budget + GRACE, max(self._left() - 10, 1.0))
-        processes.compile(until, self._updating(job.row))
+
+        def until() -> float:
+            return time.monotonic() + min(job.budget + GRACE, max(self._left() - 10, 1.0))
+
+        processes.compile(until(), self._updating(job.row))
         if is_alone and processes.out_of_memory:
             processes.compile_again(until, self._updating(job.row))
         if processes.is_ready:

@@ -233,11 +233,13 @@ def _ablation(rows: Sequence[Row]) -> str:
     for row in rows:
         cells = [_value(row, way, lambda one: f"{one['wall_us'][1]:.0f}") for way in ways]
         lines.append([row["row"], *cells, *(times(speed_up(row, (way,), ("eager",))) for way in stacks)])
-    means = [comparison.compare(rows, (way,), ("eager",)).mean for way in stacks]
+    complete = [row for row in rows if all(speed_up(row, (way,), ("eager",)) for way in stacks)]
+    means = [comparison.compare(complete, (way,), ("eager",)).mean for way in stacks]
     lines.append(["geometric mean", *[None] * len(ways), *(times(mean) for mean in means)])
-    shares = [["kernels in graphs", *[None] * len(ways), *(_mean_coverage(rows, way) for way in stacks)]]
+    shares = [["kernels in graphs", *[None] * len(ways), *(_mean_coverage(complete, way) for way in stacks)]]
     note = ("Microseconds, and speed-ups over eager. `graphs` records the function as it is and copies inputs; the "
-            "others add one transform each; `+ select` is `jit`, `+ fuse` is `jit(fuse=True)`.")  # fmt: skip
+            "others add one transform each; `+ select` is `jit`, `+ fuse` is `jit(fuse=True)`. Means are of the "
+            f"{len(complete)} rows in which all of these have run.")  # fmt: skip
     return f"{note}\n\n{table(['workload', *ways, *(f'{way}: speed-up' for way in stacks)], lines + shares)}"
 
 

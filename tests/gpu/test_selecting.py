@@ -53,7 +53,7 @@ def test_a_sample_has_times_of_host_and_device_apart() -> None:
     assert long.clock is not None
     assert 100 < long.clock < 10_000  # MHz
     small = torch.zeros(4, device="cuda")
-    short = sample(Run(lambda: [small.add_(1) for _ in range(50)]), DEVICE)
+    short = sample(Run(lambda: [small.add_(1) for _ in range(5)]), DEVICE)  # within the longest sleep on a busy host
     assert short.device < long.device
     assert short.latency is None
 

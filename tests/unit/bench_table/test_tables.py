@@ -109,14 +109,19 @@ def test_published_figures_are_beside_ours() -> None:
 
 
 def test_the_table_of_the_ablation() -> None:
-    row = result("a-i", 0, {"eager": 200.0, "graphs": 100.0, "+ devicify": 50.0, "+ indirect": None})
-    page = tables.render([], [row])
+    rows = [
+        result("a-i", 0, {"eager": 200.0, "graphs": 10.0, "+ devicify": 50.0, "+ indirect": None}),
+        result("b-i", 1, {"eager": 200.0, "graphs": 100.0, "+ devicify": 50.0, "+ indirect": 20.0}),
+    ]
+    page = tables.render([], rows)
+    assert "Means are of the 1 rows in which all of these have run." in page
     assert (
         """\
 | workload | eager | graphs | + devicify | + indirect | graphs: speed-up | + devicify: speed-up | + indirect: speed-up |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| a-i | 200 | 100 | 50 | failed | 2.00 × | 4.00 × | – |
-| geometric mean | – | – | – | – | 2.00 × | 4.00 × | – |
+| a-i | 200 | 10 | 50 | failed | 20.00 × | 4.00 × | – |
+| b-i | 200 | 100 | 50 | 20 | 2.00 × | 4.00 × | 10.00 × |
+| geometric mean | – | – | – | – | 2.00 × | 4.00 × | 10.00 × |
 """
         in page
     )

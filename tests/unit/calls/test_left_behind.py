@@ -662,7 +662,7 @@ def test_a_number_that_decides_and_comes_back_has_a_graph_for_each_value(device:
     plain, model = Model(), Model()
     fast = pygraph.jit(model)
     for step in range(60):
-        plain.size = model.size = step % 12 + 1
+        plain.size = model.size = step % limits.LIMITS.single_kinds + 1
         x = value(step, device, 13)
         for _ in range(2):
             assert torch.equal(fast(x), plain(x))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.calls import limits, retries, surroundings
+from pygraph.calls import retries, surroundings
 from pygraph.calls.cache import Cache, CacheInfo, Shared
 from pygraph.calls.compilation import Compiler
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Recorded, Refused, Stateful
@@ -158,7 +158,9 @@ class Engine:
         is_noted = found.note is not None or found.entry is not None
         if found.program is None and is_noted and not self.function.options.strict:
             seconds = retries.clock() - begin
-            looks.as_it_is(look or look_of(args, kwargs), found.note, found.entry, seconds)
+            calls = looks.as_it_is(look or look_of(args, kwargs), found.note, found.entry, seconds)
+            if found.waiting is not None:
+                found.waiting.stands_for = calls
         return self._run_as_it_is(found, args, kwargs)
 
     def _served(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -185,7 +187,7 @@ class Engine:
                     return _AsItIs(_BLOCKED)
                 shared = entry.requirements.owned_memory_meets(leaves)
                 # If memory is shared, a plan would not match, and every further call would compare it.
-                if is_hit and not shared and entry.plans < limits.LIMITS.plans and extension.loaded() is not None:
+                if not shared and (is_hit or entry.executable is not None):
                     self._plan(entry, call)
                 if entry.executable is not None and not shared:
                     return entry.executable(leaves)

@@ -140,13 +140,14 @@ class Look(Generic[E]):
         note: Why the last one ran as it is; None if that is no fallback, and then there is an entry.
         entry: The entry of the cache that says so, if there is one.
         skipped: How many ran without a lookup, and are not counted elsewhere yet.
+        unseen: How many ran without a lookup since the last lookup.
     """
 
     def __init__(self, note: Fallback | None) -> None:
         self.lookups = Budget(limits.LIMITS.lookups - 1, limits.LIMITS.lookup_share)
         self.note = note
         self.entry: E | None = None
-        self.skipped = 0
+        self.skipped = self.unseen = 0
 
 
 class Looks(Generic[E]):
@@ -168,10 +169,15 @@ class Looks(Generic[E]):
         if known is None or known.lookups.allows():
             return False
         known.skipped += 1
+        known.unseen += 1
         return True
 
-    def as_it_is(self, look: Hashable, note: Fallback | None, entry: E | None, seconds: float) -> None:
-        """Note that a call ran as it is after a lookup, and the time of the lookup."""
+    def as_it_is(self, look: Hashable, note: Fallback | None, entry: E | None, seconds: float) -> int:
+        """Note that a call runs as it is after a lookup, and the time of the lookup.
+
+        Returns:
+            How many calls it stands for: itself, and those since the last lookup.
+        """
         known = self.known.get(look)
         if known is None:
             if len(self.known) >= limits.LIMITS.looks:
@@ -181,6 +187,8 @@ class Looks(Generic[E]):
             self._take(known)
         known.note, known.entry = note, entry
         known.lookups.lose(min(seconds, limits.LIMITS.longest_lookup))
+        calls, known.unseen = 1 + known.unseen, 0
+        return calls
 
     def served(self, look: Hashable) -> None:
         """Note that a call did not run as it is."""

@@ -11,7 +11,7 @@ import pygraph
 from pygraph.calls import limits
 from pygraph.calls.entries import Entry
 from pygraph.calls.new_kinds import SELDOM, NewKinds
-from pygraph.calls.retries import Budget
+from pygraph.calls.retries import Budget, Looks
 from pygraph.interop import live
 from tests.unit.calls.test_retries import Clock, seldom
 from tests.unit.calls.test_retries import clock as clock  # a fixture
@@ -112,6 +112,30 @@ def test_a_kind_is_compiled_when_its_calls_have_taken_as_long(clock: Clock) -> N
     assert waiting is None
     assert kinds.wait("another", []) is not None
     assert 4 <= clock.now / 0.01 <= 7
+
+
+def test_calls_that_are_not_looked_up_count_as_well(
+    device: torch.device, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of calls that run without a lookup, as many are of a kind as of those that are looked up."""
+    seldom(monkeypatch, late_kind_share=1e-9, lookups=4, lookup_share=0.01)
+    looks: Looks[Any] = Looks()
+    for _ in range(limits.LIMITS.lookups):
+        assert looks.as_it_is("look", SELDOM, None, 0.001) == 1
+    calls = 0
+    while looks.is_skipped("look"):
+        calls += 1
+    assert looks.as_it_is("look", SELDOM, None, 0.001) == 1 + calls > 2
+    monkeypatch.setattr(NewKinds, "_usual_seconds", lambda self: 0.1)  # a hundred calls
+    fast, single = pygraph.jit(step), limits.LIMITS.single_kinds
+    call(fast, device, *range(1, 1 + single), 60, 60)
+    assert fast.cache_info().captures == single + 1  # all that the share allows
+    for n in range(1500):
+        call(fast, device, 50 if n % 2 else 100 + n)
+    assert fast.cache_info().captures == single + 2
+    hits = fast.cache_info().hits
+    call(fast, device, *[50] * 20)
+    assert fast.cache_info().hits == hits + 20, "without a lookup"
 
 
 def test_functions_share_the_time_for_further_kinds(clock: Clock) -> None:

@@ -186,8 +186,8 @@ class Engine:
                 if entry is None:
                     return _AsItIs(_BLOCKED)
                 shared = entry.requirements.owned_memory_meets(leaves)
-                # If memory is shared, a plan would not match, and every further call would compare it.
-                if not shared and (is_hit or entry.executable is not None):
+                # A plan would not match if memory is shared. The next calls of a new graph might not be looked up.
+                if not shared and (is_hit or (self.cache.looks.known and entry.executable is not None)):
                     self._plan(entry, call)
                 if entry.executable is not None and not shared:
                     return entry.executable(leaves)

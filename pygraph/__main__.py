@@ -88,6 +88,9 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--seconds", type=positive_number, default=10.0, help="of measuring for each row (%(default)g)")
     bench.add_argument("--inputs", type=positive, default=100, help="batches at different addresses (%(default)s)")
     bench.add_argument("--small", action="store_true", help="small models, for a trial")
+    bench.add_argument(
+        "--devices", type=positive, default=1, metavar="N", help="GPUs to measure rows on, side by side (1)"
+    )
     bench.add_argument("--jobs", type=positive, metavar="N", help="rows that compile side by side (by cores)")
     bench.add_argument(
         "--budget", type=positive_number, default=900.0, metavar="SECONDS",

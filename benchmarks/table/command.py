@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.table import results
+from benchmarks.table import results, runner
+from benchmarks.table.places import places
 from benchmarks.table.process import ROOT
 from benchmarks.table.progress import Reporter
 from benchmarks.table.rows import BenchError, check_ways, chosen, load
-from benchmarks.table.runner import Options, Runner, default_jobs
 from benchmarks.table.ways import ABLATION, WAYS, in_order
 from benchmarks.table.workload import Workload
 
@@ -51,9 +51,11 @@ def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
     console.print(
         f"{len(missing)} rows to measure, {len(wanted) - len(missing)} have a result in {folder}", soft_wrap=True
     )
-    options = Options(
+    where = places(arguments.devices) if arguments.devices > 1 else []
+    cores = len(where[0].cores) if where else results.cores()
+    options = runner.Options(
         folder, ways, arguments.workloads, arguments.ablation, arguments.small, arguments.inputs, arguments.seconds,
-        arguments.jobs or default_jobs(), arguments.budget, arguments.limit, arguments.warm,
+        arguments.jobs or runner.default_jobs(cores), arguments.budget, arguments.limit, arguments.warm,
     )  # fmt: skip
     unfinished: list[str] = []
     failed: list[str] = []
@@ -61,9 +63,7 @@ def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
         _prepare()
         numbers = {name: number for number, name in enumerate(rows)}
         with Reporter(console, len(missing)) as reporter:
-            runner = Runner(options, [(numbers[row.name], row) for row in missing], reporter)
-            runner.run()
-        unfinished, failed = runner.unfinished, runner.failed
+            failed, unfinished = runner.run(options, [(numbers[row.name], row) for row in missing], reporter, where)
     if unfinished:
         console.print(f"left for another call, as time is over: {', '.join(unfinished)}", soft_wrap=True)
     if any(folder.glob("*.json")):

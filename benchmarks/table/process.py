@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.table.places import Place
 from benchmarks.table.worker import Job
 
 ROOT = Path(__file__).parents[2]
@@ -50,22 +51,29 @@ class Worker:
         job: The job.
         threads: How many threads and processes it may compile with.
         arguments: Its command line.
+        place: Its GPU and its cores; None for all.
 
     Attributes:
         doing: What it does now.
     """
 
-    def __init__(self, job: Job, threads: int, arguments: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, job: Job, threads: int, arguments: Sequence[str] | None = None, place: Place | None = None
+    ) -> None:
         self.job = job
         self.doing = "starting"
         self._is_stopped = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         defaults = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+        own = {"PYTHONPATH": path} if place is None else {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": place.gpu}
         self._process = subprocess.Popen(
             list(arguments or command(job)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            text=True, cwd=ROOT, env={**defaults, **os.environ, "PYTHONPATH": path}, start_new_session=True,
+            text=True, cwd=ROOT, env={**defaults, **os.environ, **own}, start_new_session=True,
         )  # fmt: skip
+        if place is not None and hasattr(os, "sched_setaffinity"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended, which waiting finds out
+                os.sched_setaffinity(self._process.pid, place.cores)  # before it starts others
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -12,7 +12,7 @@ from benchmarks.table import ways
 from benchmarks.table.measuring import ROUNDS
 from benchmarks.table.process import Worker, WorkerError
 from benchmarks.table.results import Row
-from benchmarks.table.worker import Job
+from benchmarks.table.worker import NOT_COMPILED, Job
 
 Update = Callable[[str, int, int], None]
 """Is called with what is being done, and how far that is."""
@@ -103,6 +103,10 @@ class RowProcesses:
     def _going_on(self) -> list[Group]:
         """The processes that have not failed, in the order of the ways."""
         return [group for group in self._workers if group in self._ready]
+
+    def not_compiled(self) -> list[str]:
+        """The ways for which there was no time."""
+        return [name for name, found in self._found.items() if found.get("error", "").startswith(NOT_COMPILED)]
 
     @property
     def is_ready(self) -> bool:

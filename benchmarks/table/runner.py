@@ -1,11 +1,13 @@
 """A run of the table: rows compile side by side, and are then measured one after the other.
 
 Rows are taken in groups. While one row of a group is measured the others wait, and no row compiles. Rows that ran out
-of the device's memory beside others run again alone. Every finished row is written at once.
+of the device's memory beside others run again alone. Every finished row is written at once. On several GPUs each takes
+the next group when it is free.
 """
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -14,9 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.table import results, ways
+from benchmarks.table.places import Place
 from benchmarks.table.process import Worker
 from benchmarks.table.progress import Reporter
 from benchmarks.table.results import Row
@@ -62,63 +65,132 @@ class Options:
     warm: bool = False
 
 
-def default_jobs() -> int:
+def default_jobs(cores: int) -> int:
     """Rows that compile side by side: one for each five cores, up to three, as every way of a row is a process.
 
-    >>> 1 <= default_jobs() <= 3
-    True
+    >>> default_jobs(2), default_jobs(12), default_jobs(64)
+    (1, 2, 3)
     """
-    return max(1, min(3, results.cores() // 5))
+    return max(1, min(3, cores // 5))
 
 
-class Runner:
-    """A run of some rows.
+Numbered = tuple[int, Workload]
+"""A row with its number in the table."""
+
+Groups = collections.deque[list[Numbered]]
+"""Groups of rows that wait for being measured."""
+
+
+def groups_of(rows: Sequence[Numbered], jobs: int) -> Groups:
+    """Divide rows into groups that compile side by side."""
+    return collections.deque(list(rows[i : i + jobs]) for i in range(0, len(rows), jobs))
+
+
+class Outcome(NamedTuple):
+    """The names of rows that have failed, and of those that time did not suffice for."""
+
+    failed: list[str]
+    unfinished: list[str]
+
+
+def run(
+    options: Options,
+    rows: Sequence[Numbered],
+    reporter: Reporter,
+    places: Sequence[Place] = (),
+    start_worker: Callable[..., Worker] = Worker,
+) -> Outcome:
+    """Measure rows, on several GPUs if there are places for that.
 
     Args:
         options: The options.
-        rows: The rows, each with its number in the table.
+        rows: The rows.
         reporter: Shows how far it is.
-        start_worker: Starts a worker for a job, with so many threads.
+        places: The places; none for the GPU that is used by default.
+        start_worker: Starts a worker for a job, with so many threads, at a place.
+    """
+    groups = groups_of(rows, options.jobs)
+    runners = [Runner(options, groups, reporter, start_worker, place) for place in (places or (None,))]
+    if len(runners) == 1:
+        runners[0].run()
+    else:
+        with concurrent.futures.ThreadPoolExecutor(len(runners)) as pool:
+            try:
+                list(pool.map(Runner.run, runners))
+            except BaseException:  # Ctrl-C: threads wait for their processes
+                for one in runners:
+                    one.stop()
+                raise
+    left = [row.name for group in groups for _, row in group]
+    failed, unfinished = ([name for one in runners for name in getattr(one, which)] for which in Outcome._fields)
+    return Outcome(failed, unfinished + left)
+
+
+class Runner:
+    """A run of some rows on one device.
+
+    Args:
+        options: The options.
+        groups: The groups of rows, which other runners may take some of.
+        reporter: Shows how far it is.
+        start_worker: Starts a worker for a job, with so many threads, at a place.
+        place: The device and the cores; None for those that this process has.
+
+    Attributes:
+        failed: Rows that have failed.
+        unfinished: Rows that were begun, and that time did not suffice for.
     """
 
     def __init__(
         self,
         options: Options,
-        rows: Sequence[tuple[int, Workload]],
+        groups: Groups,
         reporter: Reporter,
-        start_worker: Callable[[Job, int], Worker] = Worker,
+        start_worker: Callable[..., Worker] = Worker,
+        place: Place | None = None,
     ) -> None:
-        self._options, self._rows, self._reporter = options, list(rows), reporter
-        self._start_worker = start_worker
+        self._options, self._groups, self._reporter = options, groups, reporter
+        self._start_worker = start_worker if place is None else functools.partial(start_worker, place=place)
         self._environment = results.environment()
+        self._cores = results.cores()
+        if place is not None:
+            self._cores = self._environment["cores"] = len(place.cores)
         self._started = time.monotonic()
         self._longest = 0.0
+        self._running: list[RowProcesses] = []
+        self._is_stopped = False
         self.failed: list[str] = []
         self.unfinished: list[str] = []
 
+    def stop(self) -> None:
+        """End all processes, and write no more results."""
+        self._is_stopped = True
+        for processes in self._running:
+            processes.stop()
+
     def run(self) -> None:
-        """Measure all rows; those that time does not suffice for stay without a result."""
-        groups = [self._rows[i : i + self._options.jobs] for i in range(0, len(self._rows), self._options.jobs)]
-        while groups:
-            group = groups.pop(0)
-            if self._left() < self._longest or self._left() <= 0:
-                self.unfinished += [row.name for rows in (group, *groups) for _, row in rows]
+        """Measure groups while there are any, and time for them."""
+        while 0 < self._left() >= self._longest and not self._is_stopped:
+            try:
+                group = self._groups.popleft()
+            except IndexError:
                 return
             begin = time.monotonic()
             again = self._run_group(group)
             self._longest = max(self._longest, time.monotonic() - begin)
-            groups += [[row] for row in again]
+            self._groups.extend([row] for row in again)
 
     def _left(self) -> float:
         """Seconds until the end of the run."""
         limit = self._options.limit
         return float("inf") if limit is None else self._started + limit - time.monotonic()
 
-    def _run_group(self, group: list[tuple[int, Workload]]) -> list[tuple[int, Workload]]:
+    def _run_group(self, group: list[Numbered]) -> list[Numbered]:
         """Compile rows side by side and measure them; returns those that need the device for themselves."""
         options, again = self._options, []
         measuring = len(group) * (options.seconds + _OVERHEAD)
         budget = min(options.budget, max((self._left() - measuring) * (0.6 if options.warm else 1.0), 1.0))
+        is_cut = budget < options.budget
         with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as caches:
             jobs = {
                 row.name: Job(
@@ -138,6 +210,8 @@ class Runner:
                         compiled[row.name].stop()
                 for number, row in group:
                     processes = compiled[row.name]
+                    if is_cut and self._is_better_begun_anew(processes):
+                        continue
                     if (number, row) not in again and (self._left() > options.seconds or not processes.is_ready):
                         found[row.name] = {**results.description(row, number), **self._measured(processes)}
                         self._write(row.name, found[row.name], len(group))
@@ -146,7 +220,14 @@ class Runner:
                 self._compile_again({n: jobs[n] for n in found if "error" not in found[n]}, found, len(group))
         return again
 
+    def _is_better_begun_anew(self, processes: RowProcesses) -> bool:
+        """Whether a row lacks ways for want of time that another call, which begins with it, may have."""
+        missing = processes.not_compiled()
+        return bool(missing) and (self._longest > 0 or len(missing) >= len(processes.job.ways) - 1)
+
     def _write(self, name: str, row: Row, together: int) -> None:
+        if self._is_stopped:
+            return
         options = self._options
         row |= {"environment": self._environment, "small": options.small, "seconds": options.seconds,
                 "compiled_together": together, "inputs_wanted": options.inputs}  # fmt: skip
@@ -157,17 +238,17 @@ class Runner:
     def _compile(self, jobs: dict[str, Job], stack: contextlib.ExitStack) -> dict[str, RowProcesses]:
         """Start the processes of rows and wait until they have compiled their ways, or failed."""
         count = sum(len(ways.processes(job.ways)) for job in jobs.values())
-        threads = max(2, results.cores() // max(count, 1))
+        threads = max(2, self._cores // max(count, 1))
         started: dict[str, RowProcesses] = {}
         for name, job in jobs.items():
             started[name] = RowProcesses(job, threads, self._start_worker)
             stack.callback(started[name].stop)
+        self._running = list(started.values())
         with concurrent.futures.ThreadPoolExecutor(max(len(jobs), 1)) as pool:
             try:
                 list(pool.map(functools.partial(self._wait_for, is_alone=len(jobs) == 1), started.values()))
             except BaseException:  # Ctrl-C: threads wait for their processes
-                for processes in started.values():
-                    processes.stop()
+                self.stop()
                 raise
         return started
 

@@ -31,6 +31,9 @@ from benchmarks.table.limits import (
     use_caches,
 )
 
+NOT_COMPILED = "not compiled: "
+"""How the reason begins why a way was not compiled, where time was over."""
+
 CALLS = 3
 """Iterations that are part of compiling: the third is the first that finds everything compiled and recorded."""
 
@@ -169,7 +172,7 @@ class _Row:
                 with alarm(self._deadline - time.monotonic()):
                     self.found[name] = self._compiled(name)
             except OutOfTimeError:
-                self._failed(name, f"not compiled: the {self._job.budget:.0f} s for compiling this row were over")
+                self._failed(name, f"{NOT_COMPILED}the {self._job.budget:.0f} s for compiling this row were over")
             except Exception as error:  # one way that fails must not hide the others
                 traceback.print_exc()
                 self.out_of_memory |= is_out_of_memory(error)

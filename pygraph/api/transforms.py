@@ -143,10 +143,11 @@ def select(
     """Run every region in the fastest way: by ordinary launches, or as a graph, by one mechanism or another.
 
     The candidates are timed in interleaved rounds, each run from the state that the call finds, until an interval of
-    the median decides or the budget ends. Another way than the one that a model of costs prefers must be faster by 1 %
-    and by 1 µs. While other work keeps the device busy the model decides, and later calls measure again, at less than
-    a thousandth of the time. What was measured is remembered in the user's cache directory: a second process measures
-    nothing. See `pygraph.transforms.select.select_program` for the IR, and ``explain()`` for the reasons.
+    the median decides, the budget ends, or ten thousand calls could not gain as much as has been spent. Another way
+    than the one that a model of costs prefers must be faster by 1 % and by 1 µs. While other work keeps the device busy
+    the model decides, and later calls measure again, at less than a thousandth of the time. What was measured is
+    remembered in the user's cache directory: a second process measures nothing. See
+    `pygraph.transforms.select.select_program` for the IR, and ``explain()`` for the reasons.
 
     Source: "selective CUDA Graphs" (SCG), arXiv 2503.19779.
 
@@ -155,7 +156,7 @@ def select(
         objective: The time that is to be short: ``throughput`` (of a call in a row of calls, for which the host works
             ahead of the device), ``latency`` (of a call on an idle device until its result is there), or ``cpu`` (of
             the host).
-        budget: Seconds for the measurements of one kind of call; a few runs of each way are made in any case.
+        budget: Seconds for the measurements of one kind of call, at most; a few runs of each way are made in any case.
         mode: ``measure``; ``heuristic`` to have the model of costs decide; ``replay`` or ``launch`` to have all regions
             run as graphs or by ordinary launches.
         timer: Microseconds of one ``run()``; the device's own measurement by default. It may call ``run`` as often as

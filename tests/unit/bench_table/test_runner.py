@@ -6,8 +6,11 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import json
+import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.table import limits, process, results, row_processes, runner
+from benchmarks.table import limits, places, process, results, row_processes, runner
+from benchmarks.table.places import Place
 from benchmarks.table.progress import Reporter
+from benchmarks.table.rows import BenchError
 from benchmarks.table.worker import Job
 from pygraph.__main__ import main
 from tests.bench_workloads import WORKLOADS
@@ -59,22 +64,23 @@ class Started:
         self.jobs: list[Job] = []
         self.workers: list[process.Worker] = []
 
-    def __call__(self, job: Job, threads: int) -> process.Worker:
+    def __call__(self, job: Job, threads: int, place: Place | None = None) -> process.Worker:
         self.jobs.append(job)
         arguments = [sys.executable, "-c", PREAMBLE + SCRIPTS[job.row], process.command(job)[-1]]
-        self.workers.append(process.Worker(job, threads, arguments))
+        self.workers.append(process.Worker(job, threads, arguments, place))
         return self.workers[-1]
 
 
-def run_scripts(folder: Path, names: list[str], **options: Any) -> tuple[runner.Runner, Started]:
+def run_scripts(
+    folder: Path, names: list[str], places: Sequence[Place] = (), **options: Any
+) -> tuple[runner.Outcome, Started]:
     started = Started()
     values = {"jobs": len(names), "budget": 0.5, "seconds": 0.1, "ways": ("eager",), **options}
     chosen = runner.Options(folder, module="tests.bench_workloads", **values)
     listed = [(i, renamed(name)) for i, name in enumerate(names)]
     with Reporter(Console(file=io.StringIO()), len(names)) as reporter:
-        one = runner.Runner(chosen, listed, reporter, started)
-        one.run()
-    return one, started
+        ended = runner.run(chosen, listed, reporter, places, started)
+    return ended, started
 
 
 def renamed(name: str) -> Any:
@@ -170,6 +176,87 @@ obey("profile")
     assert len(row["ways"]) == 3
     assert all("wall_us" in way for way in row["ways"].values())
     assert not row["out_of_memory"]
+
+
+LATE = """
+job = json.loads(sys.argv[1])
+late = [] if job["budget"] > 90 else WAYS
+found = {way: {"error": "not compiled: time"} if way in late else {} for way in job["ways"]}
+say(ready=found, reference="none", inputs=3, input_bytes=5, out_of_memory=False)
+obey("profile")
+"""
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("late", "names", "written"),
+    [
+        (["jit"], ["good-i", "noisy-i"], ["good-i"]),  # the second might have more time in a call of its own
+        (["eager", "backend", "jit"], ["good-i"], []),
+        ([], ["good-i", "noisy-i"], ["good-i", "noisy-i"]),
+    ],
+)
+def test_rows_that_a_limit_cuts_short_wait_for_another_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: list[str], names: list[str], written: list[str]
+) -> None:
+    for name in names:
+        monkeypatch.setitem(SCRIPTS, name, LATE.replace("WAYS", repr(late)))
+    ended, _ = run_scripts(tmp_path, names, jobs=1, limit=60.0, budget=900.0, ways=("eager", "backend", "jit"))
+    assert [row["row"] for row in results.read(tmp_path, ablation=False)] == written
+    assert ended.unfinished == [name for name in names if name not in written]
+    assert ended.failed == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_rows_on_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each GPU takes the next row when it is free, and has cores of its own."""
+    core = min(os.sched_getaffinity(0))
+    script = f"""
+place = {{"gpu": os.environ["CUDA_VISIBLE_DEVICES"], "cores": sorted(os.sched_getaffinity(0))}}
+with open("{tmp_path}/places", "a") as file:
+    file.write(json.dumps(place) + "\\n")
+while len(open("{tmp_path}/places").readlines()) < 2:
+    time.sleep(0.01)  # until the other one has begun
+ready(); obey("never")
+"""
+    for name in ("good-i", "noisy-i"):
+        monkeypatch.setitem(SCRIPTS, name, script)
+    where = [Place("3", (core,)), Place("5", (core,))]
+    ended, started = run_scripts(tmp_path, ["good-i", "noisy-i", "dies-i"], where, jobs=1, budget=20.0)
+    assert ended == (["dies-i"], [])
+    assert len(started.jobs) == 3
+    found = [json.loads(line) for line in (tmp_path / "places").read_text().splitlines()]
+    assert sorted(one["gpu"] for one in found) == ["3", "5"]
+    assert [one["cores"] for one in found] == [[core], [core]]
+    for row in results.read(tmp_path, ablation=False):
+        assert row["environment"]["cores"] == 1
+
+
+def test_places_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,4,6")
+    found = places.places(2)
+    assert [one.gpu for one in found] == ["1", "4"]
+    assert {core for one in found for core in one.cores} == os.sched_getaffinity(0)
+    with pytest.raises(BenchError, match="bench --devices 4: there are 3 GPUs"):
+        places.places(4)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_interruption_ends_all_processes_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = runner.Runner.run
+
+    def run(self: runner.Runner) -> None:
+        if self._environment["cores"] == 2:
+            raise KeyboardInterrupt
+        interrupted(self)
+
+    monkeypatch.setattr(runner.Runner, "run", run)
+    where = [Place("0", (0, 1)), Place("1", (0,))]
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_scripts(tmp_path, ["hangs-i", "hangs-i"], where, jobs=1, budget=30.0)
+    assert time.monotonic() - begin < 20
+    assert not list(tmp_path.glob("*.json"))
 
 
 @pytest.mark.usefixtures("impatient")

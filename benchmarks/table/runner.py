@@ -121,9 +121,9 @@ def run(
                 for one in runners:
                     one.stop()
                 raise
-    left = [row.name for group in groups for _, row in group]
-    failed, unfinished = ([name for one in runners for name in getattr(one, which)] for which in Outcome._fields)
-    return Outcome(failed, unfinished + left)
+    failed = [name for one in runners for name in one.failed]
+    unfinished = [name for one in runners for name in one.unfinished]
+    return Outcome(failed, unfinished + [row.name for group in groups for _, row in group])
 
 
 class Runner:

@@ -52,10 +52,10 @@ def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
         f"{len(missing)} rows to measure, {len(wanted) - len(missing)} have a result in {folder}", soft_wrap=True
     )
     where = places(arguments.devices) if arguments.devices > 1 else []
-    cores = len(where[0].cores) if where else results.cores()
+    cores = where[0].cores if where else results.cores()
     options = runner.Options(
         folder, ways, arguments.workloads, arguments.ablation, arguments.small, arguments.inputs, arguments.seconds,
-        arguments.jobs or runner.default_jobs(cores), arguments.budget, arguments.limit, arguments.warm,
+        arguments.jobs or runner.default_jobs(len(cores)), arguments.budget, arguments.limit, arguments.warm,
     )  # fmt: skip
     unfinished: list[str] = []
     failed: list[str] = []

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.table import results
 from benchmarks.table.rows import BenchError
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -68,9 +69,8 @@ def _gpus() -> list[str]:
 
 def _threads_of_cores() -> list[tuple[int, ...]]:
     """The threads of each core that this process may use."""
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores: dict[str, list[int]] = {}
-    for number in allowed:
+    for number in results.cores():
         path = Path(_TOPOLOGY.format(number))
         cores.setdefault(path.read_text() if path.exists() else str(number), []).append(number)
     return [tuple(core) for core in cores.values()]

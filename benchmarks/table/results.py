@@ -85,7 +85,7 @@ def environment() -> Row:
         "cuda": torch.version.cuda,
         "python": sys.version.split()[0],
         "gpu": gpu(),
-        "cores": cores(),
+        "cores": len(cores()),
     }
     if torch.cuda.is_available():
         found["driver"] = _driver()
@@ -101,9 +101,9 @@ def command_line(arguments: list[str]) -> str:
     return " ".join(["python -m pygraph", *(Path(one).name if one.startswith("/") else one for one in arguments)])
 
 
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def gpu() -> str:

@@ -44,7 +44,7 @@ class RowProcesses:
         self.job = job
         self._failures: dict[Group, WorkerError] = {}
         self._ready: list[Group] = []
-        self._short: list[Group] = []
+        self._short: set[Group] = set()
         self._found: dict[str, Row] = {name: {} for name in job.ways}
         self._about: Row = {}
         self._start = lambda group: start_worker(dataclasses.replace(job, ways=group, processes=len(groups)), threads)
@@ -71,7 +71,7 @@ class RowProcesses:
             until: When one that begins now is too late, by the monotonic clock.
             update: Is told how far it is.
         """
-        again, self._short = [group for group in self._workers if group in self._short], []
+        again, self._short = [group for group in self._workers if group in self._short], set()
         for group in again:
             self._workers[group].stop()
             self._failures.pop(group, None)
@@ -95,7 +95,8 @@ class RowProcesses:
             self._fail(group, error)
             return
         self._ready.append(group)
-        self._short += [group] if message["out_of_memory"] else []
+        if message["out_of_memory"]:
+            self._short.add(group)
         self._about = {name: message[name] for name in ("reference", "inputs", "input_bytes")}
         for name, found in message["ready"].items():
             self._found[name] |= found
@@ -116,7 +117,8 @@ class RowProcesses:
     def _fail(self, group: Group, error: WorkerError, reason: str = "error") -> None:
         """Say of the ways of a process that has failed why they have no result, or no profile."""
         self._failures[group] = error
-        self._short += [group] if error.out_of_memory else []
+        if error.out_of_memory:
+            self._short.add(group)
         for name in group:
             self._found[name].setdefault(reason, str(error))
         if group in self._ready:

@@ -152,9 +152,8 @@ class Runner:
         self._options, self._groups, self._reporter = options, groups, reporter
         self._start_worker = start_worker if place is None else functools.partial(start_worker, place=place)
         self._environment = results.environment()
-        self._cores = results.cores()
         if place is not None:
-            self._cores = self._environment["cores"] = len(place.cores)
+            self._environment["cores"] = len(place.cores)
         self._started = time.monotonic()
         self._longest = 0.0
         self._running: list[RowProcesses] = []
@@ -238,7 +237,7 @@ class Runner:
     def _compile(self, jobs: dict[str, Job], stack: contextlib.ExitStack) -> dict[str, RowProcesses]:
         """Start the processes of rows and wait until they have compiled their ways, or failed."""
         count = sum(len(ways.processes(job.ways)) for job in jobs.values())
-        threads = max(2, self._cores // max(count, 1))
+        threads = max(2, self._environment["cores"] // max(count, 1))
         started: dict[str, RowProcesses] = {}
         for name, job in jobs.items():
             started[name] = RowProcesses(job, threads, self._start_worker)

@@ -54,7 +54,7 @@ class Shared:
         counts: The calls of all of them.
         pools: The memory of their graphs, by device.
         releases: Functions that give back graphs which a finalizer could not, called before the next compilation.
-        late_kinds: The budget of compiling kinds of calls that came again after all.
+        late_kinds: The budget of compiling kinds of calls beyond a function's first few.
     """
 
     def __init__(self) -> None:

@@ -155,13 +155,11 @@ class Engine:
             if look is not None:
                 looks.served(look)
             return found
-        is_noted = found.note is not None or found.entry is not None
+        is_noted, calls = found.note is not None or found.entry is not None, 1
         if found.program is None and is_noted and not self.function.options.strict:
             seconds = retries.clock() - begin
             calls = looks.as_it_is(look or look_of(args, kwargs), found.note, found.entry, seconds)
-            if found.waiting is not None:
-                found.waiting.stands_for = calls
-        return self._run_as_it_is(found, args, kwargs)
+        return self._run_as_it_is(found, args, kwargs, calls)
 
     def _served(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call, or that it runs as it is."""
@@ -233,11 +231,11 @@ class Engine:
         waiting = entry if isinstance(entry, Waiting) else None
         return _AsItIs(note, entry if entry.plan is not None else None, waiting=waiting)
 
-    def _run_as_it_is(self, found: _AsItIs, args: Any, kwargs: Any) -> Any:
+    def _run_as_it_is(self, found: _AsItIs, args: Any, kwargs: Any, calls: int) -> Any:
         if found.program is not None:
             return evaluate(found.program, *args, **kwargs)
         if found.entry is None and found.note is not None:
-            with contextlib.nullcontext() if found.waiting is None else found.waiting.running():
+            with contextlib.nullcontext() if found.waiting is None else found.waiting.running(calls):
                 return self.run_inline(found.note, args, kwargs)
         return self.fn(*args, **kwargs)
 

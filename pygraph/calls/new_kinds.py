@@ -28,18 +28,16 @@ class Waiting(Entry):
 
     Attributes:
         took: The seconds that its calls have taken on the host.
-        stands_for: How many calls the next one stands for, as most may run without a lookup that tells their kind.
     """
 
     took: float = 0.0
-    stands_for: int = 1
 
     @contextlib.contextmanager
-    def running(self) -> Generator[None, None, None]:
-        """One of its calls."""
+    def running(self, calls: int = 1) -> Generator[None, None, None]:
+        """One of its calls, which stands for so many, as most may run without a lookup that tells their kind."""
         begin = retries.clock()
         yield
-        self.took += self.stands_for * (retries.clock() - begin)
+        self.took += calls * (retries.clock() - begin)
 
 
 class NewKinds:

@@ -98,9 +98,8 @@ class Rounds:
         begin = clock()
         for count in range(1, LOOKS[-1] + 1):
             self.run_once(samplers)
-            if self._is_exact or (count in LOOKS and clock() - begin >= worth(self.possible_gain())):
-                return
-            if clock() - begin > budget:
+            spent = clock() - begin
+            if self._is_exact or spent > budget or (count in LOOKS and spent >= worth(self.possible_gain())):
                 return
 
     def run_once(self, samplers: Mapping[Candidate, Callable[[], Sample]]) -> None:

@@ -32,11 +32,12 @@ class WorkerError(Exception):
 
     Attributes:
         out_of_memory: Whether it had too little memory of the device.
+        is_late: Whether it was too slow.
     """
 
-    def __init__(self, text: str, out_of_memory: bool = False) -> None:
+    def __init__(self, text: str, out_of_memory: bool = False, is_late: bool = False) -> None:
         super().__init__(text)
-        self.out_of_memory = out_of_memory
+        self.out_of_memory, self.is_late = out_of_memory, is_late
 
 
 def command(job: Job) -> list[str]:
@@ -102,7 +103,7 @@ class Worker:
             try:
                 message = self._messages.get(timeout=max(until - time.monotonic(), 0.01))
             except queue.Empty:
-                raise WorkerError(f"no answer in time while {self.doing}{self.last_lines()}") from None
+                raise WorkerError(f"no answer in time while {self.doing}", is_late=True) from None
             if message is None:
                 code = self._process.wait()
                 raise WorkerError(f"the process ended with code {code} while {self.doing}{self.last_lines()}")

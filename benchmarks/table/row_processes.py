@@ -32,14 +32,14 @@ class RowProcesses:
 
     Args:
         job: The job, of all ways.
-        threads: How many threads and processes each may compile with.
+        threads: Tells how many threads and processes that of some ways may compile with.
         start_worker: Starts a process for a job, with so many threads.
 
     Attributes:
         job: The job.
     """
 
-    def __init__(self, job: Job, threads: int, start_worker: Callable[[Job, int], Worker]) -> None:
+    def __init__(self, job: Job, threads: Callable[[Group], int], start_worker: Callable[[Job, int], Worker]) -> None:
         groups = ways.processes(job.ways)
         self.job = job
         self._failures: dict[Group, WorkerError] = {}
@@ -47,7 +47,9 @@ class RowProcesses:
         self._short: set[Group] = set()
         self._found: dict[str, Row] = {name: {} for name in job.ways}
         self._about: Row = {}
-        self._start = lambda group: start_worker(dataclasses.replace(job, ways=group, processes=len(groups)), threads)
+        self._start = lambda group: start_worker(
+            dataclasses.replace(job, ways=group, processes=len(groups)), threads(group)
+        )
         self._workers: dict[Group, Worker] = {group: self._start(group) for group in groups}
 
     def stop(self) -> None:
@@ -92,7 +94,7 @@ class RowProcesses:
         try:
             message = self._workers[group].wait_for(("ready",), until, show)
         except WorkerError as error:
-            self._fail(group, error)
+            self._fail(group, WorkerError(f"{NOT_COMPILED}{error}") if error.is_late else error)
             return
         self._ready.append(group)
         if message["out_of_memory"]:

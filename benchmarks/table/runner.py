@@ -27,7 +27,7 @@ from benchmarks.table.row_processes import RowProcesses
 from benchmarks.table.worker import Job
 from benchmarks.table.workload import Workload
 
-GRACE = 60.0
+GRACE = 20.0
 """Seconds that a worker may be late before it is ended: an operation of the compiler cannot be interrupted."""
 
 _OVERHEAD = 25.0
@@ -155,7 +155,7 @@ class Runner:
         if place is not None:
             self._environment["cores"] = len(place.cores)
         self._started = time.monotonic()
-        self._longest = 0.0
+        self._is_first = True
         self._running: list[RowProcesses] = []
         self._is_stopped = False
         self.failed: list[str] = []
@@ -168,15 +168,14 @@ class Runner:
             processes.stop()
 
     def run(self) -> None:
-        """Measure groups while there are any, and time for them."""
-        while 0 < self._left() >= self._longest and not self._is_stopped:
+        """Measure groups while there are any, and time to measure one."""
+        while self._left() > self._options.seconds + _OVERHEAD and not self._is_stopped:
             try:
                 group = self._groups.popleft()
             except IndexError:
                 return
-            begin = time.monotonic()
             again = self._run_group(group)
-            self._longest = max(self._longest, time.monotonic() - begin)
+            self._is_first = False
             self._groups.extend([row] for row in again)
 
     def _left(self) -> float:
@@ -222,7 +221,7 @@ class Runner:
     def _is_better_begun_anew(self, processes: RowProcesses) -> bool:
         """Whether a row lacks ways for want of time that another call, which begins with it, may have."""
         missing = processes.not_compiled()
-        return bool(missing) and (self._longest > 0 or len(missing) >= len(processes.job.ways) - 1)
+        return bool(missing) and (not self._is_first or len(missing) >= len(processes.job.ways) - 1)
 
     def _write(self, name: str, row: Row, together: int) -> None:
         if self._is_stopped:
@@ -237,7 +236,7 @@ class Runner:
     def _compile(self, jobs: dict[str, Job], stack: contextlib.ExitStack) -> dict[str, RowProcesses]:
         """Start the processes of rows and wait until they have compiled their ways, or failed."""
         count = sum(len(ways.processes(job.ways)) for job in jobs.values())
-        threads = max(2, self._environment["cores"] // max(count, 1))
+        threads = functools.partial(ways.threads, cores=self._environment["cores"], processes=count)
         started: dict[str, RowProcesses] = {}
         for name, job in jobs.items():
             started[name] = RowProcesses(job, threads, self._start_worker)

@@ -72,8 +72,11 @@ ABLATION = ("eager", "compile", *STACKS)
 DRAWS_OTHERWISE = MODES
 """Ways whose random numbers are not those of eager with the same seed."""
 
-_LAST = ("limit of compile", "limit of eager", "max-autotune", "backend max-autotune")
-"""Ways built after all others: a capture that fails may harm what follows, and the last two take minutes."""
+_AUTOTUNED = ("max-autotune", "backend max-autotune")
+"""Ways that compile every matrix product in dozens of configurations, which takes minutes."""
+
+_LAST = ("limit of compile", "limit of eager", *_AUTOTUNED)
+"""Ways built after all others: a capture that fails may harm what follows."""
 
 
 def in_order(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -97,6 +100,15 @@ def processes(names: Sequence[str]) -> list[tuple[str, ...]]:
     """
     alone = [name for name in names if _LIMITS.get(name) not in names]
     return [(name, *(one for one in names if _LIMITS.get(one) == name)) for name in alone]
+
+
+def threads(names: Sequence[str], cores: int, processes: int) -> int:
+    """Threads that the process of some ways may compile with: its share; all where it goes on when others are done.
+
+    >>> threads(("compile", "limit of compile"), 16, 8), threads(("max-autotune",), 16, 8)
+    (2, 16)
+    """
+    return cores if set(names) & set(_AUTOTUNED) else max(2, cores // max(processes, 1))
 
 
 def cache_of(name: str) -> str:

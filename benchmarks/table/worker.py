@@ -12,7 +12,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -37,6 +39,9 @@ NOT_COMPILED = "not compiled: "
 CALLS = 3
 """Iterations that are part of compiling: the third is the first that finds everything compiled and recorded."""
 
+
+_SECONDS_BETWEEN_LOOKS = 2.0
+"""How often a worker looks whether its runner is there."""
 
 MOST_SELECTIONS = 24
 """Selections that a result has: a model with sizes that depend on data has hundreds."""
@@ -309,5 +314,14 @@ def _profiled(way: Any, setting: Any) -> dict[str, Any]:
         return {"profile_error": described(error)}
 
 
+def _end_with(runner: int) -> None:
+    """End this process and those that it has started when its runner has: it would hold the device's memory."""
+    while os.getppid() == runner:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os.killpg(0, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    if os.getpgrp() == os.getpid():  # a runner has started it
+        threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     sys.exit(main(sys.argv[1:]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import itertools
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ def test_rows_that_fail_say_so_and_others_go_on(tmp_path: Path) -> None:
         5,
     )
     assert found["dies-i"]["error"] == "the process ended with code 1 while compiling jit:\nthe last words"
-    assert found["hangs-i"]["error"] == "no answer in time while starting"
+    assert found["hangs-i"]["error"] == "not compiled: no answer in time while starting"
     assert found["dies-later-i"]["error"] == "the process ended with code 3 while measuring"
     ended = {"eager": {"wall_us": [1, 2, 3], "profile_error": "the process ended with code 0 while profiling"}}
     assert found["good-i"]["ways"] == ended
@@ -128,6 +128,19 @@ def test_a_process_that_dies_leaves_the_other_ways(tmp_path: Path) -> None:
     assert row["ways"]["jit"] == {"wall_us": [1, 2, 3]}
     assert row["ways"]["eager"] == row["ways"]["limit of eager"] == dead
     assert run.failed == []
+
+
+def test_a_worker_ends_with_its_runner(tmp_path: Path) -> None:
+    job = Job("hanging-i", "tests.bench_workloads", ("eager",), str(tmp_path), small=True)
+    script = "from benchmarks.table.process import Worker; from benchmarks.table.worker import Job; import os, time\n"
+    script += f"worker = Worker({job!r}, 1); worker.wait_for(['doing'], time.monotonic() + 60)\n"
+    script += "print(worker._process.pid, flush=True); os._exit(9)"
+    pid = int(subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=process.ROOT).stdout)
+    deadline = time.monotonic() + 60
+    with contextlib.suppress(FileNotFoundError):
+        while Path(f"/proc/{pid}/cmdline").read_bytes():  # empty of one that has ended
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -260,13 +273,17 @@ def test_an_interruption_ends_all_processes_and_writes_nothing(tmp_path: Path, m
 
 
 @pytest.mark.usefixtures("impatient")
-def test_no_group_begins_that_would_not_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, steps = time.monotonic(), itertools.count(0, 4)
-    monkeypatch.setattr(runner.time, "monotonic", lambda: start + next(steps))
-    run, started = run_scripts(tmp_path, ["good-i", "noisy-i"], jobs=1, limit=60.0)
-    assert [job.row for job in started.jobs] == ["good-i"]
-    assert run.unfinished == ["noisy-i"]
-    assert [row["row"] for row in results.read(tmp_path, ablation=False)] == ["good-i"]
+def test_groups_begin_while_there_is_time_to_measure_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, took = [0.0], iter([30.0, 26.0])
+
+    def run_group(self: runner.Runner, group: list[runner.Numbered]) -> list[runner.Numbered]:
+        now[0] += next(took)
+        return []
+
+    monkeypatch.setattr(runner.Runner, "_run_group", run_group)
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
+    ended, _ = run_scripts(tmp_path, ["good-i", "noisy-i", "dies-i"], jobs=1, limit=60.0, seconds=5.0)
+    assert ended == ([], ["dies-i"])
 
 
 def test_a_file_that_is_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import ArgumentError, describe
@@ -33,6 +34,7 @@ from pygraph.ir.fields import ProgramFields
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.leaves import to_number
 from pygraph.ir.ranges import Ranges, holder
+from pygraph.ir.result_layouts import expected_layouts, in_layout
 
 
 def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +62,8 @@ def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
     check_call(program, leaves, tree)
     with torch.no_grad(), without_autocast():
         inputs, stored = bind(program, leaves)
-        outputs = list(_Run(program, stored).run(*inputs) if stored else program.module(*inputs))
+        is_plain = not stored and not expected_layouts(program.module.graph.nodes)
+        outputs = list(program.module(*inputs) if is_plain else _Run(program, stored).run(*inputs))
         for position, descriptor in enumerate(program.outputs):
             if isinstance(descriptor, Stored):
                 outputs[position] = stored[descriptor.slot]
@@ -68,7 +71,7 @@ def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Run(Interpreter):
-    """Runs a Program with a pointer table on values for its inputs.
+    """Runs a Program on values for its inputs, with a pointer table, and results laid out as its kernels expect.
 
     Args:
         program: The Program.
@@ -79,6 +82,12 @@ class _Run(Interpreter):
     def __init__(self, program: ProgramFields, stored: dict[int, torch.Tensor]) -> None:
         super().__init__(program.module)
         self._stored = stored
+        self._layouts = expected_layouts(program.module.graph.nodes)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One node."""
+        result = super().run_node(n)
+        return in_layout(result, self._layouts[n]) if n in self._layouts else result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation."""

@@ -105,6 +105,11 @@ class KernelRecorder(TorchDispatchMode):
         self._register(tensor, node)
         return tensor
 
+    def expect(self, tensor: torch.Tensor, stride: Sequence[int]) -> None:
+        """Note the strides in which kernels read the result of an operation, where the fake tensor has others."""
+        node = self._nodes[id(tensor)]
+        node.meta["spec"] = dataclasses.replace(node.meta["spec"], stride=tuple(stride))
+
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor for one that Inductor has made."""
         fake = self._mode.from_tensor(tensor, static_shapes=True)

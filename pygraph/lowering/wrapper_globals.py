@@ -27,6 +27,8 @@ def traced_globals(call: types.FunctionType, recorder: KernelRecorder) -> dict[s
         value = found.get(name)
         if name in _REPLACEMENTS:
             found[name] = _REPLACEMENTS[name]
+        elif name == "assert_size_stride":
+            found[name] = functools.partial(_check_layout, recorder)
         elif name.startswith("empty_strided_"):
             found[name] = functools.partial(_empty_strided, name.removeprefix("empty_strided_"))
         elif isinstance(value, torch.Tensor):
@@ -67,27 +69,33 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-def _check_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], of: str = "input") -> None:
-    """Refuse an input that lies in memory otherwise than kernels were compiled for.
+def _check_layout(
+    recorder: KernelRecorder, tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], of: str = "input"
+) -> None:
+    """Refuse an input that lies in memory otherwise than kernels were compiled for, and note it of a result.
 
     Args:
-        tensor: The input, or a result of an operation, which is laid out as it was for Inductor.
+        recorder: Records the wrapper. A result of an operation is copied where the device lays it out otherwise.
+        tensor: The input, or the result of an operation.
         size: Its sizes.
         stride: Its strides.
         of: The operation that it is a result of. Of an input, torch 2.11 says nothing, and 2.13 that it is one.
     """
-    if of != "input" or 0 in size:
+    if 0 in size:
         return
+    what, is_input = ("an input" if of == "input" else f"a result of {of}"), of == "input"
     strides = zip(size, tensor.stride(), stride, strict=False)
-    if tuple(tensor.shape) != tuple(size) or any(n > 1 and mine != wanted for n, mine, wanted in strides):
+    differ = any(n > 1 and mine != wanted for n, mine, wanted in strides)
+    if tuple(tensor.shape) != tuple(size) or (is_input and differ):
         found = f"{tuple(tensor.shape)} in strides {tensor.stride()}"
-        raise UntraceableError(f"an input is {found}, and kernels were compiled for {tuple(size)} in {tuple(stride)}")
+        raise UntraceableError(f"{what} is {found}, and kernels were compiled for {tuple(size)} in {tuple(stride)}")
+    if differ:
+        recorder.expect(tensor, stride)
 
 
 # Addresses are checked before graphs take this way at all.
 _REPLACEMENTS: Mapping[str, Any] = {
     "reinterpret_tensor": _reinterpret,
-    "assert_size_stride": _check_layout,
     "assert_alignment": _nothing,
     "copy_if_misaligned": _same,
     "get_raw_stream": _nothing,

@@ -27,6 +27,7 @@ from pygraph.ir.effects import (
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
+from pygraph.ir.result_layouts import expected_layouts, in_layout
 from pygraph.runtime.indices import Reach, index_reach
 from pygraph.runtime.straight_line import Straight, straight_line
 
@@ -47,6 +48,7 @@ class RegionBody:
         generators: The random generators that the region's nodes are passed, by placeholder.
         versioned_statics: Captured tensors whose version counters a replay has to increment.
         producers: The nodes that allocate the memory of ``outputs``.
+        layouts: Expected strides of results that kernels read, in this region or later.
         last_use: Per node, the nodes whose values are not needed after it.
     """
 
@@ -78,6 +80,7 @@ class RegionBody:
         updated = [captured[self.statics[i]] for i in self.written_statics]
         self.versioned_statics = [descriptor.value for descriptor in updated if not descriptor.quiet]
         self.producers = {_producer(node) for node in self.outputs}
+        self.layouts = expected_layouts(program.nodes)
         self._module = program.module
         self.last_use = self._last_uses()
         self._straight: Straight | None = None
@@ -161,7 +164,7 @@ class RegionBody:
             if mark is not None:
                 return self._interpret(inputs, numbers, mark, statics, generators or {}, allocated or {})
             if self._straight is None:
-                self._straight = straight_line(self, own_memory)
+                self._straight = straight_line(self, own_memory, in_layout)
             results = self._straight(inputs, statics, numbers)
             for position, device in self._unused_states:
                 # An ordinary launch has them on the host, where no graph can read them.
@@ -196,6 +199,8 @@ class RegionBody:
             result: Any = target(*args, **kwargs)
             if node in self.producers:
                 result = own_memory(result, args)
+            if node in self.layouts:
+                result = in_layout(result, self.layouts[node])
             env[node] = result
             del args, kwargs, result
             for done in self.last_use[index]:

@@ -4,7 +4,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -23,6 +23,11 @@ class Region(Protocol):
     last_use: list[list[fx.Node]]
 
     @property
+    def layouts(self) -> Mapping[fx.Node, Any]:
+        """Expected strides of results that kernels read."""
+        ...
+
+    @property
     def producers(self) -> Collection[fx.Node]:
         """The nodes that allocate the memory of outputs."""
         ...
@@ -36,12 +41,15 @@ Straight: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], 
 """A function of the inputs, the captured tensors and the numbers of a region, which returns its outputs."""
 
 
-def straight_line(body: Region, own_memory: Callable[[Any, Any], Any]) -> Straight:
+def straight_line(
+    body: Region, own_memory: Callable[[Any, Any], Any], in_layout: Callable[[Any, Any], Any]
+) -> Straight:
     """The nodes of a region as one function, in which each value is deleted after its last use.
 
     Args:
         body: The region.
         own_memory: Makes of a result and its operation's arguments a result in memory of its own.
+        in_layout: Makes of a result and what it is expected to be one that lies in memory like that.
 
     For a region of ``y = aten.relu(x)`` and ``z = aten.add(y, 2)``, of which ``z`` is needed outside::
 
@@ -53,7 +61,7 @@ def straight_line(body: Region, own_memory: Callable[[Any, Any], Any]) -> Straig
             del v1
             return [v2]
     """
-    scope: dict[str, Any] = {"own_memory": own_memory}
+    scope: dict[str, Any] = {"own_memory": own_memory, "in_layout": in_layout}
     names: dict[fx.Node, str] = {}
 
     def bind(value: Any) -> str:
@@ -91,8 +99,8 @@ def straight_line(body: Region, own_memory: Callable[[Any, Any], Any]) -> Straig
         args = "".join(f"{text(argument)}, " for argument in node.args)
         kwargs = f"**{text(dict(node.kwargs))}" if node.kwargs else ""  # a name may be a keyword of Python's
         lines.append(f"    {result} = {bind(_function(node.target))}({args}{kwargs})")
-        if node in body.producers:
-            lines.append(f"    {result} = own_memory({result}, ({args}))")
+        lines += [f"    {result} = own_memory({result}, ({args}))"] if node in body.producers else []
+        lines += [f"    {result} = in_layout({result}, {bind(body.layouts[node])})"] if node in body.layouts else []
         if body.last_use[index]:
             lines.append(f"    del {', '.join(map(name, body.last_use[index]))}")
     lines.append(f"    return [{', '.join(map(name, body.outputs))}]")

@@ -29,6 +29,18 @@ class Fault:
 FAULTS = (
     # -- runtime: pointers, discovery, proof, replays -----------------------------------------------------------------
     Fault(
+        "layouts-as-described",
+        "Kernels read results of operations in the strides that PyTorch describes, whatever the device has made.",
+        "    return laid_out.copy_(value)\n",
+        "    return value\n",
+    ),
+    Fault(
+        "launches-as-described",
+        "Ordinary launches of kernels do not ask how results of operations lie in memory.",
+        " if node in body.layouts else []\n",
+        " if False else []\n",
+    ),
+    Fault(
         "backward-planned-once",
         "Further backwards keep the plan of the first one, though it is not for calls like them.",
         'description["backward"][1] is not operation.backward_plan:',

@@ -13,6 +13,7 @@ import torch
 
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.launches import launch_of
+from pygraph.ir.result_layouts import expected_layouts
 from pygraph.lowering.kernel_recorder import KernelGraph, UntraceableError
 from pygraph.lowering.wrapper import kernel_graph
 
@@ -84,7 +85,6 @@ def test_an_input_that_kernels_were_not_compiled_for_is_refused(kind: tuple[str,
         args.clear()
         assert_size_stride(x, (1, 3, 2, 2), (12, 1, 6, 3), *said)  # noqa: F821
         buf0 = torch.empty_strided((2, 2), (2, 1))
-        assert_size_stride(buf0, (2, 2), (1, 2), "an operation")  # noqa: F821
         kernel.run(buf0, x, buf0, 4, stream=0)  # noqa: F821
         return (buf0,)
 
@@ -93,6 +93,39 @@ def test_an_input_that_kernels_were_not_compiled_for_is_refused(kind: tuple[str,
         kernel_graph(made, [TensorSpec((1, 3, 2, 2), stride, torch.float32, CPU)])
     with pytest.raises(UntraceableError, match=r"in strides \(12, 4, 2, 1\), and kernels were compiled for"):
         kernel_graph(made, [TensorSpec((1, 3, 2, 2), (12, 4, 2, 1), torch.float32, CPU)])
+
+
+def test_results_are_read_in_the_strides_that_kernels_were_compiled_for() -> None:
+    """Not in those of the fake result, which may be wrong about the device."""
+
+    def call(args: list[Any]) -> Any:
+        (x,) = args
+        args.clear()
+        buf0 = torch.sin(x)
+        assert_size_stride(buf0, (2, 2), said, "torch.ops.aten.sin.default")  # noqa: F821
+        pair = torch.std_mean(x, 1, keepdim=True)
+        assert_size_stride(pair[1], (2, 1), (1, 5), "torch.ops.aten.std_mean.correction")  # noqa: F821
+        kernel.run(buf0, pair[1], buf0, 4, stream=0)  # noqa: F821
+        return (buf0,)
+
+    for stride in ((2, 1), (1, 2)):
+        found = kernel_graph(wrapper(call, assert_size_stride=None, kernel=Tuner(), said=stride), [MATRIX])
+        first, mean = TensorSpec((2, 2), stride, torch.float32, CPU), TensorSpec((2, 1), (1, 1), torch.float32, CPU)
+        layouts = expected_layouts(found.module.graph.nodes)
+        assert {str(node.target): layout for node, layout in layouts.items()} == {
+            "aten.sin.default": first, "aten.std_mean.correction": (None, mean)
+        }  # fmt: skip
+
+
+def test_a_result_of_another_size_is_refused() -> None:
+    def call(args: list[Any]) -> Any:
+        (x,) = args
+        buf0 = torch.sin(x)
+        assert_size_stride(buf0, (2, 3), (3, 1), "torch.ops.aten.sin.default")  # noqa: F821
+        return (buf0,)
+
+    with pytest.raises(UntraceableError, match=r"a result of torch.ops.aten.sin.default is \(2, 2\) in strides"):
+        kernel_graph(wrapper(call, assert_size_stride=None), [MATRIX])
 
 
 def test_the_same_launch_is_registered_once() -> None:

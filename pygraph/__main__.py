@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pygraph
 from pygraph.errors import PygraphError, describe
 
 CANNOT_RUN = 2
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each sets ``run``."""
     parser = argparse.ArgumentParser(prog="python -m pygraph", description="CUDA Graphs for PyTorch functions.")
+    parser.add_argument("--version", action="version", version=f"pygraph {pygraph.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
@@ -70,6 +72,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--sentences", type=Path, metavar="FILE", help="your own sentences, one per line")
     demo.set_defaults(run=run_demo)
+    info = commands.add_parser("info", help="print versions, the device, how calls are recognised, and what is on disk")
+    info.add_argument("--clear", action="store_true", help="remove what is kept on disk first")
+    info.set_defaults(run=run_info)
+    build = commands.add_parser("build", help="build the path of calls in C++ now, instead of at the first call")
+    build.set_defaults(run=run_build)
     _add_bench(commands.add_parser("bench", help="measure the table of 25 workloads and write its tables and figures"))
     return parser
 
@@ -117,6 +124,24 @@ def run_demo(arguments: argparse.Namespace) -> int:
     from pygraph.demo import Options, run
 
     return run(Options(arguments.batch, arguments.repeat, arguments.dtype, arguments.sentences))
+
+
+def run_info(arguments: argparse.Namespace) -> int:
+    """The ``info`` command."""
+    from rich.console import Console
+
+    from pygraph.installation import info
+
+    return info(Console(highlight=False), arguments.clear)
+
+
+def run_build(arguments: argparse.Namespace) -> int:
+    """The ``build`` command."""
+    from rich.console import Console
+
+    from pygraph.installation import build
+
+    return build(Console(highlight=False))
 
 
 def run_bench(arguments: argparse.Namespace) -> int:

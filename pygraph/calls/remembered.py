@@ -18,6 +18,7 @@ from typing import Any
 from pygraph.ir.program import Program
 from pygraph.ir.selections import Selection
 from pygraph.process.cache import cache_directory, source_hash
+from pygraph.process.trust import distrust
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.selecting import SelectionPolicy
 
@@ -62,6 +63,8 @@ class Remembered:
     def read(self) -> tuple[int, dict[int, Selection]]:
         """The number of regions that the Program is cut into, and their selections; none if no file can be used."""
         try:
+            if distrust(self.path) is not None:
+                return 0, {}
             with self.path.open("rb") as file:
                 data: Any = json.loads(file.read(_LARGEST))
             if data["format"] != _FORMAT or data["key"] != self.key:

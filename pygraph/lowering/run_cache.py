@@ -139,10 +139,11 @@ class RunCache:
 
     @staticmethod
     def _path(key: str) -> Path:
-        return _folder() / key[1:3] / key
+        return folder() / key[1:3] / key
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """Where recipes are kept: in the folder of Inductor's caches, which they need."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return Path(cache_dir(), "pygraph")
@@ -154,7 +155,7 @@ def start_workers_early() -> None:
     Otherwise they start when a run has been missed, which is before its first kernel by as much as they take: a process
     that finds all of its runs has no use for them, and starting them takes a quarter of a second of it.
     """
-    if not (_is_enabled() and _folder().is_dir()):
+    if not (_is_enabled() and folder().is_dir()):
         start_workers()
 
 

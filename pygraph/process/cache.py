@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import os
+import shutil
 from pathlib import Path
 
 
@@ -18,6 +19,45 @@ def cache_directory() -> Path:
     except ImportError:  # a checkout used in place, without its dependencies
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pygraph"
     return platformdirs.user_cache_path("pygraph")
+
+
+_STORED = {"C++ path": "[0-9a-f]" * 20, "selections": "selections", "costs": "costs-*.json"}
+"""Patterns of what lies in the cache directory; there may be other things in one that the user has chosen."""
+
+
+def stored() -> dict[str, list[Path]]:
+    """Files and folders in the cache directory, by what they are."""
+    return {what: sorted(cache_directory().glob(pattern)) for what, pattern in _STORED.items()}
+
+
+def files(path: Path) -> list[Path]:
+    """The file, or all files in the folder."""
+    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+
+
+def remove(path: Path) -> int:
+    """Remove a file, or a folder with all that is in it; returns the bytes of its files."""
+    size = sum(file.stat().st_size for file in files(path))
+    if path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+    return size
+
+
+def readable(size: int) -> str:
+    """Bytes in units that people read.
+
+    >>> readable(999), readable(1_234_567)
+    ('999 B', '1.2 MB')
+    """
+    value, units = float(size), iter(("B", "KB", "MB", "GB"))
+    unit = next(units)
+    for larger in units:
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 @functools.cache

@@ -1,15 +1,13 @@
 """Building the extension on first use, and loading it.
 
 It is compiled by one call of the compiler into a folder of its own below the user's cache, named by all that it depends
-on, and moved there in one step: processes that build at the same time do not disturb each other.
+on. A process of its own does that (`pygraph.process.builder`), so that a short script does not end it.
 """
 
 # The flag of the C++ library that torch was built with is known to torch._C only. Checked with torch 2.11 and 2.13.
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -18,15 +16,16 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
+from pygraph.process import builder
 from pygraph.process.cache import cache_directory
+from pygraph.process.trust import distrust
 
 _FOLDER = Path(__file__).parent.parent / "native"
 _NAME = "pygraph_native"
@@ -49,12 +48,38 @@ def loaded() -> Any:
 
 
 def reason() -> str | None:
-    """The reason why calls take the path in Python; None if they do not, or while the extension is being built."""
-    return _reason if enabled() else "PYGRAPH_NATIVE=0"
+    """The reason why calls take the path in Python; None if they do not, or if nothing has asked for another path."""
+    if not enabled():
+        return "PYGRAPH_NATIVE=0"
+    return "the extension is being built" if _module is None and _is_building() else _reason
+
+
+def state() -> str:
+    """How calls are recognised, or will be; an extension that has been built is loaded for that, and none is built."""
+    path = _target()
+    if enabled() and _module is None and path.exists():
+        start(wait=True)
+    if _module is not None and enabled():
+        return f"in C++, by {_module.__file__}"
+    if reason() is not None:
+        return f"in Python: {reason()}"
+    if path.parent.is_dir():
+        try:
+            with FileLock(path.parent / "lock", timeout=0):
+                pass
+        except Timeout:
+            return "in Python: the extension is being built"
+    return (
+        "in Python: the extension is not built yet; the first compilation has that done, or `python -m pygraph build`"
+    )
+
+
+def _is_building() -> bool:
+    return _thread is not None and _thread.is_alive()
 
 
 def start(wait: bool = False) -> Any:
-    """Load the extension; if it has to be built first, do that in a thread meanwhile, or ``wait`` for it.
+    """Load the extension; if it has to be built first, have that done meanwhile, or ``wait`` for it.
 
     Returns:
         The extension, or None if it is not there (yet); `reason` says why.
@@ -63,7 +88,7 @@ def start(wait: bool = False) -> Any:
     if not enabled():
         return None
     with _lock:
-        if _module is None and _reason is None and _thread is None:
+        if _module is None and _reason is None and not _is_building():  # nor in a process that has been forked
             path = _target()
             if path.exists():
                 _load(path)
@@ -79,17 +104,42 @@ def start(wait: bool = False) -> Any:
 def _build_and_load(path: Path) -> None:
     global _reason
     try:
-        with _lock_builds(path):
-            if not path.exists():
-                _compile(path)
-    except (OSError, subprocess.SubprocessError) as error:
-        _reason = f"the extension could not be built: {_first_line(error)}"
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        failure = _built(path)
+    except OSError as error:
+        failure = builder.first_line(error)
+    if failure is not None:
+        _reason = f"the extension could not be built: {failure}"
         return
     _load(path)
 
 
+def _built(path: Path) -> str | None:
+    """Have the extension built in another process; the reason why that failed, or None."""
+    compiler = _compiler()
+    if compiler is None:
+        return "no C++ compiler was found"
+    if (doubt := distrust(path.parent)) is not None:
+        return doubt
+    script = [sys.executable, "-P", builder.__file__, str(path), str(_TIMEOUT), compiler, *_flags(), "-o"]
+    process = subprocess.Popen(
+        script, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    _, errors = process.communicate()
+    if path.exists():
+        return None
+    try:
+        return builder.failure_of(path).read_text(encoding="utf-8")
+    except OSError:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"its process ended with {process.returncode}"
+
+
 def _load(path: Path) -> None:
     global _module, _reason
+    if (doubt := distrust(path)) is not None:
+        _reason = f"the extension is not loaded: {doubt}"
+        return
     try:
         loader = importlib.machinery.ExtensionFileLoader(_NAME, str(path))
         spec = importlib.util.spec_from_file_location(_NAME, path, loader=loader)
@@ -97,28 +147,9 @@ def _load(path: Path) -> None:
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
     except ImportError as error:
-        _reason = f"the extension could not be loaded: {_first_line(error)}"
+        _reason = f"the extension could not be loaded: {builder.first_line(error)}"
         return
     _module = module
-
-
-@contextlib.contextmanager
-def _lock_builds(path: Path) -> Generator[None, None, None]:
-    """One process at a time builds; the lock goes with its process, so that it is never stale."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(path.parent / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _compile(path: Path) -> None:
-    compiler = _compiler()
-    if compiler is None:
-        raise FileNotFoundError("no C++ compiler was found")
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        subprocess.run([compiler, *_flags(), "-o", str(made)], check=True, capture_output=True, timeout=_TIMEOUT)
-        os.replace(made, path)
 
 
 def _compiler() -> str | None:
@@ -145,10 +176,3 @@ def _target() -> Path:
     for part in (sys.version, torch.__version__, torch.__file__, *_flags(), str(_compiler())):
         digest.update(part.encode())
     return cache_directory() / digest.hexdigest()[:20] / f"{_NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, subprocess.CalledProcessError):
-        lines = [line for line in (error.stderr or b"").decode(errors="replace").splitlines() if "error" in line]
-        return lines[0] if lines else f"the compiler returned {error.returncode}"
-    return (str(error).splitlines() or [type(error).__name__])[0]

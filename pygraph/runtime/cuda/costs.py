@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from pygraph.process.cache import cache_directory
+from pygraph.process.trust import distrust
 from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu
 from pygraph.runtime.cuda.nodes import KernelParams, graph_nodes, node_params
@@ -71,7 +72,8 @@ def measured_costs(device: torch.device) -> Costs:
 def _measured_costs(index: int) -> Costs:
     path = _path(index)
     try:
-        return Costs(**json.loads(path.read_text()))
+        if distrust(path) is None:
+            return Costs(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):  # not measured yet, or not written by us
         pass
     torch.cuda.empty_cache()  # of what trials have left, beside which there has to be memory to copy

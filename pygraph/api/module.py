@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing  # checked with torch 2.11 and 2.13
 
+from pygraph.api.functions import check_function, check_parameters
 from pygraph.api.programs import ProgramFunction
 from pygraph.autograd.composition import Composed
 from pygraph.calls.cache import CacheInfo
 from pygraph.calls.options import Options
+from pygraph.calls.stages import Lowered
 from pygraph.calls.transformed import Transformed
-from pygraph.errors import ArgumentError, describe
 from pygraph.ir.program import Program
 from pygraph.report.explain import Explanation
 from pygraph.transforms.passes import Pass
@@ -59,7 +60,7 @@ class TransformedModule(torch.nn.Module):
         """As of a transformed function."""
         self._pygraph_transformed.cache_clear()
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """As of a transformed function."""
         return self._pygraph_transformed.lower(*args, **kwargs)
 
@@ -94,19 +95,22 @@ class TransformedModule(torch.nn.Module):
         return f"pygraph {self._pygraph_module!r}"
 
 
-def transformed(fn: Any, passes: tuple[Pass, ...], options: Options) -> Any:
+def transformed(fn: Any, passes: tuple[Pass, ...], options: Options, transform: str = "jit") -> Any:
     """A transformed function, or for a module a module around one.
 
     Args:
         fn: A function, a module, or a Program.
         passes: The passes of its stack.
         options: The options of the stack.
+        transform: The name of what the user has called.
+
+    Raises:
+        ArgumentError: It is none of these, or an option names an argument that it does not have.
     """
     if isinstance(fn, Program):
         fn = ProgramFunction(fn)
-    if not callable(fn):
-        call = f"{passes[-1].name}({fn!r})"
-        raise ArgumentError(describe(call, "not callable", expected="a function or an nn.Module"))
+    check_function(transform, fn)
+    check_parameters(transform, fn, options)
     function = Transformed(fn, passes, options, Composed)
     if isinstance(fn, torch.nn.Module):
         return TransformedModule(fn, function)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pygraph.calls.options import Options
@@ -70,17 +70,21 @@ def merged_options(inner: Options, options: Mapping[str, Any]) -> Options:
 
 
 def _positions(option: str, value: int | Sequence[int]) -> tuple[int, ...]:
-    positions = (value,) if isinstance(value, int) else tuple(value)
+    positions = _as_tuple(value)
     if not _all_are(int, positions):
         raise ArgumentError(describe("jit(…)", f"{option}={value!r}", expected="integers"))
     return positions
 
 
 def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value)
+    names = _as_tuple(value)
     if not _all_are(str, names):
         raise ArgumentError(describe("jit(…)", f"{option}={value!r}", expected="strings"))
     return names
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)  # pyright: ignore
 
 
 def _all_are(kind: type, values: Sequence[object]) -> bool:

@@ -200,9 +200,9 @@ def _apply(
     inner = transformed_behind(fn)
     if inner is None:
         check_order(one, (), getattr(fn, "__name__", type(fn).__name__))
-        return transformed(fn, (one,), make_options(**options))
+        return transformed(fn, (one,), make_options(**options), one.name)
     check_order(one, inner.passes, inner.engine.name)
-    return transformed(inner.fn, (*inner.passes, one), merged_options(inner.options, options))
+    return transformed(inner.fn, (*inner.passes, one), merged_options(inner.options, options), one.name)
 
 
 class Transform:

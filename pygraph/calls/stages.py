@@ -22,6 +22,7 @@ from pygraph.process import extension
 from pygraph.process.reentrancy import reason_inside
 from pygraph.report.explain import Explanation
 from pygraph.runtime.alignment import WIDEST_LOAD, alignment_of, is_aligned
+from pygraph.runtime.devices import default_device
 from pygraph.tracing.function_kinds import Traced
 
 # A Program computes the same in all of them.
@@ -153,11 +154,26 @@ def _placement(leaf: Any) -> int:
     return alignment_of(leaf.data_ptr()) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu and leaf.numel() else 0
 
 
+def _with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or zeros in its place if it is on the device ``meta``."""
+    if not tensor.is_meta:
+        return tensor
+    found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=default_device())
+    return found.zero_().requires_grad_(tensor.requires_grad)
+
+
 def lower(engine: Engine, donation: Donation | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
     """Trace and transform a function for one kind of call.
+
+    Args:
+        engine: What compiles the function.
+        donation: The arguments that its calls consume.
+        args: Positional arguments; tensors on the device ``meta`` stand for zeros on the default device.
+        kwargs: Keyword arguments likewise.
 
     Raises:
         TraceError: The function cannot be traced with these arguments.
     """
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _with_memory, (args, kwargs))
     traced, program = engine.programs(args, kwargs)
     return Lowered(engine, donation, traced, program, pytree.tree_leaves((args, kwargs)))

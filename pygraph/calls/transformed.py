@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 
+from pygraph.calls import disabling
 from pygraph.calls.cache import CacheInfo
 from pygraph.calls.donation import Donation
 from pygraph.calls.engine import Engine
 from pygraph.calls.options import Options
 from pygraph.calls.policy import CompositionFactory
-from pygraph.calls.stages import lower
+from pygraph.calls.stages import Lowered, lower
 from pygraph.calls.users_policy import UsersPolicy
 from pygraph.report.explain import Explanation
 from pygraph.transforms.passes import Pass, records
@@ -67,6 +68,8 @@ class Transformed(Generic[P, R]):
         """Run the function."""
         if torch.compiler.is_dynamo_compiling():  # known to Dynamo, which sees the function and nothing else
             return self.fn(*args, **kwargs)
+        if disabling.blocks and disabling.is_disabled():
+            return self.fn(*args, **kwargs)
         if self.donation is not None:
             return self.donation.around(self.engine, args, kwargs)
         native = self._native
@@ -86,8 +89,13 @@ class Transformed(Generic[P, R]):
         if self.donation is not None:
             self.donation.notes.clear()
 
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Trace and transform for these arguments without recording; see `pygraph.calls.stages.Lowered`.
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered:
+        """Trace and transform for these arguments without recording.
+
+        Shapes suffice: a tensor on the device ``meta`` stands for one of its shape, strides and dtype.
+
+        Returns:
+            The Program, which ``compile()`` records.
 
         Raises:
             TraceError: The function cannot be traced with these arguments.
@@ -101,7 +109,10 @@ class Transformed(Generic[P, R]):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does, so that methods can be decorated; the instance is a static argument."""
-        return self if instance is None else functools.partial(self, instance)
+        if instance is None:
+            return self
+        kind: Any = functools.partial if torch.compiler.is_dynamo_compiling() else BoundMethod  # the one that it knows
+        return kind(self, instance)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         # For pickles and copies: what a module has a name for goes by that name, as functions do; anything else as
@@ -121,6 +132,35 @@ class Transformed(Generic[P, R]):
         for one in self.passes:
             inner = f"{one.name}({inner})"
         return f"<pygraph {inner}>"
+
+
+class BoundMethod(functools.partial[Any]):
+    """A transformed method of an object: called with the object as first argument, which C does."""
+
+    @property
+    def _function(self) -> Transformed[..., Any]:
+        return cast("Transformed[..., Any]", self.func)
+
+    def cache_info(self) -> CacheInfo:
+        """As of the transformed function, for all objects together."""
+        return self._function.cache_info()
+
+    def cache_clear(self) -> None:
+        """As of the transformed function, for all objects together."""
+        self._function.cache_clear()
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """As of the transformed function, for this object."""
+        return self._function.lower(*self.args, *args, **self.keywords, **kwargs)
+
+    def explain(self) -> Explanation:
+        """As of the transformed function, for all objects together."""
+        return self._function.explain()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in ("__name__", "__qualname__"):
+            raise AttributeError(name)
+        return getattr(self.func, name)
 
 
 def _lookup(module: str, path: str) -> Any:

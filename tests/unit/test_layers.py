@@ -22,7 +22,7 @@ LAYERS = (
     {"api"},
     {"interop"},
     {"__init__"},
-    {"demo"},
+    {"demo", "installation"},
     {"__main__"},
 )
 """Packages and modules of their own, the lowest first; each imports those of lower layers only."""

@@ -548,10 +548,10 @@ def test_arguments_by_position_and_by_name(
         x.sum()
 
 
-@pytest.mark.parametrize("options", [{"donate_argnums": 2}, {"donate_argnums": -3}, {"donate_argnames": "z"}])
-def test_options_that_fit_no_argument(device: torch.device, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"donate_argnums": 2}, {"donate_argnums": -3}])
+def test_options_that_fit_no_argument_of_a_call(device: torch.device, options: dict[str, Any]) -> None:
     x = ones(device, 4)
-    fn = pygraph.jit(lambda x, k=2.0: x * k, **options)
+    fn = pygraph.jit(lambda *args: args[0] * args[1], **options)
     with pytest.raises(ArgumentError, match="donate_arg"):
         fn(x, 2.0)
     assert x.sum() == 10

@@ -12,7 +12,7 @@ try:
     from cuda.bindings import driver as cu  # pyright: ignore
 except ImportError as error:  # the extra `cuda` is not installed
     raise DeviceError(
-        describe("import cuda.bindings", "cuda-bindings is not installed", remedy="pip install 'pygraph[cuda]'.")
+        describe("import cuda.bindings", "cuda-bindings is not installed", remedy="pip install 'torch-pygraph[cuda]'.")
     ) from error
 
 

@@ -107,6 +107,14 @@ class SpentGraphError(GradientError):
     """
 
 
+class RecompilationWarning(UserWarning):
+    """A function is compiled again and again, as a value that decides what it does is another one each time.
+
+    Example: ``jit(lambda cache, pos: cache[:, :pos])`` in a loop over positions. Remedy: pass the value as a tensor, or
+    let it take few values.
+    """
+
+
 class StageError(PygraphError):
     """A transform was applied to a Program, or a stack, in the wrong order.
 

@@ -18,6 +18,7 @@ from pygraph.calls.memory import check_disjoint, check_updatable
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.pipeline import transformed_program
 from pygraph.calls.policy import Policy, Runners
+from pygraph.calls.recompilations import Recompilations
 from pygraph.calls.recording import Recorder
 from pygraph.calls.retries import Traces
 from pygraph.calls.reviews import Reviews
@@ -87,6 +88,7 @@ class Compiler:
     ) -> None:
         self._function, self._cache, self._shared = function, cache, shared
         self._policy, self._keys, self._recorder = policy, keys, recorder
+        self._recompilations = Recompilations(function.name)
 
     def compile(self, key: Key, call: Call, runners: Runners) -> Entry:
         """The entry for a call, made and kept.
@@ -115,6 +117,7 @@ class Compiler:
             self._cache.new_kinds.note_compiled(key, seconds)
         if entry.executable is None:
             extension.start()  # for what runs as it is there is a native path, too
+        self._recompilations.note(key if entry.plan is None else entry.plan.key, entry, seconds)
         return entry
 
     def _compile(self, key: Key, call: Call, runners: Runners) -> Entry:

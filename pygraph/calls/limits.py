@@ -18,6 +18,7 @@ class Limits:
         late_kind_share: The share of the time that compiling may take of kinds of calls beyond a function's first few.
         single_kinds: Kinds of calls of a function that are compiled in any case; beyond these, so many that came but
             once make a new one wait until it comes again.
+        recompilations: Kinds of calls that differ in values of arguments only, after which a warning says so.
         wasted_traces: Traces in a row of one kind of call that may each be used once only, as of a schedule that sets a
             number at every step.
         outdated_traces: Traces that may be outdated by changes in what the function closes over before any has been
@@ -43,6 +44,7 @@ class Limits:
     review_share: float = 0.001
     late_kind_share: float = 0.02
     single_kinds: int = 8
+    recompilations: int = 8
     wasted_traces: int = 8
     outdated_traces: int = 32
     settled_calls: int = 4

@@ -1,0 +1,108 @@
+"""Compilations that are said: each in the log, and a warning where values of arguments keep a function compiling.
+
+The log is the logger ``pygraph`` of the standard library, at level INFO:
+``logging.basicConfig(level=logging.INFO)`` shows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Hashable
+from pathlib import Path
+from types import FrameType
+
+from pygraph.calls.entries import Entry, Evaluated, Launched, Recorded
+from pygraph.calls.keys import Key
+from pygraph.calls.limits import LIMITS
+from pygraph.errors import RecompilationWarning, describe
+
+log = logging.getLogger("pygraph")
+log.addHandler(logging.NullHandler())
+
+_PACKAGE = str(Path(__file__).parents[1])
+_LONGEST = 60
+"""Characters of a value in a message."""
+
+Values = dict[str, str]
+"""Texts of the values that a trace depends on, by the paths of their arguments."""
+
+
+class Recompilations:
+    """The values that calls of one function were compiled for, by what these calls have in common.
+
+    Args:
+        name: What messages call the function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._values: dict[Hashable, list[Values]] = {}
+        self._seconds: dict[Hashable, float] = {}
+
+    def note(self, key: Key, entry: Entry, seconds: float) -> None:
+        """Note that a kind of call was compiled, log it, and warn once where only values differ each time.
+
+        Args:
+            key: The key of the call.
+            entry: What was made of it.
+            seconds: How long that took.
+        """
+        level = logging.DEBUG if entry.plan is None else logging.INFO  # it is for this call alone, and may come often
+        log.log(level, "%s: %s, in %.3f s", self._name, _outcome(entry), seconds)
+        if not isinstance(entry, (Recorded, Launched, Evaluated)) or entry.reported is None:
+            return
+        baked = {one.leaf: one for one in entry.reported.baked}
+        if not baked or len(self._values) > LIMITS.forms:
+            return
+        leaves = tuple(None if index in baked else leaf for index, leaf in enumerate(key.kind.leaves))
+        signature = (*(leaves if part is key.kind.leaves else part for part in key.kind), tuple(baked))
+        values = self._values.setdefault(signature, [])
+        found = {one.path: _text(one.value) for one in baked.values()}
+        if len(values) >= LIMITS.recompilations or found in values:
+            return
+        values.append(found)
+        self._seconds[signature] = self._seconds.get(signature, 0.0) + seconds
+        if len(values) == LIMITS.recompilations:
+            self._warn(values, self._seconds[signature])
+
+    def _warn(self, values: list[Values], seconds: float) -> None:
+        varying = [path for path in values[0] if len({one[path] for one in values}) > 1]
+        shown = "; and ".join(f"{path}, which was {', '.join(one[path] for one in values)}" for path in varying)
+        often = f"compiled {len(values)} times, in {seconds:.1f} s"
+        problem = f"{often}, for calls that differ in nothing but {shown}"
+        remedy = "Pass it as a tensor, if the function only computes with it, or let it take few values."
+        text = describe(f"{self._name}(…)", problem, remedy=remedy)
+        frame = _caller()
+        if frame is None:
+            warnings.warn(text, RecompilationWarning, stacklevel=2)
+            return
+        scope = frame.f_globals
+        warnings.warn_explicit(
+            text, RecompilationWarning, frame.f_code.co_filename, frame.f_lineno, scope.get("__name__"),
+            scope.setdefault("__warningregistry__", {}),
+        )  # fmt: skip
+
+
+def _outcome(entry: Entry) -> str:
+    """The outcome of a compilation, in words."""
+    if isinstance(entry, Recorded):
+        count = len(entry.graphs.graphs)
+        return f"recorded as {count} graph{'s' if count > 1 else ''}"
+    if entry.fallbacks:
+        return f"runs as it is: {entry.fallbacks[0].reason}"
+    return "is evaluated" if isinstance(entry, Evaluated) else f"is {type(entry).__name__.lower()}"
+
+
+def _text(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _caller() -> FrameType | None:
+    """The user's frame that has called the function; None if there is none in this thread."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return frame

@@ -26,7 +26,7 @@ from pygraph.calls.options import Options
 from pygraph.calls.plans import Planned
 from pygraph.calls.policy import Composition, CompositionFactory, Policy, Runners
 from pygraph.calls.recording import Recorder
-from pygraph.calls.reports import call_report
+from pygraph.calls.reports import call_report, totals_of
 from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import look_of
 from pygraph.calls.surroundings import InlineError, UntraceableError
@@ -415,7 +415,9 @@ class Engine:
             report = Explanation(self.name, reports, dict(inlined), slow_calls=extension.reason())
             in_python = (entry.runner.in_python() for entry in self.cache.entries if isinstance(entry, Stateful))
             report = dataclasses.replace(report, in_python=tuple(dict.fromkeys(filter(None, in_python))))
-            return report.with_derived(engine.explain() for engine in self.derived())
+            report = report.with_derived(engine.explain() for engine in self.derived())
+            totals = totals_of(self.shared.counts, [engine.cache for engine in self._family()])
+            return dataclasses.replace(report, totals=totals) if self.is_root else report
 
     def derived(self) -> Iterator[Engine]:
         """The engines that are derived from this one and run calls of it."""

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from pygraph.calls.cache import Cache, Counts
 from pygraph.calls.entries import Differentiated, Entry
 from pygraph.ir.descriptors import Argument
 from pygraph.ir.effects import count_kernels
 from pygraph.ir.evaluate import argument_descriptors
-from pygraph.report.explain import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
+from pygraph.ir.program import Program
+from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
+from pygraph.report.verdict import Totals
+
+_LONGEST = 40
+"""Characters of a value."""
+
+
+def totals_of(counts: Counts, caches: Iterable[Cache]) -> Totals:
+    """Counts of a function and of all that is derived from it, whose caches these are."""
+    seconds = sum(cache.seconds for cache in caches)
+    return Totals(counts.hits, counts.misses, counts.captures, counts.evictions, seconds)
+
+
+def _baked(program: Program | None) -> dict[str, str]:
+    """Texts of the values of arguments that a trace depends on."""
+    found = {} if program is None else {one.path: repr(one.value) for one in program.baked}
+    return {path: text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…" for path, text in found.items()}
 
 
 def call_report(entry: Entry) -> CallReport:
@@ -26,5 +46,5 @@ def call_report(entry: Entry) -> CallReport:
     fallbacks = entry.fallbacks if executable is None else executable.fallbacks
     return CallReport(
         tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms,
-        differentiated=isinstance(entry, Differentiated),
+        differentiated=isinstance(entry, Differentiated), baked=_baked(program), seconds=round(entry.seconds, 4),
     )  # fmt: skip

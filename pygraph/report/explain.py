@@ -8,88 +8,12 @@ import io
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pygraph.ir.descriptors import Fallback, Region
+from pygraph.ir.descriptors import Fallback
+from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
+from pygraph.report.verdict import Totals, differences, groups, title_of
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-
-@dataclasses.dataclass(frozen=True)
-class CallReport:
-    """How one kind of call runs: the calls that one cache entry serves.
-
-    Attributes:
-        arguments: Path and kind of each argument.
-        counts: Numbers of kernels, of kernels in graphs, of nodes, of nodes whose parameters change, and of bytes that
-            a replay copies.
-        regions: The parts of the Program, and how each runs.
-        fallbacks: What does not run in the best way, and why.
-        calls: The number of such calls.
-        memory: Bytes: ``pool``, private memory that all graphs of the function share; ``static``, captured tensors that
-            are read in place; ``copied``, staging buffers of inputs that are copied; ``outputs``, allocated per call.
-        mechanisms: Numbers of nodes that get their pointers from the ``host``, from the ``device`` and from a
-            ``table``, and of inputs and results that are copied (``copy``).
-        function: The function if it was derived from the reported one, as the ``backward(…)`` of its gradient.
-        differentiated: Whether the calls are differentiated from outside, and therefore run as derived functions.
-    """
-
-    arguments: tuple[str, ...]
-    counts: dict[str, int]
-    regions: tuple[Region, ...]
-    fallbacks: tuple[Fallback, ...]
-    calls: int
-    memory: dict[str, int]
-    mechanisms: dict[str, int]
-    function: str | None = None
-    differentiated: bool = False
-
-    @property
-    def title(self) -> str:
-        """The first arguments, after the name of a derived function."""
-        shown = list(self.arguments[:_MOST_ARGUMENTS])
-        if len(self.arguments) > len(shown):
-            shown.append(f"{len(self.arguments) - len(shown)} more")
-        if self.differentiated:
-            return "differentiated from outside"
-        return ", ".join(shown) if self.function is None else f"{self.function}: {', '.join(shown)}"
-
-    @property
-    def ways(self) -> str:
-        """Kind and way of each region."""
-        if self.differentiated:
-            return "as derived functions"
-        return ", ".join(f"{region.kind}:{region.way}" for region in self.regions) or "as it is"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert the report to plain data."""
-        return {
-            "function": self.function,
-            "arguments": list(self.arguments),
-            **self.counts,
-            "memory": dict(self.memory),
-            "mechanisms": dict(self.mechanisms),
-            "regions": [
-                {
-                    "kind": region.kind, "way": region.way, "reason": region.reason, "source": region.source,
-                    "times_us": dict(region.times),
-                    "selection": None if region.selection is None else region.selection.to_dict(),
-                }
-                for region in self.regions
-            ],
-            "fallbacks": [{**dataclasses.asdict(fallback), "count": self.calls} for fallback in self.fallbacks],
-            "calls": self.calls,
-            "differentiated": self.differentiated,
-        }  # fmt: skip
-
-
-# Arguments that a table shows; a backward may take hundreds. The plain data has all.
-_MOST_ARGUMENTS = 4
-
-NO_COUNTS = {"kernels": 0, "kernels_in_graphs": 0, "nodes": 0, "patched_nodes": 0, "bytes_copied_per_replay": 0}
-
-NO_MECHANISMS = {"host": 0, "device": 0, "table": 0, "copy": 0}
-
-NO_MEMORY = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +43,7 @@ class Explanation:
         donated: One report per donated argument and reason.
         in_python: Lines of the function that run as Python before, between or after its graphs, and why.
         slow_calls: Why calls are not served by the C++ extension, so that each costs time in Python; None if they are.
+        totals: Counts of calls and compilations; None where they are not counted.
     """
 
     name: str
@@ -127,6 +52,7 @@ class Explanation:
     donated: tuple[DonatedReport, ...] = ()
     in_python: tuple[str, ...] = ()
     slow_calls: str | None = None
+    totals: Totals | None = None
 
     def with_donated(self, notes: Mapping[tuple[str, str | None], int]) -> Explanation:
         """Add the outcomes of donations, counted by path and reason."""
@@ -163,6 +89,7 @@ class Explanation:
             "entries": [call.to_dict() for call in self.calls],
             "in_python": list(self.in_python),
             "slow_calls": self.slow_calls,
+            "totals": None if self.totals is None else dataclasses.asdict(self.totals),
         }
 
     def __str__(self) -> str:
@@ -172,23 +99,29 @@ class Explanation:
 
         text = io.StringIO()
         console = Console(file=text, width=120, color_system=None, legacy_windows=False)
+        for line in [*([str(self.totals)] if self.totals is not None else []), *differences(self.calls)]:
+            console.print(Text(f"{self.name}: {line}"))
         table = Table(title=f"pygraph: {self.name}", title_justify="left")
         for column in ("call", "calls", "kernels", "in graphs", "nodes", "patched", "bytes copied", "regions"):
             table.add_column(column, overflow="fold")
-        for call in self.calls:
-            counts = call.counts
+        for group in groups(self.calls):
+            call, counts = group[0], group[0].counts
             table.add_row(
-                Text(call.title), str(call.calls), str(counts["kernels"]),
+                Text(title_of(group)), str(sum(one.calls for one in group)), str(counts["kernels"]),
                 str(counts["kernels_in_graphs"]), str(counts["nodes"]), _patched(counts, call.mechanisms),
                 str(counts["bytes_copied_per_replay"]), call.ways,
             )  # fmt: skip
         console.print(table)
         if any(any(call.memory.values()) for call in self.calls):
             console.print(self._memory_table())
-        for region_call in self.calls:
-            for region in region_call.regions:
-                if region.selection is not None:
-                    console.print(Text(f"region {region.index} {region.selection}"))
+        chosen = collections.Counter(
+            f"region {region.index} {region.selection}"
+            for call in self.calls
+            for region in call.regions
+            if region.selection is not None
+        )
+        for line, count in chosen.items():
+            console.print(Text(line if count == 1 else f"{line} (in {count} kinds of calls)"))
         for report in self.donated:
             what = "became a result's" if report.reason is None else f"was not used: {report.reason}"
             console.print(Text(f"donated ×{report.count}: {report.argument}: its memory {what}"))
@@ -217,10 +150,11 @@ class Explanation:
         )
         for column in headings:
             table.add_column(column, overflow="fold")
-        for call in self.calls:
-            if call.differentiated:
+        for group in groups(self.calls):
+            if group[0].differentiated:
                 continue
-            table.add_row(Text(call.title), *(f"{call.memory[name]:,}" for name in NO_MEMORY))
+            most = (max(call.memory[name] for call in group) for name in NO_MEMORY)
+            table.add_row(Text(title_of(group)), *(f"{size:,}" for size in most))
         return table
 
     __repr__ = __str__

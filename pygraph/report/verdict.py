@@ -1,0 +1,88 @@
+"""The verdict of a report: how often a function was called and compiled, and what its kinds of calls differ in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+from pygraph.report.call_report import CallReport
+
+_MOST_VALUES = 8
+"""Values of one argument that a line shows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Counts of a function, with all that is derived from it.
+
+    Attributes:
+        hits: Calls that found what they run.
+        misses: Calls that did not.
+        captures: Graphs that were recorded.
+        evictions: Kinds of calls that made room for others.
+        seconds: The time that traces and recordings have taken.
+    """
+
+    hits: int
+    misses: int
+    captures: int
+    evictions: int
+    seconds: float
+
+    def __str__(self) -> str:
+        evicted = f", {self.evictions} kinds of calls dropped for others" if self.evictions else ""
+        calls = (
+            f"{_many(self.hits + self.misses, 'call')}: {_many(self.hits, 'hit')}, {self.misses} compiled or looked at"
+        )
+        return f"{calls}; {_many(self.captures, 'graph')} recorded, {self.seconds:.2f} s of compiling{evicted}"
+
+
+def groups(calls: Sequence[CallReport]) -> list[list[CallReport]]:
+    """Kinds of calls that differ in values of arguments only, and run in the same way, in their order."""
+    found: dict[Hashable, list[CallReport]] = {}
+    for call in calls:
+        numbers = (*call.counts.items(), *call.mechanisms.items())
+        key = (
+            call.function,
+            call.arguments,
+            tuple(call.baked),
+            numbers,
+            call.ways,
+            call.fallbacks,
+            call.differentiated,
+        )
+        found.setdefault(key if call.baked else id(call), []).append(call)
+    return list(found.values())
+
+
+def title_of(group: Sequence[CallReport]) -> str:
+    """The arguments of some kinds of calls, with the values that are part of their traces.
+
+    Args:
+        group: Kinds of calls that differ in these values only.
+    """
+    title = group[0].title
+    values = [f"{path} = {_listed([call.baked[path] for call in group])}" for path in group[0].baked]
+    return ", ".join(filter(None, [title, *values]))
+
+
+def differences(calls: Sequence[CallReport]) -> list[str]:
+    """Lines about arguments whose values alone have made other kinds of calls."""
+    lines: list[str] = []
+    for group in groups(calls):
+        varying = {path: [call.baked[path] for call in group] for path in group[0].baked}
+        shown = [f"{path} was {_listed(values)}" for path, values in varying.items() if len(set(values)) > 1]
+        if shown:
+            remedy = "pass it as a tensor if the function only computes with it, or let it take few values"
+            lines.append(f"{len(group)} kinds of calls differ in nothing but values: {'; '.join(shown)}: {remedy}")
+    return lines
+
+
+def _listed(values: Sequence[str]) -> str:
+    different = list(dict.fromkeys(values))
+    more = len(different) - _MOST_VALUES
+    return ", ".join([*different[:_MOST_VALUES], *([f"{more} more"] if more > 0 else [])])
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

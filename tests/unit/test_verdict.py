@@ -1,0 +1,83 @@
+"""The top of a report: counts, what kinds of calls differ in, and rows that stand for several."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+import pygraph
+from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
+from pygraph.report.verdict import Totals, differences, groups, title_of
+
+
+def report(function: str | None = None, arguments: tuple[str, ...] = ("x: float32[2]",), **baked: str) -> CallReport:
+    return CallReport(arguments, NO_COUNTS, (), (), 1, NO_MEMORY, NO_MECHANISMS, function=function, baked=baked)
+
+
+def test_counts_in_words() -> None:
+    assert str(Totals(1, 0, 1, 0, 0.5)) == (
+        "1 call: 1 hit, 0 compiled or looked at; 1 graph recorded, 0.50 s of compiling"
+    )
+    assert str(Totals(5, 4, 3, 2, 1.0)).endswith(
+        "3 graphs recorded, 1.00 s of compiling, 2 kinds of calls dropped for others"
+    )
+
+
+def test_kinds_of_calls_that_differ_in_values_are_one_row() -> None:
+    calls = [report(n=str(n)) for n in (1, 2, 2)] + [report(k="1"), report(), report(), report("backward(f)", n="1")]
+    found = groups(calls)
+    assert [len(group) for group in found] == [3, 1, 1, 1, 1]
+    assert [title_of(group) for group in found] == [
+        "x: float32[2], n = 1, 2", "x: float32[2], k = 1", "x: float32[2]", "x: float32[2]",
+        "backward(f): x: float32[2], n = 1",
+    ]  # fmt: skip
+    (line,) = differences(calls)
+    assert line.startswith("3 kinds of calls differ in nothing but values: n was 1, 2: pass it as a tensor")
+
+
+def test_many_values_are_cut() -> None:
+    calls = [report(n=str(n), name="'same'") for n in range(20)]
+    assert title_of(calls) == "x: float32[2], n = 0, 1, 2, 3, 4, 5, 6, 7, 12 more, name = 'same'"
+    assert "name" not in differences(calls)[0]
+
+
+def test_the_report_of_a_function_that_compiles_often(device: torch.device) -> None:
+    def cut(x: Tensor, length: int) -> Tensor:
+        return x[:length] * 2
+
+    fast, x = pygraph.jit(cut), torch.ones(9, device=device)
+    for length in (3, 4, 5, 5):
+        fast(x, length)
+    told = fast.explain()
+    assert str(told).startswith("cut: 4 calls: 1 hit, 3 compiled or looked at; 3 graphs recorded, ")
+    assert "cut: 3 kinds of calls differ in nothing but values: args[1] was 3, 4, 5:" in " ".join(str(told).split())
+    assert str(told).count("args[0]: float32[9]") <= 2  # in the table, and in that of memory
+    data = told.to_dict()
+    assert [entry["baked"] for entry in data["entries"]] == [{"args[1]": "3"}, {"args[1]": "4"}, {"args[1]": "5"}]
+    assert data["totals"]["hits"] == 1
+    assert data["totals"]["seconds"] >= sum(entry["seconds"] for entry in data["entries"]) - 0.01
+    assert "differ in nothing" not in str(pygraph.jit(lambda x, k: x * k).explain())
+
+
+def test_long_values_are_cut(device: torch.device) -> None:
+    fast = pygraph.jit(lambda x, text: x + len(text), static_argnums=1)
+    fast(torch.ones(2, device=device), "a" * 100)
+    (entry,) = fast.explain().to_dict()["entries"]
+    assert entry["baked"]["args[1]"] == f"'{'a' * 39}…"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_equal_selections_are_one_line(device: torch.device, count: int) -> None:
+    fast, x = pygraph.jit(lambda x, length: x[:length] * 2), torch.ones(9, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for length in range(2, 2 + count):
+            fast(x, length)
+    text = " ".join(str(fast.explain()).split())
+    selections = [entry["regions"][0]["selection"] for entry in fast.explain().to_dict()["entries"]]
+    if len({str(one) for one in selections}) == 1:  # they may have been measured in two seconds
+        assert text.count("region 0 runs by") == 1
+        assert ("(in 3 kinds of calls)" in text) == (count == 3)

@@ -7,11 +7,14 @@ The log is the logger ``pygraph`` of the standard library, at level INFO:
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Hashable
 from pathlib import Path
 from types import FrameType
+
+import torch
 
 from pygraph.calls.entries import Entry, Evaluated, Launched, Recorded
 from pygraph.calls.keys import Key
@@ -21,7 +24,7 @@ from pygraph.errors import RecompilationWarning, describe
 log = logging.getLogger("pygraph")
 log.addHandler(logging.NullHandler())
 
-_PACKAGE = str(Path(__file__).parents[1])
+_LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (Path(__file__).parent, torch.__file__))
 _LONGEST = 60
 """Characters of a value in a message."""
 
@@ -101,8 +104,8 @@ def _text(value: object) -> str:
 
 
 def _caller() -> FrameType | None:
-    """The user's frame that has called the function; None if there is none in this thread."""
+    """The user's frame that has called the function, perhaps through torch; None if there is none in this thread."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     return frame

@@ -174,6 +174,7 @@ def lower(engine: Engine, donation: Donation | None, args: tuple[Any, ...], kwar
     Raises:
         TraceError: The function cannot be traced with these arguments.
     """
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _with_memory, (args, kwargs))
+    if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves((args, kwargs))):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _with_memory, (args, kwargs))
     traced, program = engine.programs(args, kwargs)
     return Lowered(engine, donation, traced, program, pytree.tree_leaves((args, kwargs)))

@@ -21,7 +21,7 @@ def distrust(path: Path) -> str | None:
         path: The file. Its folders are looked at up to the root, both as they are named and as links lead.
 
     Example:
-        >>> distrust(Path("/etc/hostname")) is None
+        >>> distrust(Path("/nowhere/yet")) is None
         True
     """
     places = dict.fromkeys([path, *path.absolute().parents, path.resolve(), *path.resolve().parents])

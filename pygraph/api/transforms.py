@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from pygraph.api.module import transformed, transformed_behind
+import torch
+
+from pygraph.api.module import TransformedModule, transformed, transformed_behind
 from pygraph.api.options import make_options, merged_options, selection_policy
 from pygraph.calls.measuring import measured_program
+from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.descriptors import STAGES, Stage
 from pygraph.ir.program import Program
@@ -24,6 +27,38 @@ from pygraph.transforms.passes import (
     check_passes,
     with_pass,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Decorator(Protocol):
+    """A transform whose options have been given: it takes a function, a module or a Program."""
+
+    @overload
+    def __call__(self, fn: torch.nn.Module, /) -> TransformedModule: ...
+
+    @overload
+    def __call__(self, fn: Program, /) -> Program: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Transformed[P, R]: ...
+
+
+@overload
+def devicify(fn: torch.nn.Module, /) -> TransformedModule: ...
+
+
+@overload
+def devicify(fn: Program, /) -> Program: ...
+
+
+@overload
+def devicify(fn: Callable[P, R], /) -> Transformed[P, R]: ...
+
+
+@overload
+def devicify(fn: None = None, /) -> Decorator: ...
 
 
 def devicify(fn: Any = None, /) -> Any:
@@ -50,6 +85,22 @@ def devicify(fn: Any = None, /) -> Any:
     return _apply(DEVICIFY, fn, {})
 
 
+@overload
+def fuse(fn: torch.nn.Module, /) -> TransformedModule: ...
+
+
+@overload
+def fuse(fn: Program, /) -> Program: ...
+
+
+@overload
+def fuse(fn: Callable[P, R], /) -> Transformed[P, R]: ...
+
+
+@overload
+def fuse(fn: None = None, /) -> Decorator: ...
+
+
 def fuse(fn: Any = None, /) -> Any:
     """Have Inductor fuse the device's operations to fewer kernels.
 
@@ -72,6 +123,22 @@ def fuse(fn: Any = None, /) -> Any:
         torch.Size([2])
     """
     return _apply(FUSE, fn, {})
+
+
+@overload
+def indirect(fn: torch.nn.Module, /, *, mechanism: Mechanism = "auto") -> TransformedModule: ...
+
+
+@overload
+def indirect(fn: Program, /, *, mechanism: Mechanism = "auto") -> Program: ...
+
+
+@overload
+def indirect(fn: Callable[P, R], /, *, mechanism: Mechanism = "auto") -> Transformed[P, R]: ...
+
+
+@overload
+def indirect(fn: None = None, /, *, mechanism: Mechanism = "auto") -> Decorator: ...
 
 
 def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
@@ -103,6 +170,28 @@ def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
     return _apply(INDIRECT, fn, {"mechanism": mechanism})
 
 
+@overload
+def graphify(
+    fn: torch.nn.Module, /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False
+) -> TransformedModule: ...
+
+
+@overload
+def graphify(fn: Program, /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False) -> Program: ...
+
+
+@overload
+def graphify(
+    fn: Callable[P, R], /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False
+) -> Transformed[P, R]: ...
+
+
+@overload
+def graphify(
+    fn: None = None, /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False
+) -> Decorator: ...
+
+
 def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False) -> Any:
     """Record runs of kernels as CUDA graphs and replay them; what cannot be recorded runs between them.
 
@@ -129,6 +218,54 @@ def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, r
     """
     options = {"max_graphs": max_graphs, "strict": strict, "reuse_outputs": reuse_outputs}
     return _apply(GRAPHIFY, fn, options)
+
+
+@overload
+def select(
+    fn: torch.nn.Module,
+    /,
+    *,
+    objective: Objective = "throughput",
+    budget: float = 1.0,
+    mode: Mode = "measure",
+    timer: Callable[[Callable[[], object]], float] | None = None,
+) -> TransformedModule: ...
+
+
+@overload
+def select(
+    fn: Program,
+    /,
+    *,
+    objective: Objective = "throughput",
+    budget: float = 1.0,
+    mode: Mode = "measure",
+    timer: Callable[[Callable[[], object]], float] | None = None,
+) -> Program: ...
+
+
+@overload
+def select(
+    fn: Callable[P, R],
+    /,
+    *,
+    objective: Objective = "throughput",
+    budget: float = 1.0,
+    mode: Mode = "measure",
+    timer: Callable[[Callable[[], object]], float] | None = None,
+) -> Transformed[P, R]: ...
+
+
+@overload
+def select(
+    fn: None = None,
+    /,
+    *,
+    objective: Objective = "throughput",
+    budget: float = 1.0,
+    mode: Mode = "measure",
+    timer: Callable[[Callable[[], object]], float] | None = None,
+) -> Decorator: ...
 
 
 def select(

@@ -68,6 +68,10 @@ class TransformedModule(torch.nn.Module):
         """As of a transformed function."""
         return self._pygraph_transformed.explain()
 
+    def explain_misses(self) -> str:
+        """As of a transformed function."""
+        return self._pygraph_transformed.explain_misses()
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)

@@ -81,6 +81,9 @@ class Compiler:
         policy: What its calls may do.
         keys: The keys of its calls.
         recorder: Records its Programs.
+
+    Attributes:
+        recompilations: What has been said of compilations.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class Compiler:
     ) -> None:
         self._function, self._cache, self._shared = function, cache, shared
         self._policy, self._keys, self._recorder = policy, keys, recorder
-        self._recompilations = Recompilations(function.name)
+        self.recompilations = Recompilations(function.name)
 
     def compile(self, key: Key, call: Call, runners: Runners) -> Entry:
         """The entry for a call, made and kept.
@@ -102,6 +105,7 @@ class Compiler:
             FallbackError: Calls are to be graphs, by ``strict``, and this one cannot be one.
         """
         begin = retries.clock()
+        last = next(iter(self._cache.entries.of(key)), None)
         try:
             self._policy.before_compilation(key, call, self._cache)
             with progress.compiling(self._function.name):
@@ -117,7 +121,7 @@ class Compiler:
             self._cache.new_kinds.note_compiled(key, seconds)
         if entry.executable is None:
             extension.start()  # for what runs as it is there is a native path, too
-        self._recompilations.note(key if entry.plan is None else entry.plan.key, entry, seconds)
+        self.recompilations.note(call, entry, None if last is None else last.requirements, seconds)
         return entry
 
     def _compile(self, key: Key, call: Call, runners: Runners) -> Entry:

@@ -17,17 +17,16 @@ from types import FrameType
 import torch
 
 from pygraph.calls.entries import Entry, Evaluated, Launched, Recorded
-from pygraph.calls.keys import Key
+from pygraph.calls.function import Call
 from pygraph.calls.limits import LIMITS
+from pygraph.calls.misses import Misses, short_text
+from pygraph.calls.requirements import Requirements
 from pygraph.errors import RecompilationWarning, describe
 
 log = logging.getLogger("pygraph")
 log.addHandler(logging.NullHandler())
 
 _LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (Path(__file__).parent, torch.__file__))
-_LONGEST = 60
-"""Characters of a value in a message."""
-
 Values = dict[str, str]
 """Texts of the values that a trace depends on, by the paths of their arguments."""
 
@@ -37,23 +36,34 @@ class Recompilations:
 
     Args:
         name: What messages call the function.
+
+    Attributes:
+        misses: The last calls that were compiled.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.misses = Misses()
         self._values: dict[Hashable, list[Values]] = {}
         self._seconds: dict[Hashable, float] = {}
 
-    def note(self, key: Key, entry: Entry, seconds: float) -> None:
-        """Note that a kind of call was compiled, log it, and warn once where only values differ each time.
+    def note(self, call: Call, entry: Entry, before: Requirements | None, seconds: float) -> None:
+        """Note that a call was compiled, log it, and warn once where only values differ each time.
 
         Args:
-            key: The key of the call.
-            entry: What was made of it.
+            call: The call.
+            entry: What was made of it. If that is for this call alone, calls like it may come often, and only
+                debugging is told.
+            before: What the last entry with its key depended on; None if there was none.
             seconds: How long that took.
         """
-        level = logging.DEBUG if entry.plan is None else logging.INFO  # it is for this call alone, and may come often
-        log.log(level, "%s: %s, in %.3f s", self._name, _outcome(entry), seconds)
+        if entry.plan is None:
+            log.debug("%s: %s", self._name, _outcome(entry))
+            return
+        key = entry.plan.key
+        log.info("%s: %s, in %.3f s", self._name, _outcome(entry), seconds)
+        changed = None if before is None else before.changed()
+        self.misses.note(key, call, changed, _source(_caller()), _outcome(entry), seconds)
         if not isinstance(entry, (Recorded, Launched, Evaluated)) or entry.reported is None:
             return
         baked = {one.leaf: one for one in entry.reported.baked}
@@ -62,7 +72,7 @@ class Recompilations:
         leaves = tuple(None if index in baked else leaf for index, leaf in enumerate(key.kind.leaves))
         signature = (*(leaves if part is key.kind.leaves else part for part in key.kind), tuple(baked))
         values = self._values.setdefault(signature, [])
-        found = {one.path: _text(one.value) for one in baked.values()}
+        found = {one.path: short_text(one.value) for one in baked.values()}
         if len(values) >= LIMITS.recompilations or found in values:
             return
         values.append(found)
@@ -98,9 +108,8 @@ def _outcome(entry: Entry) -> str:
     return "is evaluated" if isinstance(entry, Evaluated) else f"is {type(entry).__name__.lower()}"
 
 
-def _text(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+def _source(frame: FrameType | None) -> str | None:
+    return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _caller() -> FrameType | None:

@@ -6,15 +6,13 @@ from collections.abc import Iterable
 
 from pygraph.calls.cache import Cache, Counts
 from pygraph.calls.entries import Differentiated, Entry
+from pygraph.calls.misses import short_text
 from pygraph.ir.descriptors import Argument
 from pygraph.ir.effects import count_kernels
 from pygraph.ir.evaluate import argument_descriptors
 from pygraph.ir.program import Program
 from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
 from pygraph.report.verdict import Totals
-
-_LONGEST = 40
-"""Characters of a value."""
 
 
 def totals_of(counts: Counts, caches: Iterable[Cache]) -> Totals:
@@ -25,8 +23,7 @@ def totals_of(counts: Counts, caches: Iterable[Cache]) -> Totals:
 
 def _baked(program: Program | None) -> dict[str, str]:
     """Texts of the values of arguments that a trace depends on."""
-    found = {} if program is None else {one.path: repr(one.value) for one in program.baked}
-    return {path: text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…" for path, text in found.items()}
+    return {} if program is None else {one.path: short_text(one.value) for one in program.baked}
 
 
 def call_report(entry: Entry) -> CallReport:

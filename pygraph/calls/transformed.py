@@ -107,6 +107,22 @@ class Transformed(Generic[P, R]):
         report = self.engine.explain()
         return report if self.donation is None else report.with_donated(self.donation.notes)
 
+    def explain_misses(self) -> str:
+        """The calls that were compiled, with the user's line, in what they were unlike earlier ones, and the outcome.
+
+        The last 64 of the function, and of each that is derived from it (its gradient, say), a line each.
+
+        Example:
+            >>> import torch, pygraph
+            >>> fast, device = pygraph.jit(lambda x, n: x[:n] * 2), pygraph.default_device()
+            >>> _ = fast(torch.ones(4, device=device), 2), fast(torch.ones(4, device=device), 3)
+            >>> print(fast.explain_misses())  # doctest: +ELLIPSIS
+            <lambda>: miss 1 (...): the first call; recorded as 1 graph, in ... s
+            <lambda>: miss 2 (...): args[1] is 3 and was 2; recorded as 1 graph, in ... s
+        """
+        engines = [self.engine, *self.engine.derived()]
+        return "\n".join(f"{one.name}: {miss}" for one in engines for miss in one.compiler.recompilations.misses.found)
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does, so that methods can be decorated; the instance is a static argument."""
         if instance is None:
@@ -156,6 +172,10 @@ class BoundMethod(functools.partial[Any]):
     def explain(self) -> Explanation:
         """As of the transformed function, for all objects together."""
         return self._function.explain()
+
+    def explain_misses(self) -> str:
+        """As of the transformed function, for all objects together."""
+        return self._function.explain_misses()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in ("__name__", "__qualname__"):

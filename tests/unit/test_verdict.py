@@ -66,7 +66,7 @@ def test_long_values_are_cut(device: torch.device) -> None:
     fast = pygraph.jit(lambda x, text: x + len(text), static_argnums=1)
     fast(torch.ones(2, device=device), "a" * 100)
     (entry,) = fast.explain().to_dict()["entries"]
-    assert entry["baked"]["args[1]"] == f"'{'a' * 39}…"
+    assert entry["baked"]["args[1]"] == f"'{'a' * 59}…"
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -1,0 +1,184 @@
+"""Calls that were compiled, and in what each was unlike those before: what ``explain_misses()`` says."""
+
+# Parts of keys are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.calls.function import Call
+from pygraph.calls.keys import Key
+from pygraph.guards.torch_settings import KEY_TITLES
+from pygraph.ir.paths import flatten_with_path
+
+_MOST = 64
+"""Misses of one function that are remembered."""
+
+_COMPARED = 8
+"""Earlier calls that a call is compared with."""
+
+_LONGEST = 60
+"""Characters of a value."""
+
+_OF_TENSORS = ("class", "shape", "strides", "dtype", "device", "alignment", "requires_grad", "inference")
+"""The parts of a tensor's key, in their order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Miss:
+    """A call for which nothing had been compiled.
+
+    Attributes:
+        number: Its number among the misses of the function, from 1.
+        source: The user's line that made the call; None if it is not known.
+        reason: In what it was unlike the call before that it was most like.
+        outcome: What has become of it.
+        seconds: The time that took.
+    """
+
+    number: int
+    source: str | None
+    reason: str
+    outcome: str
+    seconds: float
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source is not None else ""
+        return f"miss {self.number}{where}: {self.reason}; {self.outcome}, in {self.seconds:.2f} s"
+
+
+class _Described(NamedTuple):
+    """A key in texts, so that no objects of the user's are held; their hashes stand for what is not shown."""
+
+    structure: int
+    leaves: tuple[tuple[str, ...], ...]
+    identities: tuple[int, ...]
+    numbers: dict[int, str]
+    overlaps: int
+    settings: tuple[int, ...]
+
+    @classmethod
+    def of(cls, key: Key) -> _Described:
+        """Describe a key."""
+        kind = key.kind
+        numbers = {index: _of_part(value) for index, value in key.numbers}
+        settings = tuple(hash(one) for one in kind.settings)
+        leaves, identities = tuple(map(_of_leaf, kind.leaves)), tuple(map(hash, kind.leaves))
+        return cls(hash(kind.structure), leaves, identities, numbers, hash(kind.overlaps), settings)
+
+    def is_alike(self, other: _Described) -> bool:
+        """Whether two calls have arguments of one structure."""
+        return self.structure == other.structure and len(self.leaves) == len(other.leaves)
+
+
+class Misses:
+    """The last misses of one function.
+
+    Attributes:
+        found: Them, the oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.found: collections.deque[Miss] = collections.deque(maxlen=_MOST)
+        self._earlier: collections.deque[_Described] = collections.deque(maxlen=_MOST)
+        self._count = 0
+
+    def note(self, key: Key, call: Call, changed: str | None, source: str | None, outcome: str, seconds: float) -> None:
+        """Add a miss.
+
+        Args:
+            key: The key of the call.
+            call: The call.
+            changed: What the function reads that has changed since the last call with this key; None if nothing has.
+            source: The user's line.
+            outcome: What has become of it.
+            seconds: The time that took.
+        """
+        self._count += 1
+        now = _Described.of(key)
+        self.found.append(Miss(self._count, source, self._reason(now, call, changed), outcome, seconds))
+        if now in self._earlier:
+            self._earlier.remove(now)
+        self._earlier.append(now)
+
+    def _reason(self, now: _Described, call: Call, changed: str | None) -> str:
+        if not self._earlier:
+            return "the first call"
+        if now in self._earlier:
+            return f"{changed} has changed" if changed else "what was compiled for such calls is not there any more"
+        paths: list[Any] = [path for path, _ in flatten_with_path((call.args, call.kwargs))[0]]
+        names = [("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:]) for path in paths]
+        recent = list(self._earlier)[: -_COMPARED - 1 : -1]
+        alike = [other for other in recent if now.is_alike(other)] or recent
+        fewest = min((list(_differences(names, now, other)) for other in alike), key=len)
+        return ", ".join(fewest) or "it is of another kind"
+
+
+def _differences(names: Sequence[str], now: _Described, before: _Described) -> Iterator[str]:
+    """In what a call is unlike another one."""
+    if not now.is_alike(before):
+        yield "the arguments have another structure"
+        return
+    identities = zip(now.identities, before.identities, strict=True)
+    for name, leaf, other, (one, two) in zip(names, now.leaves, before.leaves, identities, strict=False):
+        if leaf != other:
+            yield _of_leaves(name, leaf, other)
+        elif one != two:
+            yield f"{name} is another object, {_in_words(leaf)}"
+    for index, value in now.numbers.items():
+        if index not in before.numbers:
+            yield f"{names[index]}, which is {value}, decides what the function does"
+        elif before.numbers[index] != value:
+            yield f"{names[index]} is {value} and was {before.numbers[index]}"
+    if now.overlaps != before.overlaps:
+        yield "arguments share memory otherwise"
+    settings = zip(KEY_TITLES, now.settings, before.settings, strict=False)
+    yield from (f"{title} is another setting" for title, one, other in settings if one != other)
+
+
+def _of_leaves(name: str, leaf: tuple[str, ...], before: tuple[str, ...]) -> str:
+    """In what a leaf is unlike another one."""
+    if len(leaf) == len(before) == len(_OF_TENSORS):
+        changes = zip(_OF_TENSORS, leaf, before, strict=True)
+        parts = [f"{what} {now}, was {then}" for what, now, then in changes if now != then]
+        # Strides follow from a shape, and say nothing more.
+        return f"{name} has {' and '.join(part for part in parts if len(parts) == 1 or not part.startswith('strides'))}"
+    return f"{name} is {_in_words(leaf)} and was {_in_words(before)}"
+
+
+def _in_words(leaf: tuple[str, ...]) -> str:
+    return leaf[0] if len(leaf) == 1 else "a tensor"
+
+
+def _of_leaf(key: Hashable) -> tuple[str, ...]:
+    """The texts of a leaf's key: several of a tensor, one of anything else."""
+    if isinstance(key, tuple) and len(key) == len(_OF_TENSORS):
+        return tuple(map(_of_part, key))
+    return (_of_part(key),)
+
+
+def _of_part(key: Any) -> str:
+    """A part of a key, as a user would write it."""
+    if isinstance(key, torch.Size):
+        return str(tuple(key))
+    if isinstance(key, type):
+        return f"a {key.__name__}"
+    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):
+        kind, value = key
+        return value if kind in (float, complex) else short_text(value)
+    return short_text(key)
+
+
+def short_text(value: object) -> str:
+    """The text of a value, cut if it is long; of one that has none, its class."""
+    try:
+        text = repr(value)
+    except Exception:  # whatever a class of the user's may raise
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

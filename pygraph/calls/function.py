@@ -35,6 +35,10 @@ class Function:
         return records(self.passes)
 
 
+CONDITION = "a condition"
+"""The path of a comparison of numbers that decides what a call does, and is made before it."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Call:
     """The arguments of one call.

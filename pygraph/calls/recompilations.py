@@ -17,7 +17,7 @@ from types import FrameType
 import torch
 
 from pygraph.calls.entries import Entry, Evaluated, Launched, Recorded
-from pygraph.calls.function import Call
+from pygraph.calls.function import CONDITION, Call
 from pygraph.calls.limits import LIMITS
 from pygraph.calls.misses import Misses, short_text
 from pygraph.calls.requirements import Requirements
@@ -45,6 +45,7 @@ class Recompilations:
         self._name = name
         self.misses = Misses()
         self._values: dict[Hashable, list[Values]] = {}
+        self._numbers: set[str] = set()
         self._seconds: dict[Hashable, float] = {}
 
     def note(self, call: Call, entry: Entry, before: Requirements | None, seconds: float) -> None:
@@ -76,16 +77,21 @@ class Recompilations:
         if len(values) >= LIMITS.recompilations or found in values:
             return
         values.append(found)
+        self._numbers |= {one.path for one in baked.values() if isinstance(one.value, (int, float, complex))}
         self._seconds[signature] = self._seconds.get(signature, 0.0) + seconds
         if len(values) == LIMITS.recompilations:
             self._warn(values, self._seconds[signature])
 
     def _warn(self, values: list[Values], seconds: float) -> None:
-        varying = [path for path in values[0] if len({one[path] for one in values}) > 1]
+        varying = [path for path in values[0] if path != CONDITION and len({one[path] for one in values}) > 1]
+        if not varying:
+            return
         shown = "; and ".join(f"{path}, which was {', '.join(one[path] for one in values)}" for path in varying)
         often = f"compiled {len(values)} times, in {seconds:.1f} s"
         problem = f"{often}, for calls that differ in nothing but {shown}"
         remedy = "Pass it as a tensor, if the function only computes with it, or let it take few values."
+        if not self._numbers.issuperset(varying):
+            remedy = "Pass the same value, or object, at every call, or let there be few."
         text = describe(f"{self._name}(…)", problem, remedy=remedy)
         frame = _caller()
         if frame is None:

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
+from pygraph.calls.function import CONDITION
 from pygraph.errors import TraceError
 from pygraph.guards.locations import Item, Location, union
 from pygraph.guards.objects import with_parts
@@ -233,7 +234,7 @@ class StatefulFunction(WithStateInputs):
             return self.locations[_index(rest)].name + rest.partition("]")[2]
         if first == 1:
             return self.numbers[_index(rest)].name + rest.partition("]")[2]
-        return "a condition" if first == 3 else ("args", "kwargs")[first - 4] + rest
+        return CONDITION if first == 3 else ("args", "kwargs")[first - 4] + rest
 
 
 def _index(path: str) -> int:

@@ -357,14 +357,16 @@ class Discovery:
         blank: set[int] = set()
         for output, (number, _) in zip(self.body.outputs, self.views, strict=True):
             op = self.memory[number].extent.first_op
-            if number in pointed or not self.memory[number].extent.size:
+            if not self.memory[number].extent.size:
                 continue
             if op not in recorded and root(output) not in taken:
                 blank.add(number)
-            else:
+            elif number not in pointed:
                 reason = f"no pointer to it was found in the kernels of {self.kernels_of(op)}"
                 self.unpointed[number] = Fallback("a result is copied", reason, self.body.nodes[op].meta.get("source"))
         self.blank = frozenset(blank)
+        # A word that is the address of memory which no kernel takes is padding: something lay there before.
+        self.words = [word for word in self.words if word.slot - len(self.slots) not in blank]
 
     def _note_copy(self, position: int, reason: str, source: str | None = None) -> None:
         self.notes.append(Fallback(f"input {self.body.inputs[position].name} is copied", reason, source))

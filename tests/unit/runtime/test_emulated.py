@@ -24,10 +24,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import pygraph
 from pygraph.errors import ArgumentError, CaptureError
 from pygraph.runtime.driver import Run
 from pygraph.runtime.emulated import driver as emulated
-from pygraph.runtime.emulated import launches
+from pygraph.runtime.emulated import launches, parameters
 from pygraph.runtime.emulated import tensors as emulated_tensors
 from pygraph.runtime.emulated.driver import EmulatedDriver
 from pygraph.runtime.emulated.nodes import HIDES_POINTERS
@@ -955,3 +956,23 @@ def test_a_recorded_fill_of_a_dimension_of_one_with_any_stride(driver: EmulatedD
     graph.replay()
     assert x.tolist() == [0.0]
     graph.release()
+
+
+def test_padding_may_hold_the_address_of_memory_that_nothing_writes(
+    driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of another tensor that lay there before; such a word is no pointer to it, and the graph is not refused."""
+    addresses, allocate = [0], emulated_tensors.allocator.allocate
+
+    def noting(nbytes: int, *, own: bool = True) -> Any:
+        found = allocate(nbytes, own=own)
+        addresses[0] = found.ctypes.data if nbytes == 40 else addresses[0]
+        return found
+
+    monkeypatch.setattr(emulated_tensors.allocator, "allocate", noting)
+    monkeypatch.setattr(parameters.stale_words, "word", lambda: addresses[0].to_bytes(8, "little"))
+    a = emu(5)
+    fast = pygraph.jit(lambda a: (torch.empty(5, dtype=torch.int64, device=a.device), a + 1), strict=True)
+    for n in range(3):
+        assert torch.equal(fast(a * n)[1], a * n + 1)
+    assert fast.explain().to_dict()["bytes_copied_per_replay"] == 0

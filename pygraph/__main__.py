@@ -132,7 +132,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
     from pygraph.installation import info
 
-    return info(Console(highlight=False), arguments.clear)
+    return info(Console(highlight=False, markup=False), arguments.clear)
 
 
 def run_build(arguments: argparse.Namespace) -> int:
@@ -141,7 +141,7 @@ def run_build(arguments: argparse.Namespace) -> int:
 
     from pygraph.installation import build
 
-    return build(Console(highlight=False))
+    return build(Console(highlight=False, markup=False))
 
 
 def run_bench(arguments: argparse.Namespace) -> int:

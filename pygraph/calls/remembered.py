@@ -17,7 +17,7 @@ from typing import Any
 
 from pygraph.ir.program import Program
 from pygraph.ir.selections import Selection
-from pygraph.process.cache import cache_directory, source_hash
+from pygraph.process.cache import cache_directory, make_private, source_hash
 from pygraph.process.trust import distrust
 from pygraph.runtime.driver import Driver
 from pygraph.runtime.selecting import SelectionPolicy
@@ -87,7 +87,7 @@ class Remembered:
         text = json.dumps({"format": _FORMAT, "key": self.key, "regions": len(program.regions), "selections": data})
         folder = self.path.parent
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private(folder)
             with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".new", delete=False) as scratch:
                 scratch.write(text)
             Path(scratch.name).replace(self.path)

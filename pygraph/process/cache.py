@@ -21,6 +21,17 @@ def cache_directory() -> Path:
     return platformdirs.user_cache_path("pygraph")
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone, whatever the process's umask is.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    for place in reversed([folder, *folder.parents]):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+
+
 _STORED = {"C++ path": "[0-9a-f]" * 20, "selections": "selections", "costs": "costs-*.json"}
 """Patterns of what lies in the cache directory; there may be other things in one that the user has chosen."""
 

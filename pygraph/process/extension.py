@@ -24,7 +24,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from pygraph.process import builder
-from pygraph.process.cache import cache_directory
+from pygraph.process.cache import cache_directory, make_private
 from pygraph.process.trust import distrust
 
 _FOLDER = Path(__file__).parent.parent / "native"
@@ -104,7 +104,7 @@ def start(wait: bool = False) -> Any:
 def _build_and_load(path: Path) -> None:
     global _reason
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path.parent)
         failure = _built(path)
     except OSError as error:
         failure = builder.first_line(error)

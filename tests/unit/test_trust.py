@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pygraph.process import trust
+from pygraph.process import cache, trust
 from pygraph.process.trust import distrust
 
 
@@ -71,6 +71,20 @@ def owned(monkeypatch: pytest.MonkeyPatch, place: Path, **other: int) -> None:
 def test_files_of_somebody_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owned(monkeypatch, path.parent, st_uid=54321)
     assert distrust(path) == f"{path.parent} belongs to user 54321"
+
+
+def test_folders_that_pygraph_makes_are_the_user_s_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        cache.make_private(tmp_path / "a" / "b")
+        cache.make_private(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / place).stat().st_mode & 0o777 for place in ("a", "a/b")] == [0o700, 0o700]
+    assert distrust(tmp_path / "a" / "b" / "file") is None
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        cache.make_private(tmp_path / "file" / "c")
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from pygraph.process.cache import cache_directory
+from pygraph.process.cache import cache_directory, make_private
 from pygraph.process.trust import distrust
 from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu
@@ -83,7 +83,7 @@ def _measured_costs(index: int) -> Costs:
     if min(costs.update, costs.copy) <= _SHORTEST or busy_processes(torch.device("cuda", index)) is not None:
         return costs
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         scratch = path.with_suffix(f".{os.getpid()}")
         scratch.write_text(json.dumps(dataclasses.asdict(costs)))
         scratch.replace(path)

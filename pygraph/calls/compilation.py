@@ -286,7 +286,9 @@ class Compiler:
     def _without_trace(self, key: Key, call: Call, past: _Past, error: TraceError, seconds: float) -> Entry:
         """The entry for a call whose trace has failed."""
         if self._function.options.strict:
-            raise FallbackError(str(error)) from error
+            # One error with one cause: what torch, or the function, has raised.
+            text = str(error).replace(f"trace({self._function.name})(…)", f"{self._function.name}(…)", 1)
+            raise FallbackError(text) from (error if error.__cause__ is None else error.__cause__)
         note = Fallback("the call", str(error), None)
         if isinstance(error, DisturbedTraceError):
             return Refused(fallbacks=[note])

@@ -17,6 +17,7 @@ from pygraph.calls.options import Options
 from pygraph.calls.policy import CompositionFactory
 from pygraph.calls.stages import Lowered, lower
 from pygraph.calls.users_policy import UsersPolicy
+from pygraph.errors import FallbackError
 from pygraph.report.explain import Explanation
 from pygraph.transforms.passes import Pass, records
 
@@ -77,7 +78,10 @@ class Transformed(Generic[P, R]):
             result = native.dispatch(args, kwargs)
             if result is not native.miss:
                 return result
-        return self.engine.call(args, kwargs)
+        try:
+            return self.engine.call(args, kwargs)
+        except FallbackError as error:
+            raise error.with_traceback(None) from error.__cause__  # without the frames that came to know of it
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""

@@ -11,14 +11,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import traceback
 from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import (
@@ -33,7 +31,7 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, CapturedGenerator, Input
 from pygraph.ir.random_states import drop_idle_states
-from pygraph.ir.source_lines import TORCH_FOLDER, first_line, user_line
+from pygraph.ir.source_lines import user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numbers
@@ -60,6 +58,7 @@ from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.results import Results, graph_values
 from pygraph.tracing.settings import SettingsWatch, forget_cached_fakes
 from pygraph.tracing.toggles import Toggles, flag_of
+from pygraph.tracing.torch_errors import in_words
 
 
 @dataclasses.dataclass
@@ -319,9 +318,6 @@ def _clear_unreached_gradients(used: Iterable[torch.Tensor]) -> str | None:
     return changed
 
 
-_OF_VALUES = "Decide there: keep it a tensor, by torch.where, index_copy_ or torch.cond, or pass a number of the host."
-
-
 def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment) -> None:
     """Raise the error of a run that has failed, or that did what a Program cannot express."""
     settings, iterators = watches.settings, watches.iterators
@@ -355,18 +351,9 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
 
 
 def _failure_error(call: str, failure: Exception, *, undecided: bool) -> TraceError:
-    problem, remedy = f"{type(failure).__name__}: {first_line(failure)}", None
-    if isinstance(failure, GuardOnDataDependentSymNode):
-        condition = first_line(failure).partition(" (unhinted")[0].rpartition("expression ")[2]
-        problem = f"Python code decides by a data-dependent number, which is on the device: {condition}"
-        remedy = _OF_VALUES
-        if any(frame.filename.startswith(_OPTIMIZERS) for frame in traceback.extract_tb(failure.__traceback__)):
-            remedy = "An optimizer that has capturable=True decides there."
+    problem, remedy = in_words(failure)
     kind = UndecidedError if undecided else TraceError
     return kind(describe(call, problem, source=user_line(failure), remedy=remedy))
-
-
-_OPTIMIZERS = TORCH_FOLDER + "optim"
 
 
 def _state_change_error(call: str, run: _Run) -> StateChangeError | GradientChangeError:

@@ -23,7 +23,7 @@ from pygraph.errors import TraceError, describe
 from pygraph.ir.autocasting import without_autocast
 from pygraph.ir.leaves import static_leaves
 from pygraph.ir.program import Program
-from pygraph.ir.source_lines import first_line, user_line
+from pygraph.ir.source_lines import user_line
 from pygraph.process.collection import no_collection
 from pygraph.tracing.call_environment import reached_besides, with_state_inputs
 from pygraph.tracing.data_assignments import drop_idle_reads
@@ -34,6 +34,7 @@ from pygraph.tracing.interruptions import uninterrupted
 from pygraph.tracing.leaks import leaving_nothing
 from pygraph.tracing.recording import Recording
 from pygraph.tracing.specialization import record_specialized
+from pygraph.tracing.torch_errors import in_words
 from pygraph.tracing.turn import turn
 
 P = ParamSpec("P")
@@ -135,8 +136,9 @@ def _functional(recording: Recording) -> Program:
     except TraceError:
         raise
     except Exception as error:
-        problem = f"{type(error).__name__}: {first_line(error)}"
-        raise TraceError(describe(f"trace({recording.name})(…)", problem, source=user_line(error))) from error
+        problem, remedy = in_words(error)
+        text = describe(f"trace({recording.name})(…)", problem, source=user_line(error), remedy=remedy)
+        raise TraceError(text) from error
 
 
 def _with_paths(program: Program, path: Callable[[str], str]) -> Program:

@@ -40,7 +40,8 @@ _TEXTS = (
 )
 """Parts of torch's messages, what they mean to a user, and what to do."""
 
-_DEVICES = re.compile(r"found at least two devices, (\S+) and (\S+?)!?$")
+_DEVICES = re.compile(r"found (?:at least two devices, |two different devices )(\S+?)(?: and |, )(\S+?)!?$")
+"""As torch 2.13 says it, and torch 2.11."""
 
 
 def in_words(failure: BaseException) -> tuple[str, str | None]:

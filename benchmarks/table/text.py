@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pygraph.process.cache import readable
+
 Cell = str | None
 """A text of a table; None for nothing."""
 
@@ -32,12 +34,7 @@ def size(number: float | None) -> Cell:
     >>> size(0), size(312), size(1536), size(953e6)
     ('0 B', '312 B', '1.5 KB', '953.0 MB')
     """
-    if number is None:
-        return None
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if number >= scale:
-            return f"{number / scale:.1f} {unit}"
-    return f"{number:.0f} B"
+    return None if number is None else readable(number)
 
 
 def table(headings: Sequence[str], lines: Sequence[Sequence[Cell]], numbers: bool = True) -> str:

@@ -416,8 +416,8 @@ class Engine:
             in_python = (entry.runner.in_python() for entry in self.cache.entries if isinstance(entry, Stateful))
             report = dataclasses.replace(report, in_python=tuple(dict.fromkeys(filter(None, in_python))))
             report = report.with_derived(engine.explain() for engine in self.derived())
-            totals = totals_of(self.shared.counts, [engine.cache for engine in self._family()])
-            return dataclasses.replace(report, totals=totals) if self.is_root else report
+            totals = totals_of(self.shared.counts, (one.cache for one in self._family())) if self.is_root else None
+            return dataclasses.replace(report, totals=totals)
 
     def derived(self) -> Iterator[Engine]:
         """The engines that are derived from this one and run calls of it."""

@@ -10,12 +10,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from pygraph.calls.function import Call
 from pygraph.calls.keys import Key
 from pygraph.guards.torch_settings import KEY_TITLES
-from pygraph.ir.paths import flatten_with_path
+from pygraph.ir.paths import argument_path, flatten_with_path
 
 _MOST = 64
 """Misses of one function that are remembered."""
@@ -112,8 +111,7 @@ class Misses:
             return "the first call"
         if now in self._earlier:
             return f"{changed} has changed" if changed else "what was compiled for such calls is not there any more"
-        paths: list[Any] = [path for path, _ in flatten_with_path((call.args, call.kwargs))[0]]
-        names = [("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:]) for path in paths]
+        names = [argument_path(path) for path, _ in flatten_with_path((call.args, call.kwargs))[0]]
         recent = list(self._earlier)[: -_COMPARED - 1 : -1]
         alike = [other for other in recent if now.is_alike(other)] or recent
         fewest = min((list(_differences(names, now, other)) for other in alike), key=len)

@@ -4,17 +4,14 @@ The log is the logger ``pygraph`` of the standard library, at level INFO:
 ``logging.basicConfig(level=logging.INFO)`` shows it.
 """
 
+# `sys._getframe` is how a warning finds the user's line.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Hashable
-from pathlib import Path
-from types import FrameType
-
-import torch
 
 from pygraph.calls.entries import Entry, Evaluated, Launched, Recorded
 from pygraph.calls.function import CONDITION, Call
@@ -22,11 +19,12 @@ from pygraph.calls.limits import LIMITS
 from pygraph.calls.misses import Misses, short_text
 from pygraph.calls.requirements import Requirements
 from pygraph.errors import RecompilationWarning, describe
+from pygraph.ir.source_lines import frame_outside, user_frame
+from pygraph.report.verdict import varying
 
 log = logging.getLogger("pygraph")
 log.addHandler(logging.NullHandler())
 
-_LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (Path(__file__).parent, torch.__file__))
 Values = dict[str, str]
 """Texts of the values that a trace depends on, by the paths of their arguments."""
 
@@ -64,7 +62,7 @@ class Recompilations:
         key = entry.plan.key
         log.info("%s: %s, in %.3f s", self._name, _outcome(entry), seconds)
         changed = None if before is None else before.changed()
-        self.misses.note(key, call, changed, _source(_caller()), _outcome(entry), seconds)
+        self.misses.note(key, call, changed, user_frame(sys._getframe(1)), _outcome(entry), seconds)
         if not isinstance(entry, (Recorded, Launched, Evaluated)) or entry.reported is None:
             return
         baked = {one.leaf: one for one in entry.reported.baked}
@@ -83,17 +81,17 @@ class Recompilations:
             self._warn(values, self._seconds[signature])
 
     def _warn(self, values: list[Values], seconds: float) -> None:
-        varying = [path for path in values[0] if path != CONDITION and len({one[path] for one in values}) > 1]
-        if not varying:
+        different = varying([{path: one[path] for path in one if path != CONDITION} for one in values])
+        if not different:
             return
-        shown = "; and ".join(f"{path}, which was {', '.join(one[path] for one in values)}" for path in varying)
+        shown = "; and ".join(f"{path}, which was {', '.join(texts)}" for path, texts in different.items())
         often = f"compiled {len(values)} times, in {seconds:.1f} s"
         problem = f"{often}, for calls that differ in nothing but {shown}"
         remedy = "Pass it as a tensor, if the function only computes with it, or let it take few values."
-        if not self._numbers.issuperset(varying):
+        if not self._numbers.issuperset(different):
             remedy = "Pass the same value, or object, at every call, or let there be few."
         text = describe(f"{self._name}(…)", problem, remedy=remedy)
-        frame = _caller()
+        frame = frame_outside(sys._getframe(1))
         if frame is None:
             warnings.warn(text, RecompilationWarning, stacklevel=2)
             return
@@ -112,15 +110,3 @@ def _outcome(entry: Entry) -> str:
     if entry.fallbacks:
         return f"runs as it is: {entry.fallbacks[0].reason}"
     return "is evaluated" if isinstance(entry, Evaluated) else f"is {type(entry).__name__.lower()}"
-
-
-def _source(frame: FrameType | None) -> str | None:
-    return None if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def _caller() -> FrameType | None:
-    """The user's frame that has called the function, perhaps through torch; None if there is none in this thread."""
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    return frame

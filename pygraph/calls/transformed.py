@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -155,31 +155,15 @@ class Transformed(Generic[P, R]):
 
 
 class BoundMethod(functools.partial[Any]):
-    """A transformed method of an object: called with the object as first argument, which C does."""
+    """A transformed method of an object: called with the object as first argument, which C does.
 
-    @property
-    def _function(self) -> Transformed[..., Any]:
-        return cast("Transformed[..., Any]", self.func)
-
-    def cache_info(self) -> CacheInfo:
-        """As of the transformed function, for all objects together."""
-        return self._function.cache_info()
-
-    def cache_clear(self) -> None:
-        """As of the transformed function, for all objects together."""
-        self._function.cache_clear()
+    All else (``explain()``, ``cache_info()`` …) is that of the transformed function, for all objects together.
+    """
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """As of the transformed function, for this object."""
-        return self._function.lower(*self.args, *args, **self.keywords, **kwargs)
-
-    def explain(self) -> Explanation:
-        """As of the transformed function, for all objects together."""
-        return self._function.explain()
-
-    def explain_misses(self) -> str:
-        """As of the transformed function, for all objects together."""
-        return self._function.explain_misses()
+        function: Any = self.func
+        return function.lower(*self.args, *args, **self.keywords, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in ("__name__", "__qualname__"):

@@ -6,7 +6,7 @@ The calling convention of a Program lives here too: `bind` turns a call's leaves
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from pygraph.ir.fields import ProgramFields
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.leaves import to_number
 from pygraph.ir.ranges import Ranges, holder
-from pygraph.ir.result_layouts import expected_layouts, in_layout
+from pygraph.ir.result_layouts import Layout, expected_layouts, in_layout
 
 
 def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
@@ -62,8 +62,9 @@ def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
     check_call(program, leaves, tree)
     with torch.no_grad(), without_autocast():
         inputs, stored = bind(program, leaves)
-        is_plain = not stored and not expected_layouts(program.module.graph.nodes)
-        outputs = list(program.module(*inputs) if is_plain else _Run(program, stored).run(*inputs))
+        layouts = expected_layouts(program.module.graph.nodes)
+        is_plain = not stored and not layouts
+        outputs = list(program.module(*inputs) if is_plain else _Run(program, stored, layouts).run(*inputs))
         for position, descriptor in enumerate(program.outputs):
             if isinstance(descriptor, Stored):
                 outputs[position] = stored[descriptor.slot]
@@ -77,12 +78,15 @@ class _Run(Interpreter):
         program: The Program.
         stored: The tensors for its results, by slot. A result with other strides than its fake replaces its entry, as
             `pygraph.store` would write it as another tensor, or past the end.
+        layouts: What is expected of results that kernels read.
     """
 
-    def __init__(self, program: ProgramFields, stored: dict[int, torch.Tensor]) -> None:
+    def __init__(
+        self, program: ProgramFields, stored: dict[int, torch.Tensor], layouts: Mapping[fx.Node, Layout]
+    ) -> None:
         super().__init__(program.module)
         self._stored = stored
-        self._layouts = expected_layouts(program.module.graph.nodes)
+        self._layouts = layouts
 
     def run_node(self, n: fx.Node) -> Any:
         """One node."""

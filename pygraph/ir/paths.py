@@ -55,3 +55,9 @@ def _paths(path: pytree.KeyPath, tree: Any, is_leaf: Callable[[Any], bool] | Non
             keys = [pytree.SequenceKey(index) for index in range(len(parts))]
     for key, part in zip(keys, parts, strict=True):
         yield from _paths((*path, key), part, is_leaf)
+
+
+def argument_path(path: pytree.KeyPath) -> str:
+    """``args[0]['w']`` or ``kwargs['x']`` from a key path of ``(args, kwargs)``."""
+    first: Any = path[0]
+    return ("args", "kwargs")[first.idx] + pytree.keystr(path[1:])

@@ -8,7 +8,7 @@ import os
 import re
 import traceback
 from collections.abc import Generator
-from typing import Any
+from types import FrameType
 
 import torch
 
@@ -41,16 +41,19 @@ def line_in(stack: str | None) -> str | None:
     return lines[-1] if lines else None
 
 
-def user_frame(frame: Any) -> str | None:
+def user_frame(frame: FrameType | None) -> str | None:
     """The innermost line outside torch and pygraph, as ``file.py:41``."""
     if (line := _attributed.get()) is not None:
         return line
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith(_LIBRARIES):
-            return f"{os.path.basename(filename)}:{frame.f_lineno}"
+    found = frame_outside(frame)
+    return None if found is None else f"{os.path.basename(found.f_code.co_filename)}:{found.f_lineno}"
+
+
+def frame_outside(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame outside torch and pygraph, from this one on; None if there is none in its thread."""
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
-    return None
+    return frame
 
 
 def user_line(error: BaseException) -> str | None:

@@ -56,19 +56,16 @@ def remove(path: Path) -> int:
     return size
 
 
-def readable(size: int) -> str:
+def readable(size: float) -> str:
     """Bytes in units that people read.
 
     >>> readable(999), readable(1_234_567)
     ('999 B', '1.2 MB')
     """
-    value, units = float(size), iter(("B", "KB", "MB", "GB"))
-    unit = next(units)
-    for larger in units:
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size:.0f} B"
 
 
 @functools.cache

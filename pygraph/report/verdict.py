@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from pygraph.report.call_report import CallReport
 
@@ -70,12 +70,22 @@ def differences(calls: Sequence[CallReport]) -> list[str]:
     """Lines about arguments whose values alone have made other kinds of calls."""
     lines: list[str] = []
     for group in groups(calls):
-        varying = {path: [call.baked[path] for call in group] for path in group[0].baked}
-        shown = [f"{path} was {_listed(values)}" for path, values in varying.items() if len(set(values)) > 1]
+        different = varying([call.baked for call in group])
+        shown = [f"{path} was {_listed(values)}" for path, values in different.items()]
         if shown:
             remedy = "pass it as a tensor if the function only computes with it, or let it take few values"
             lines.append(f"{len(group)} kinds of calls differ in nothing but values: {'; '.join(shown)}: {remedy}")
     return lines
+
+
+def varying(kinds: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """The texts of arguments that are not the same in all kinds of calls, by path.
+
+    >>> varying([{"n": "1", "name": "'a'"}, {"n": "2", "name": "'a'"}])
+    {'n': ['1', '2']}
+    """
+    texts = {path: [kind[path] for kind in kinds] for path in kinds[0]}
+    return {path: found for path, found in texts.items() if len(set(found)) > 1}
 
 
 def _listed(values: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import TraceError, describe
 from pygraph.ir.descriptors import Argument, Input, ScalarArgument, TensorSpec
 from pygraph.ir.leaves import is_live_number, overlap_groups, to_number
-from pygraph.ir.paths import flatten_with_path
+from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.ir.ranges import holder, span_of
 from pygraph.tracing.descriptions import describe_own
 from pygraph.tracing.leaks import remember
@@ -80,7 +80,7 @@ def fake_arguments(
         TraceError: An argument is of a kind that a Program cannot take.
     """
     keyed, tree = flatten_with_path(arguments)
-    paths = [_input_path(path) for path, _ in keyed]
+    paths = [argument_path(path) for path, _ in keyed]
     leaves = [leaf for _, leaf in keyed]
     shapes = ShapeEnv(specialize_zero_one=False, duck_shape=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
@@ -123,11 +123,6 @@ def check_plain(leaf: torch.Tensor, path: str, call: str) -> None:
 def relative_spec(tensor: torch.Tensor) -> TensorSpec:
     """The spec of a tensor with offset 0, wherever in its storage the tensor lies."""
     return dataclasses.replace(TensorSpec.of(tensor), offset=0)
-
-
-def _input_path(path: Any) -> str:
-    """``args[0]['w']`` or ``kwargs['x']`` from a pytree key path of ``(args, kwargs)``."""
-    return ("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:])
 
 
 def _symbol(shapes: ShapeEnv, value: Any, path: str, leaf: int, asked: set[int]) -> Any:

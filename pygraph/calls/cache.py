@@ -14,7 +14,7 @@ from pygraph.calls import limits
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Entry, Recorded
 from pygraph.calls.keys import Key, Kind, form_of
-from pygraph.calls.new_kinds import NewKinds
+from pygraph.calls.new_kinds import SELDOM, NewKinds
 from pygraph.calls.plans import CallPath
 from pygraph.calls.retries import Budget, Looks, TracesByForm
 from pygraph.calls.variants import Variants
@@ -71,6 +71,7 @@ class Cache:
     Args:
         max_graphs: The number of entries that are kept.
         shared: State that is shared with other functions' caches.
+        seldom: Why a call of a new kind is not compiled, where kinds seldom come again.
 
     Attributes:
         entries: The entries.
@@ -83,7 +84,7 @@ class Cache:
         seconds: The time that all traces and recordings have taken.
     """
 
-    def __init__(self, max_graphs: int, shared: Shared) -> None:
+    def __init__(self, max_graphs: int, shared: Shared, seldom: Fallback = SELDOM) -> None:
         self.entries = Variants[Key, Entry](max_graphs, self._forget)
         self.native = CallPath(shared.lock)
         self.looks = Looks[Entry]()
@@ -92,7 +93,7 @@ class Cache:
         self._counts = shared.counts
         self.baked: dict[Kind, frozenset[int]] = {}
         self.traces = TracesByForm()
-        self.new_kinds = NewKinds(shared.late_kinds)
+        self.new_kinds = NewKinds(shared.late_kinds, seldom)
         self._seen: set[Key] = set()
         self._evictions_in_a_row = 0
 

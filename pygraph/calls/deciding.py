@@ -41,6 +41,7 @@ _OUTCOMES = "pygraph_outcomes"
 
 _AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than the last one by values on the device")
 _CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
+_SELDOM = Fallback("the call", "it decides by values on the device, in ways that seldom come again")
 
 
 class DecidedFunction:
@@ -110,6 +111,8 @@ class DecidingPolicy(Policy):
     Attributes:
         why_unsteady: Why all calls are unlike each other; None if they are not.
     """
+
+    seldom = _SELDOM  # outcomes are part of a call's kind
 
     def __init__(self, users: Any, function: DecidedFunction) -> None:
         self._users: Policy = users.policy

@@ -45,9 +45,11 @@ class NewKinds:
 
     Args:
         budget: The time for kinds beyond the first few.
+        seldom: Why a call of a new kind is not compiled.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, seldom: Fallback = SELDOM) -> None:
+        self._seldom = seldom
         self._compiled, self._seconds = 0, 0.0
         self._dropped = 0  # of those that came again
         self._waiting = dict[Key, Waiting]()
@@ -63,7 +65,7 @@ class NewKinds:
         """
         waiting = self._waiting.get(key)
         if waiting is None and not self._is_allowed_at_once(entries):
-            waiting = Waiting(fallbacks=[SELDOM])
+            waiting = Waiting(fallbacks=[self._seldom])
             if len(self._waiting) < limits.LIMITS.forms:
                 self._waiting[key] = waiting
             return waiting

@@ -10,6 +10,7 @@ from pygraph.calls.cache import Cache
 from pygraph.calls.entries import Entry, StateRunner
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
+from pygraph.calls.new_kinds import SELDOM
 from pygraph.errors import TraceError
 from pygraph.ir.leaves import static_leaves
 from pygraph.tracing.function_kinds import StateInputs
@@ -23,12 +24,14 @@ class Policy:
         composes: Whether calls that autograd differentiates have compiled functions of their own.
         carries_state: Whether calls may leave gradients, attributes and variables behind.
         decides: Whether calls may begin anew where they decide otherwise than their trace.
+        seldom: Why calls of a new kind are not compiled, where kinds seldom come again.
     """
 
     is_users = False
     composes = False
     carries_state = False
     decides = False
+    seldom = SELDOM
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions of a call's arguments that the options make static."""

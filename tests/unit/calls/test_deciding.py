@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -185,13 +186,22 @@ def test_what_decides_otherwise_at_every_call_runs_as_it_is(device: torch.device
     assert limits.LIMITS.repeated_share <= 0.1
 
 
-def test_a_loop_without_end_is_refused(device: torch.device) -> None:
-    def fn(x: Tensor) -> Tensor:
-        while x.norm() > 1e-6:
-            x = x * 0.9
-        return x
+def shrunk(x: Tensor) -> Tensor:
+    while x.norm() > 1e-6:
+        x = x * 0.9
+    return x
 
-    fast = check(device, fn, [1.0] * 3, hits=0)
+
+def test_a_loop_of_many_steps_is_not_traced_to_its_end(device: torch.device) -> None:
+    """Each step is another outcome, and none of them comes again before the loop is over."""
+    fast = check(device, shrunk, [1.0] * 3, hits=0)
+    assert any("in ways that seldom come again" in f["reason"] for f in fast.explain().to_dict()["fallbacks"])
+    assert fast.cache_info().size <= limits.LIMITS.single_kinds + 1  # and one that waits
+
+
+def test_a_loop_without_end_is_refused(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LIMITS", dataclasses.replace(limits.LIMITS, single_kinds=100))
+    fast = check(device, shrunk, [1.0] * 3, hits=0)
     assert any("decides more than" in f["reason"] for f in fast.explain().to_dict()["fallbacks"])
 
 

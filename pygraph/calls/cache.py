@@ -14,11 +14,12 @@ from pygraph.calls import limits
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Entry, Recorded
 from pygraph.calls.keys import Key, Kind, form_of
-from pygraph.calls.new_kinds import SELDOM, NewKinds
+from pygraph.calls.new_kinds import NewKinds
 from pygraph.calls.plans import CallPath
 from pygraph.calls.retries import Budget, Looks, TracesByForm
 from pygraph.calls.variants import Variants
 from pygraph.ir.descriptors import Fallback
+from pygraph.process.log import log
 from pygraph.runtime.driver import Pool
 
 
@@ -69,6 +70,7 @@ class Cache:
     """Entries of one function, their native plans, and counts of its calls.
 
     Args:
+        name: What messages call the function.
         max_graphs: The number of entries that are kept.
         shared: State that is shared with other functions' caches.
         seldom: Why a call of a new kind is not compiled, where kinds seldom come again.
@@ -84,7 +86,8 @@ class Cache:
         seconds: The time that all traces and recordings have taken.
     """
 
-    def __init__(self, max_graphs: int, shared: Shared, seldom: Fallback = SELDOM) -> None:
+    def __init__(self, name: str, max_graphs: int, shared: Shared, seldom: Fallback) -> None:
+        self._name = name
         self.entries = Variants[Key, Entry](max_graphs, self._forget)
         self.native = CallPath(shared.lock)
         self.looks = Looks[Entry]()
@@ -106,6 +109,8 @@ class Cache:
         entry.traces = self.traces.of(form_of(plan.key.kind))
         entry.stamp = self.native.tick()
         evicted = self.entries.add(plan.key, entry)
+        if evicted:
+            log.info("%s: a kind of calls made room for another, as max_graphs=%d", self._name, self.entries.limit)
         self._counts.evictions += evicted
         self._evictions_in_a_row += evicted
         return entry

@@ -96,7 +96,7 @@ class Engine:
         self.policy = Policy() if policy is None else policy
         self.is_root = parent is None
         self.shared = Shared() if parent is None else parent.shared
-        self.cache = Cache(options.max_graphs, self.shared, self.policy.seldom)
+        self.cache = Cache(self.function.name, options.max_graphs, self.shared, self.policy.seldom)
         static_leaves = functools.partial(self.policy.static_leaves, self.function)
         self.keys = Keys(static_leaves, self.cache.baked, self.shared.pools)
         self.recorder = Recorder(self.function, self.shared)

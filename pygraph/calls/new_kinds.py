@@ -48,7 +48,7 @@ class NewKinds:
         seldom: Why a call of a new kind is not compiled.
     """
 
-    def __init__(self, budget: Budget, seldom: Fallback = SELDOM) -> None:
+    def __init__(self, budget: Budget, seldom: Fallback) -> None:
         self._seldom = seldom
         self._compiled, self._seconds = 0, 0.0
         self._dropped = 0  # of those that came again

@@ -17,6 +17,7 @@ from pygraph.lowering.inductor import ALIGNED
 from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import progress
 from pygraph.process.collection import collection_postponed
+from pygraph.process.log import log
 from pygraph.tracing.function_kinds import Traced
 from pygraph.tracing.trace import trace_call
 from pygraph.transforms.passes import FUSE, Pass, records
@@ -55,6 +56,7 @@ def transformed_program(
         with collection_postponed():
             traced = trace_call(fn, args, kwargs, static=static, name=name)
             program = check_program(traced.program)
+        log.debug("%s: traced, as %d nodes", name, len(program.module.graph.nodes))
         for one in passes:
             if one.is_measured or program.stage not in one.takes:
                 continue

@@ -1,14 +1,9 @@
-"""Compilations that are said: each in the log, and a warning where values of arguments keep a function compiling.
-
-The log is the logger ``pygraph`` of the standard library, at level INFO:
-``logging.basicConfig(level=logging.INFO)`` shows it.
-"""
+"""Compilations that are said: each in the log, and a warning where values of arguments keep a function compiling."""
 
 # `sys._getframe` is how a warning finds the user's line.
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-import logging
 import sys
 import warnings
 from collections.abc import Hashable
@@ -20,10 +15,8 @@ from pygraph.calls.misses import Misses, short_text
 from pygraph.calls.requirements import Requirements
 from pygraph.errors import RecompilationWarning, describe
 from pygraph.ir.source_lines import frame_outside, user_frame
+from pygraph.process.log import log
 from pygraph.report.verdict import varying
-
-log = logging.getLogger("pygraph")
-log.addHandler(logging.NullHandler())
 
 Values = dict[str, str]
 """Texts of the values that a trace depends on, by the paths of their arguments."""
@@ -61,6 +54,8 @@ class Recompilations:
             return
         key = entry.plan.key
         log.info("%s: %s, in %.3f s", self._name, _outcome(entry), seconds)
+        for fallback in entry.fallbacks if isinstance(entry, Recorded) else entry.fallbacks[1:]:
+            log.info("%s: %s", self._name, fallback)
         changed = None if before is None else before.changed()
         self.misses.note(key, call, changed, user_frame(sys._getframe(1)), _outcome(entry), seconds)
         if not isinstance(entry, (Recorded, Launched, Evaluated)) or entry.reported is None:

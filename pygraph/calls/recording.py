@@ -18,6 +18,7 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
 from pygraph.process import extension
 from pygraph.process.collection import collection_postponed
+from pygraph.process.log import log
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import Driver, InterruptedCaptureError, Pool
 from pygraph.runtime.executable import Executable, RefusedNodesError
@@ -58,6 +59,7 @@ def record_program(
         store = Remembered.of(program, driver, policy)
         if store is not None:
             regions, selecting.remembered = store.read()
+            log.debug("selections on disk: %s (%s)", "found" if selecting.remembered else "none yet", store.path)
     while True:
         # The regions that are remembered are those that there are when all nodes are cut out that the device refuses.
         are_those = selecting is None or not selecting.remembered or len(program.regions) == regions
@@ -133,6 +135,8 @@ class Recorder:
         (executable,) = made
         extension.start()
         self._shared.counts.captures += executable.recorded
+        for index, selection in executable.selections.items():
+            log.debug("%s: region %d %s", self._function.name, index, selection)
         if self.donation is not None and executable.graphs:
             executable.adopt(self.donation.leaves(program), leaves, self.donation.notes)
         if executable.recorded:
@@ -157,6 +161,8 @@ class Recorder:
             return
         if changed:
             executable.run_as(select_program(executable.program, executable.selections))
+            for index, selection in executable.selections.items():
+                log.debug("%s: measured again: region %d %s", self._function.name, index, selection)
         if not executable.is_provisional:
             entry.reviews = None
             policy = self._function.options.selection

@@ -324,6 +324,10 @@ class Fallback:
     reason: str
     source: str | None = None
 
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return f"{self.what}: {self.reason}{where}"
+
 
 def tensor_specs(spec: Spec) -> Iterator[TensorSpec]:
     """Every TensorSpec inside a node's spec."""

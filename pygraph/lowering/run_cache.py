@@ -29,6 +29,7 @@ from pygraph.ir.descriptors import TensorSpec
 from pygraph.lowering.inductor import start_workers
 from pygraph.lowering.joint import Value
 from pygraph.process.cache import source_hash
+from pygraph.process.log import log
 
 _KEY = re.compile(r"[a-z0-9]+")
 _SOURCES = ("input", "forward", "backward")
@@ -110,6 +111,7 @@ class RunCache:
         """Count whether the run was found, where torch counts what its caches find."""
         if self._key is not None:
             _count("run_cache_hit" if found else "run_cache_miss")
+            log.debug("a fused run on disk: %s (%s)", "found" if found else "none yet", self._path(self._key))
 
     def save(self, recipe: Recipe) -> None:
         """Keep a recipe; without effect where Inductor keeps no graphs."""

@@ -74,23 +74,29 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data: the latest kind of call at the top, all kinds in ``entries``, counted fallbacks."""
-        counted: collections.Counter[Fallback] = collections.Counter(self.inlined)
-        for call in self.calls:
-            for fallback in call.fallbacks:
-                counted[fallback] += call.calls
         latest = CallReport((), NO_COUNTS, (), (), 0, NO_MEMORY, NO_MECHANISMS).to_dict()
         if self.calls:
             latest = self.calls[-1].to_dict()
         return {
             "name": self.name,
             **latest,
-            "fallbacks": [{**dataclasses.asdict(fallback), "count": count} for fallback, count in counted.items()],
+            "fallbacks": [
+                {**dataclasses.asdict(fallback), "count": count} for fallback, count in self._counted().items()
+            ],
             "donated": [dataclasses.asdict(report) for report in self.donated],
             "entries": [call.to_dict() for call in self.calls],
             "in_python": list(self.in_python),
             "slow_calls": self.slow_calls,
             "totals": None if self.totals is None else dataclasses.asdict(self.totals),
         }
+
+    def _counted(self) -> collections.Counter[Fallback]:
+        """Fallbacks with their calls."""
+        counted: collections.Counter[Fallback] = collections.Counter(self.inlined)
+        for call in self.calls:
+            for fallback in call.fallbacks:
+                counted[fallback] += call.calls
+        return counted
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -127,10 +133,9 @@ class Explanation:
             console.print(Text(f"donated ×{report.count}: {report.argument}: its memory {what}"))
         for lines in self.in_python:
             console.print(Text(f"in Python: {lines}"))
-        for fallback in self.to_dict()["fallbacks"]:
-            where = f" ({fallback['source']})" if fallback["source"] else ""
-            console.print(Text(f"fallback ×{fallback['count']}: {fallback['what']}: {fallback['reason']}{where}"))
-        if not self.to_dict()["fallbacks"]:
+        for fallback, count in self._counted().items():
+            console.print(Text(f"fallback ×{count}: {fallback}"))
+        if not self._counted():
             console.print("no fallbacks")
         if self.slow_calls is not None:
             console.print(Text(f"calls are recognised in Python: {self.slow_calls}"))

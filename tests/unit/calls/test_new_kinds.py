@@ -83,7 +83,7 @@ def test_as_many_that_come_but_once_are_not_recorded(device: torch.device, clock
 
 def kinds_of(budget: Budget, seconds: float = 1.0) -> Any:
     """The kinds of a function that has had as many as are compiled in any case."""
-    kinds: Any = NewKinds(budget)
+    kinds: Any = NewKinds(budget, SELDOM)
     for kind in range(limits.LIMITS.single_kinds):
         assert kinds.wait(kind, []) is None
         kinds.note_compiled(kind, seconds)

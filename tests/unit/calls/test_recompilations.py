@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,3 +101,43 @@ def test_compilations_are_logged(device: torch.device, lines: list[str]) -> None
         pygraph.jit(asks)(x)
     assert sum(line.startswith("sin: recorded as 1 graph, in ") for line in lines) == 2
     assert sum("asks: runs as it is: " in line for line in lines) == 2
+
+
+def test_calls_that_make_room_for_others_are_logged(device: torch.device, lines: list[str]) -> None:
+    fast = pygraph.jit(lambda x, n: x[:n] * 2, max_graphs=2)
+    for n in (1, 2, 3):
+        fast(torch.ones(4, device=device), n)
+    assert [line for line in lines if "room" in line] == [
+        "<lambda>: a kind of calls made room for another, as max_graphs=2"
+    ]
+
+
+def test_what_a_recorded_call_does_not_do_in_the_best_way_is_logged(device: torch.device, lines: list[str]) -> None:
+    def partly(x: Tensor) -> Tensor:
+        return (x + 1).nonzero() * 2
+
+    pygraph.jit(partly)(torch.ones(3, device=device))
+    assert any(line.startswith("partly: ") and "nonzero" in line for line in lines)
+
+
+def test_debugging_is_told_of_traces_selections_and_what_is_on_disk(device: torch.device, lines: list[str]) -> None:
+    logging.getLogger("pygraph").setLevel(logging.DEBUG)
+    pygraph.jit(torch.cos)(torch.ones(5, device=device))
+    assert any(line.startswith("cos: traced, as ") for line in lines)
+    assert any(line.startswith("cos: region 0 runs by ") for line in lines)
+    if device.type == "cuda":
+        assert any(line.startswith("selections on disk: ") for line in lines)
+
+
+def test_torch_logs_names_the_package() -> None:
+    script = (
+        "import pygraph, torch; x = torch.ones(2, device=pygraph.default_device()); fast = pygraph.jit(torch.sin); "
+        "fast(x); fast(x)"
+    )
+    for setting, traced in (("pygraph", False), ("+pygraph", True)):
+        found = subprocess.run(
+            [sys.executable, "-c", script], env={**os.environ, "TORCH_LOGS": setting, "PYGRAPH_DEVICE": "emulated"},
+            capture_output=True, text=True, check=True,
+        ).stderr  # fmt: skip
+        assert found.count("sin: recorded as 1 graph, in ") == 1, found
+        assert ("sin: traced, as " in found) is traced, found

@@ -194,7 +194,8 @@ class BackwardGraph:
     def _argument(self, of: Origin, index: int, node: fx.Node) -> Argument:
         spec = node.meta["spec"]
         if not isinstance(spec, TensorSpec):
-            raise self._joint.error("its backward needs a value whose shape depends on data")
+            remedy = "Keep the shape: torch.where or a mask instead of fewer rows, or padding."
+            raise self._joint.error("its backward needs a value whose shape depends on data", node, remedy)
         spec = dataclasses.replace(spec, offset=0)
         position = len(self.sources)
         self.sources.append(Source(of, index, spec))

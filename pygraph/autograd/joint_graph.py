@@ -79,9 +79,10 @@ class JointGraph:
         """Return the value numbers of `forward_values`, which are equal for equal forwards."""
         return frozenset(self.value_number[value] for value in self.forward_values())
 
-    def error(self, problem: str) -> TraceError:
-        """Return an error that says why the Program cannot be partitioned."""
-        return TraceError(describe(f"partition({self.program.name})", problem))
+    def error(self, problem: str, node: fx.Node | None = None, remedy: str | None = None) -> TraceError:
+        """Return an error that says why the Program cannot be partitioned, at the line of a node."""
+        source = None if node is None else node.meta.get("source")
+        return TraceError(describe(f"{self.program.name}(…)", problem, source=source, remedy=remedy))
 
     def _find_backward_nodes(self) -> set[fx.Node]:
         """Find all nodes from the first cotangent on that no result needs."""

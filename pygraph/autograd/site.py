@@ -28,9 +28,10 @@ from pygraph.calls.engine import Engine
 from pygraph.calls.plans import Planned
 from pygraph.calls.requirements import CapturedTensor, Requirements
 from pygraph.calls.retries import Traces
-from pygraph.calls.surroundings import NOTHING_ON_DEVICE, InlineError
+from pygraph.calls.surroundings import InlineError
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Item, Location, Variable
+from pygraph.ir.effects import ON_CPU
 
 
 class _Known:
@@ -229,7 +230,7 @@ class Site(_Known):
         if Level.OTHER in stack:
             return "a transform of torch.func is active that is neither vmap, grad nor jvp"
         if self.primal.function.function.records and all(tensor.is_cpu for tensor in tensors):
-            return NOTHING_ON_DEVICE
+            return ON_CPU
         if tuple(stack) in self.refusals:
             return self.refusals[tuple(stack)]
         if self.differentiates and stack:

@@ -37,6 +37,7 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
 from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import extension, progress
+from pygraph.report.remedies import remedy_of
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.function_kinds import StateInputs, Traced
 from pygraph.transforms.passes import FUSE
@@ -274,21 +275,22 @@ class Compiler:
         """Raise FallbackError if there is a fallback and options do not allow any."""
         if self._function.options.strict and fallbacks:
             first = fallbacks[0]
-            raise FallbackError(
-                describe(
-                    f"{self._function.name}(…)", f"{first.what}: {first.reason}", source=first.source,
-                    remedy="strict=True refuses what does not run as a graph; explain() lists all reasons.",
-                )
-            )  # fmt: skip
+            refused = "strict=True refuses what does not run as a graph; explain() lists all reasons."
+            remedy = " ".join(filter(None, [remedy_of(first), refused]))
+            text = f"{first.what}: {first.reason}"
+            raise FallbackError(describe(f"{self._function.name}(…)", text, source=first.source, remedy=remedy))
 
     # -- without one ------------------------------------------------------------------------------------------------
 
     def _without_trace(self, key: Key, call: Call, past: _Past, error: TraceError, seconds: float) -> Entry:
         """The entry for a call whose trace has failed."""
         if self._function.options.strict:
-            # One error with one cause: what torch, or the function, has raised.
+            # One error with one cause, if there is one: what torch, or the function, has raised.
             text = str(error).replace(f"trace({self._function.name})(…)", f"{self._function.name}(…)", 1)
-            raise FallbackError(text) from (error if error.__cause__ is None else error.__cause__)
+            cause = error.__cause__
+            while isinstance(cause, TraceError):  # it says the same
+                cause = cause.__cause__
+            raise FallbackError(text) from cause
         note = Fallback("the call", str(error), None)
         if isinstance(error, DisturbedTraceError):
             return Refused(fallbacks=[note])

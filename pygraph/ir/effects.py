@@ -201,6 +201,10 @@ def device_of(node: fx.Node) -> torch.device | None:
     return None
 
 
+ON_CPU = "its tensors are on the cpu; graphs need a device"
+"""The reason for which nothing is recorded where no tensor is on a device."""
+
+
 def host_reason(node: fx.Node) -> str | None:
     """The reason for which a node cannot be recorded in a graph; None if it can."""
     if not is_operation(node):

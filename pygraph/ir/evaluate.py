@@ -35,6 +35,7 @@ from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.leaves import to_number
 from pygraph.ir.ranges import Ranges, holder
 from pygraph.ir.result_layouts import Layout, expected_layouts, in_layout
+from pygraph.ir.structures import structure_differences
 
 
 def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +108,13 @@ def check_call(program: ProgramFields, leaves: Sequence[Any], tree: pytree.TreeS
     """Raise ArgumentError unless the leaves of ``(args, kwargs)`` fit what was traced."""
     call = f"{program.name}(…)"
     if tree != program.in_tree:
-        raise ArgumentError(describe(call, "the arguments have another structure", expected=str(program.in_tree)))
+        different = structure_differences(tree, program.in_tree)
+        raise ArgumentError(
+            describe(
+                call, f"the arguments have another structure than those that it was traced for: {different}",
+                remedy="Trace again; a jitted function does so by itself.",
+            )
+        )  # fmt: skip
     for descriptor in argument_descriptors(program):
         value = leaves[descriptor.leaf]
         if isinstance(descriptor, ScalarArgument):

@@ -185,5 +185,7 @@ def _view_spec(recording: Recording, value: torch.Tensor, path: str) -> TensorSp
     spec = TensorSpec.of(value)
     layout: tuple[Any, ...] = (*spec.shape, *spec.stride, spec.offset)
     if not all(isinstance(n, int) for n in layout):
-        raise TraceError(describe(f"trace({recording.name})(…)", f"{path} is a view whose layout depends on data"))
+        remedy = "Return a copy (clone()), or keep the shape: torch.where or a mask instead of fewer rows."
+        problem = f"{path} is a view whose layout depends on data"
+        raise TraceError(describe(f"trace({recording.name})(…)", problem, remedy=remedy))
     return spec

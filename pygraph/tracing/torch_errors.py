@@ -68,7 +68,11 @@ def in_words(failure: BaseException) -> tuple[str, str | None]:
     for part, problem, remedy in _TEXTS:
         if part in text:
             return problem, remedy
-    return f"{type(failure).__name__}: {text}", None
+    return f"{type(failure).__name__}: {_FAKE.sub('Tensor', text)}", None
+
+
+_FAKE = re.compile(r"FakeTensor|FunctionalTensor")
+"""Classes of tensors in a trace, by which Python names them in its own errors."""
 
 
 def _of_a_decision(failure: BaseException) -> tuple[str, str]:

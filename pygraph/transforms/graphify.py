@@ -11,6 +11,7 @@ from pygraph.errors import StageError, describe
 from pygraph.ir.attention_states import is_state_on_device
 from pygraph.ir.descriptors import Fallback, Region
 from pygraph.ir.effects import (
+    ON_CPU,
     host_reason,
     is_host_number,
     is_load,
@@ -73,7 +74,7 @@ def graphify_program(program: Program) -> Program:
         names = " and ".join(map(str, program.devices))
         fallbacks.append(Fallback("the whole program", f"its tensors are on {names}; a graph is of one device"))
     if program.device.type == "cpu":
-        fallbacks.append(Fallback("the whole program", "its tensors are on the cpu; graphs need a device"))
+        fallbacks.append(Fallback("the whole program", ON_CPU))
     module = program.copy_graph()
     graph = module.graph
     note_order(graph)

@@ -51,11 +51,18 @@ def replace_host_operands(node: fx.Node, uploads: Uploads) -> list[Fallback]:
     name = str(target)
     fallbacks = _upload_tensors(node, uploads) if isinstance(target, torch._ops.OpOverload) else []
     fallbacks += [
-        Fallback(name, f"takes the host value {source.name} by value", node.meta.get("source"))
+        Fallback(name, f"takes {_name(source)} by value", node.meta.get("source"))
         for source in node.all_input_nodes
         if is_number(source)
     ]
     return fallbacks
+
+
+def _name(source: fx.Node) -> str:
+    """A number of the host, as a report calls it."""
+    if source.target is aten._local_scalar_dense.default:
+        return "a number that is read from the device"
+    return f"the host value {source.name}"
 
 
 def _apply_rule(node: fx.Node, uploads: Uploads) -> bool:

@@ -157,6 +157,39 @@ def test_strict_raises_what_falls_back(x: torch.Tensor) -> None:
     assert torch.equal(good(x), x * x.sum())
 
 
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_strict_on_the_cpu_raises_with_gradients_as_without(with_gradients: bool) -> None:
+    model, x = pygraph.jit(torch.nn.Linear(3, 2), strict=True), torch.ones(4, 3)
+    for _ in range(2):
+        with (
+            torch.set_grad_enabled(with_gradients),
+            pytest.raises(FallbackError, match=r"are on the cpu.* Move the mod"),
+        ):
+            model(x)
+
+
+def test_strict_says_what_to_do(x: torch.Tensor) -> None:
+    rows = pygraph.jit(lambda x, w: (x @ w)[x.sum(1) > 0].exp(), strict=True)
+    weight = torch.ones(x.shape[-1], 2, device=x.device, requires_grad=True)
+    for fn, text in (
+        (pygraph.jit(lambda x: x + x.cpu().sum(), strict=True), "its result is on the cpu.* Leave it on the device"),
+        (
+            pygraph.jit(lambda x: x[: x.argmax().item()], strict=True),
+            r"is a view whose layout depends on data\. Return a copy",
+        ),
+        (
+            pygraph.jit(lambda x: x.flatten()[x.argmax().item()] * 2, strict=True),
+            "read from the device by value.* Keep",
+        ),
+        (
+            lambda x: rows(x, weight),
+            r"shape depends on data\. From test_jit\.py.* Keep the shape",
+        ),
+    ):
+        with pytest.raises(FallbackError, match=text):
+            fn(x)
+
+
 def test_strict_changes_no_state(x: torch.Tensor) -> None:
     fn = pygraph.jit(lambda x: x.add_(1)[x > 0], strict=True)
     before = x.clone()

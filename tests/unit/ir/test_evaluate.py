@@ -18,8 +18,8 @@ X = torch.arange(6.0).view(2, 3)
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        ((X, 1, 2), "the arguments have another structure"),
-        ((X,), "the arguments have another structure"),
+        ((X, 1, 2), r"another structure than those that it was traced for: args\[2\] is unexpected"),
+        ((X,), r"another structure than those that it was traced for: args\[1\] is missing"),
         ((X.double(), 1), r"args\[0\] is float64\[2, 3\] cpu; expected float32\[2, 3\] cpu"),
         ((X[:1], 1), r"args\[0\] is float32\[1, 3\] cpu"),
         ((torch.zeros(3, 2).t(), 1), r"args\[0\] is float32\[2, 3\] strides \(1, 2\) cpu"),

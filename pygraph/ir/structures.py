@@ -1,0 +1,59 @@
+"""Differences between two structures of arguments, by their paths."""
+
+# A structure's context is whatever a container's class says it is.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Hashable, Iterator
+
+from torch.utils import _pytree as pytree
+
+_MOST = 4
+"""Differences that a text has."""
+
+
+def structure_differences(found: pytree.TreeSpec, expected: pytree.TreeSpec) -> str:
+    """List what is missing in a structure of ``(args, kwargs)``, is unexpected there, or of another class.
+
+    >>> _, expected = pytree.tree_flatten((({"a": 1, "b": 2},), {}))
+    >>> _, found = pytree.tree_flatten((({"a": (1,), "c": 2}, 3), {}))
+    >>> structure_differences(found, expected)
+    "args[0]['a'] is a tuple, not a leaf; args[0]['c'] is unexpected; args[0]['b'] is missing; args[1] is unexpected"
+    """
+    both = zip(("args", "kwargs"), found.children(), expected.children(), strict=True)
+    lines = [line for name, one, other in both for line in _differences(name, one, other)]
+    more = len(lines) - _MOST
+    return "; ".join([*lines[:_MOST], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _differences(path: str, found: pytree.TreeSpec, expected: pytree.TreeSpec) -> Iterator[str]:
+    if found == expected:
+        return
+    if found.type is not expected.type:
+        yield f"{path} is {_name(found)}, not {_name(expected)}"
+        return
+    theirs, ours = _parts(found), _parts(expected)
+    for key, part in theirs.items():
+        if key in ours:
+            yield from _differences(f"{path}[{key!r}]", part, ours[key])
+        else:
+            yield f"{path}[{key!r}] is unexpected"
+    yield from (f"{path}[{key!r}] is missing" for key in ours if key not in theirs)
+    if theirs == ours:
+        order = list(theirs) != list(ours)
+        yield f"{path} has its keys in another order" if order else f"{path} is of another class, or kind of it"
+
+
+def _parts(structure: pytree.TreeSpec) -> dict[Hashable, pytree.TreeSpec]:
+    """The parts of a container, by key in a dict, else by position."""
+    keys = range(structure.num_children)
+    if structure.type in (dict, OrderedDict):
+        keys = structure.context
+    elif structure.type is defaultdict:
+        _, keys = structure.context
+    return dict(zip(keys, structure.children(), strict=True))
+
+
+def _name(structure: pytree.TreeSpec) -> str:
+    return "a leaf" if structure.is_leaf() else f"a {structure.type.__name__}"

@@ -11,6 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = [
+    "ArgumentError", "CaptureError", "DeviceError", "DisturbedTraceError", "DonatedError", "FallbackError",
+    "GradientChangeError", "GradientError", "ProgramError", "PygraphError", "RecompilationWarning", "SpentGraphError",
+    "StageError", "StateChangeError", "TraceError", "UndecidedError",
+]  # fmt: skip
+
 
 def describe(
     call: str,

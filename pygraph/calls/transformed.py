@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import torch
 
@@ -22,7 +22,9 @@ from pygraph.report.explain import Explanation
 from pygraph.transforms.passes import Pass, records
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 # Passes that keep the order of operations around a decision.
@@ -127,6 +129,12 @@ class Transformed(Generic[P, R]):
         engines = [self.engine, *self.engine.derived()]
         return "\n".join(f"{one.name}: {miss}" for one in engines for miss in one.compiler.recompilations.misses.found)
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Transformed[Concatenate[S, Q], R], instance: S, owner: type | None = None
+    ) -> BoundMethod[Q, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind as a method does, so that methods can be decorated; the instance is a static argument."""
         if instance is None:
@@ -154,13 +162,21 @@ class Transformed(Generic[P, R]):
         return f"<pygraph {inner}>"
 
 
-class BoundMethod(functools.partial[Any]):
+class BoundMethod(functools.partial[R], Generic[Q, R]):
     """A transformed method of an object: called with the object as first argument, which C does.
 
     All else (``explain()``, ``cache_info()`` …) is that of the transformed function, for all objects together.
     """
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+    if TYPE_CHECKING:
+
+        def __call__(self, /, *args: Q.args, **kwargs: Q.kwargs) -> R: ...  # noqa: D102
+        def cache_info(self) -> CacheInfo: ...  # noqa: D102
+        def cache_clear(self) -> None: ...  # noqa: D102
+        def explain(self) -> Explanation: ...  # noqa: D102
+        def explain_misses(self) -> str: ...  # noqa: D102
+
+    def lower(self, *args: Q.args, **kwargs: Q.kwargs) -> Lowered:
         """As of the transformed function, for this object."""
         function: Any = self.func
         return function.lower(*self.args, *args, **self.keywords, **kwargs)

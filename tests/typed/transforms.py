@@ -35,6 +35,25 @@ def modules(model: torch.nn.Linear) -> None:
     assert_type(pygraph.select()(model), TransformedModule)
 
 
+class Trainer:
+    @pygraph.jit
+    def step(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return x * scale
+
+    @pygraph.jit(strict=True)
+    def strictly(self, x: Tensor) -> tuple[Tensor, int]:
+        return x, 1
+
+
+def methods(trainer: Trainer, x: Tensor) -> None:
+    assert_type(trainer.step(x, scale=2.0), Tensor)
+    assert_type(trainer.strictly(x), tuple[Tensor, int])
+    assert_type(trainer.step.lower(x), pygraph.Lowered)
+    assert_type(trainer.step.explain(), pygraph.Explanation)
+    assert_type(Trainer.step(trainer, x), Tensor)
+    trainer.step("x")  # pyright: ignore[reportArgumentType]
+
+
 def programs(program: Program) -> None:
     assert_type(pygraph.graphify(pygraph.indirect(pygraph.devicify(program))), Program)
     assert_type(pygraph.indirect(mechanism="copy")(program), Program)

@@ -4,8 +4,8 @@ It is compiled by one call of the compiler into a folder of its own below the us
 on. A process of its own does that (`pygraph.process.builder`), so that a short script does not end it.
 """
 
-# The flag of the C++ library that torch was built with is known to torch._C only. Checked with torch 2.11 and 2.13.
-# pyright: reportPrivateUsage=false
+# Torch's paths for extensions have no types.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 import hashlib
@@ -106,7 +106,7 @@ def _build_and_load(path: Path) -> None:
     try:
         make_private(path.parent)
         failure = _built(path)
-    except OSError as error:
+    except (OSError, ImportError) as error:
         failure = builder.first_line(error)
     if failure is not None:
         _reason = f"the extension could not be built: {failure}"
@@ -121,7 +121,7 @@ def _built(path: Path) -> str | None:
         return "no C++ compiler was found"
     if (doubt := distrust(path.parent)) is not None:
         return doubt
-    script = [sys.executable, "-P", builder.__file__, str(path), str(_TIMEOUT), compiler, *_flags(), "-o"]
+    script = [sys.executable, "-P", builder.__file__, str(path), str(_TIMEOUT), compiler, *_flags(), *_paths(), "-o"]
     process = subprocess.Popen(
         script, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -157,15 +157,21 @@ def _compiler() -> str | None:
 
 
 def _flags() -> list[str]:
-    base = Path(torch.__file__).parent
-    includes = [base / "include", base / "include/torch/csrc/api/include", sysconfig.get_path("include")]
+    """How the extension is compiled, but for where torch lies."""
     return [
         "-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *(f"-I{include}" for include in includes),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         str(_FOLDER / "dispatch.cpp"),
-        f"-L{base / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10",
     ]  # fmt: skip
+
+
+def _paths() -> list[str]:
+    """The headers and libraries of torch and Python."""
+    from torch.utils import cpp_extension  # importing it takes a twentieth of a second, and only a build needs it
+
+    includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
+    libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    return [*(f"-I{path}" for path in includes), *libraries, "-ltorch_python", "-ltorch_cpu", "-lc10"]
 
 
 def _target() -> Path:

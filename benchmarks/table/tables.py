@@ -121,7 +121,8 @@ def _means(rows: Sequence[Row]) -> str:
             lines.append(cells)
     headings = ["", "way", *(f"over {name}" for name in BASELINES), "won", "lost"]
     note = (f"Geometric means of speed-ups, where both have run. Won and lost: rows that are faster or slower than the "
-            f"fastest (other) mode of `torch.compile` by more than {MARGIN:.0%}. “{BEST}” is the fastest of "
+            f"fastest (other) mode of `torch.compile` by more than {MARGIN:.0%}, and whose quartiles do not overlap. "
+            f"“{BEST}” is the fastest of "
             f"{', '.join(OURS)} in each row.")  # fmt: skip
     return f"{note}\n\n{table(headings, lines)}"
 

@@ -50,6 +50,17 @@ def test_comparisons() -> None:
     assert comparison.compare(ROWS[2:], ("jit",), ("compile",)) == comparison.Comparison(None, 0, (), 0)
 
 
+def test_rounds_that_differ_by_more_than_two_ways_decide_nothing() -> None:
+    row = result("a-i", 0, {"compile": 9500.0, "backend": 10400.0, "jit": 9700.0})
+    row["ways"]["backend"] |= {"wall_us": [9540.0, 10400.0, 10470.0], "right": True}
+    row["ways"]["compile"]["wall_us"] = [9480.0, 9500.0, 9630.0]
+    found = comparison.compare([row], ("backend",), ("compile",))
+    assert (found.won, found.lost) == (0, ())
+    assert found.mean == pytest.approx(9500 / 10400), "the mean has it as it was measured"
+    assert comparison.compare([row], ("jit",), ("compile",)).lost == ("a-i",)
+    assert comparison.compare([row], ("compile",), ("jit",)).won == 1
+
+
 def test_the_tables_of_times() -> None:
     page = tables.render([*ROWS, FAILED])
     assert (

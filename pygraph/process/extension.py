@@ -30,6 +30,7 @@ from pygraph.process.trust import distrust
 _FOLDER = Path(__file__).parent.parent / "native"
 _NAME = "pygraph_native"
 _TIMEOUT = 600
+_NOT_BUILT = "the extension could not be built: {}"
 
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
@@ -92,8 +93,8 @@ def start(wait: bool = False) -> Any:
             path = _target()
             if path.exists():
                 _load(path)
-            else:
-                _thread = threading.Thread(target=_build_and_load, args=(path,), name="pygraph build", daemon=True)
+            elif (process := _begin(path)) is not None:
+                _thread = threading.Thread(target=_finish, args=(process, path), name="pygraph build", daemon=True)
                 _thread.start()
         thread = _thread
     if wait and thread is not None:
@@ -101,38 +102,39 @@ def start(wait: bool = False) -> Any:
     return loaded()
 
 
-def _build_and_load(path: Path) -> None:
+def _begin(path: Path) -> subprocess.Popen[bytes] | None:
+    """Start the process that builds the extension, at once, as this one may end soon; None if that fails."""
     global _reason
+    compiler = _compiler()
+    failure = "no C++ compiler was found" if compiler is None else None
     try:
         make_private(path.parent)
-        failure = _built(path)
+        failure = failure or distrust(path.parent)
+        if failure is None:
+            script = [sys.executable, "-P", builder.__file__, str(path), str(_TIMEOUT), str(compiler), *_flags()]
+            return subprocess.Popen(
+                [*script, *_paths(), "-o"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
     except (OSError, ImportError) as error:
         failure = builder.first_line(error)
-    if failure is not None:
-        _reason = f"the extension could not be built: {failure}"
-        return
-    _load(path)
+    _reason = _NOT_BUILT.format(failure)
+    return None
 
 
-def _built(path: Path) -> str | None:
-    """Have the extension built in another process; the reason why that failed, or None."""
-    compiler = _compiler()
-    if compiler is None:
-        return "no C++ compiler was found"
-    if (doubt := distrust(path.parent)) is not None:
-        return doubt
-    script = [sys.executable, "-P", builder.__file__, str(path), str(_TIMEOUT), compiler, *_flags(), *_paths(), "-o"]
-    process = subprocess.Popen(
-        script, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
+def _finish(process: subprocess.Popen[bytes], path: Path) -> None:
+    """Wait for that process, and load what it has built."""
+    global _reason
     _, errors = process.communicate()
     if path.exists():
-        return None
+        _load(path)
+        return
     try:
-        return builder.failure_of(path).read_text(encoding="utf-8")
+        failure = builder.failure_of(path).read_text(encoding="utf-8")
     except OSError:
         lines = errors.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"its process ended with {process.returncode}"
+        failure = lines[-1] if lines else f"its process ended with {process.returncode}"
+    _reason = _NOT_BUILT.format(failure)
 
 
 def _load(path: Path) -> None:

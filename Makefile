@@ -10,7 +10,7 @@ STUCK := 400
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout $(TIMEOUT) \
 	-o faulthandler_timeout=$(STUCK) -o faulthandler_exit_on_timeout=true --doctest-modules pygraph tests
 
-.PHONY: help demo test test-long check format clean
+.PHONY: help demo test test-long check format wheel clean
 
 help:
 	@echo "make demo       embed real sentences eagerly and as a graph, and compare"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-long  run everything: slow tests, whole products, all samples of all operators, random examples"
 	@echo "make check      format, lint, types and tests: what CI runs"
 	@echo "make format     format the sources and fix what ruff can fix"
+	@echo "make wheel      build a wheel with the call path in C++, for the installed Python and torch"
 	@echo "make clean      remove the virtual environment and caches"
 
 demo: $(STAMP)
@@ -41,8 +42,12 @@ format: $(STAMP)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# For the installed Python and torch: with the call path in C++ ready-made, which other versions build on first use.
+wheel: $(STAMP)
+	PYGRAPH_PREBUILT=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('pygraph needs Python 3.11 or newer, as in: make PYTHON=python3.12')"

@@ -1,7 +1,8 @@
 """Building the extension on first use, and loading it.
 
-It is compiled by one call of the compiler into a folder of its own below the user's cache, named by all that it depends
-on. A process of its own does that (`pygraph.process.builder`), so that a short script does not end it.
+Unless a wheel carries it, it is compiled by one call of the compiler into a folder of its own below the user's cache,
+named by all that it depends on. A process of its own does that (`pygraph.process.builder`), so that a short script does
+not end it.
 """
 
 # Torch's paths for extensions have no types.
@@ -23,12 +24,10 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from pygraph.process import builder
+from pygraph.process import builder, extension_source
 from pygraph.process.cache import cache_directory, make_private
 from pygraph.process.trust import distrust
 
-_FOLDER = Path(__file__).parent.parent / "native"
-_NAME = "pygraph_native"
 _TIMEOUT = 600
 _NOT_BUILT = "the extension could not be built: {}"
 
@@ -143,8 +142,8 @@ def _load(path: Path) -> None:
         _reason = f"the extension is not loaded: {doubt}"
         return
     try:
-        loader = importlib.machinery.ExtensionFileLoader(_NAME, str(path))
-        spec = importlib.util.spec_from_file_location(_NAME, path, loader=loader)
+        loader = importlib.machinery.ExtensionFileLoader(extension_source.NAME, str(path))
+        spec = importlib.util.spec_from_file_location(extension_source.NAME, path, loader=loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
@@ -161,9 +160,9 @@ def _compiler() -> str | None:
 def _flags() -> list[str]:
     """How the extension is compiled, but for where torch lies."""
     return [
-        "-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w",
+        *extension_source.FLAGS, "-shared", "-fPIC",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        str(_FOLDER / "dispatch.cpp"),
+        str(extension_source.FOLDER / "dispatch.cpp"),
     ]  # fmt: skip
 
 
@@ -177,10 +176,13 @@ def _paths() -> list[str]:
 
 
 def _target() -> Path:
-    """The path of the extension, built or not: its folder's name is a digest of everything that its bytes depend on."""
-    digest = hashlib.sha256()
-    for source in sorted(path for path in _FOLDER.iterdir() if path.suffix in (".cpp", ".h")):
-        digest.update(source.read_bytes())
+    """The path of the extension: that of a wheel, or one in the cache, built or not.
+
+    Its folder's name is a digest of everything that its bytes depend on.
+    """
+    if (ready := extension_source.prebuilt()) is not None:
+        return ready
+    digest = hashlib.sha256(extension_source.digest().encode())
     for part in (sys.version, torch.__version__, torch.__file__, *_flags(), str(_compiler())):
         digest.update(part.encode())
-    return cache_directory() / digest.hexdigest()[:20] / f"{_NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    return cache_directory() / digest.hexdigest()[:20] / extension_source.file_name()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -51,8 +52,12 @@ NAMESPACE: dict[str, Any] = {
 }
 
 
-def program_text(program: ProgramFields) -> str:
+def program_text(program: ProgramFields, namer: Namer | None = None) -> str:
     """The Program as Python source: a header with its history, then one function.
+
+    Args:
+        program: The Program.
+        namer: Names for nodes, where some have names already; it knows the names of all afterwards.
 
     Example:
         >>> import torch, pygraph
@@ -62,7 +67,7 @@ def program_text(program: ProgramFields) -> str:
         >>> scope["program"](torch.zeros(2))
         (tensor([0., 0.]),)
     """
-    namer = _Namer()
+    namer = Namer() if namer is None else namer
     lines = [f"# {program.name} ({program.stage}): {' | '.join(program.history)}"]
     for fallback in program.fallbacks:
         where = f", {fallback.source}" if fallback.source else ""
@@ -72,15 +77,15 @@ def program_text(program: ProgramFields) -> str:
     lines += _submodules(program.module, "")
     lines.append("def program(" if program.inputs else "def program():")
     for node, descriptor in zip(program.placeholders, program.inputs, strict=True):
-        name = namer.give(node, _input_name(descriptor))
+        name = namer.give(node, input_name(descriptor))
         spec = "generator" if isinstance(descriptor, CapturedGenerator) else spec_text(node.meta.get("spec"))
-        lines.append(f'    {name}: "{spec}",  # {_input_text(descriptor)}')
+        lines.append(f'    {name}: "{spec}",  # {input_text(descriptor)}')
     if program.inputs:
         lines.append("):")
     lines += _body(program.module.graph, namer, "    ", program)
     lines.append("    return (")
     for value, descriptor in zip(program.results, program.outputs, strict=True):
-        lines.append(f"        {namer.text(value)},  # {_output_text(descriptor, program)}")
+        lines.append(f"        {namer.text(value)},  # {output_text(descriptor, program)}")
     lines.append("    )")
     for alias in program.aliases:
         lines.append(f"    # {alias.path}: {_alias_text(alias, program)}")
@@ -119,27 +124,39 @@ def target_text(target: Any) -> str:
     return f"{module}.{name}" if module else name
 
 
-class _Namer:
-    """Unique, readable names for nodes, in order of appearance."""
+class Namer:
+    """Unique, readable names for nodes, in order of appearance.
 
-    def __init__(self) -> None:
-        self._names: dict[fx.Node, str] = {}
+    Args:
+        given: Names that some nodes have already.
+        taken: Names that no other node is to get.
+    """
+
+    def __init__(self, given: Mapping[fx.Node, str] | None = None, taken: Iterable[str] = ()) -> None:
+        self.names: dict[fx.Node, str] = dict(given or {})
+        self._given = frozenset(self.names)
+        self._taken = {*taken, *self.names.values()}
         self._counts: dict[str, int] = {}
 
     def give(self, node: fx.Node, stem: str) -> str:
+        """Name a node after a word, and a number if another one has that name."""
+        if node in self._given:
+            return self.names[node]
         stem = re.sub(r"\W+", "_", stem).strip("_").removesuffix("_default") or "value"
         if stem[0].isdigit() or stem in ("program", *NAMESPACE):
             stem = f"_{stem}"
         count = self._counts.get(stem, 0)
+        while (name := stem if not count else f"{stem}_{count}") in self._taken:
+            count += 1
         self._counts[stem] = count + 1
-        name = self._names[node] = stem if not count else f"{stem}_{count}"
-        if count:
-            self._counts.setdefault(name, 1)
+        self._taken.add(name)
+        self.names[node] = name
         return name
 
     def text(self, value: Any) -> str:
+        """An argument of a node as Python source."""
         if isinstance(value, fx.Node):
-            return self._names[value]
+            return self.names[value]
         if isinstance(value, (list, tuple)):
             items = ", ".join(map(self.text, value))
             return f"[{items}]" if isinstance(value, list) else f"({items}{',' if len(value) == 1 else ''})"
@@ -150,7 +167,7 @@ class _Namer:
         return repr(value)
 
 
-def _body(graph: fx.Graph, namer: _Namer, indent: str, program: ProgramFields | None) -> list[str]:
+def _body(graph: fx.Graph, namer: Namer, indent: str, program: ProgramFields | None) -> list[str]:
     lines: list[str] = []
     region: int | None = None
     for node in graph.nodes:
@@ -160,20 +177,25 @@ def _body(graph: fx.Graph, namer: _Namer, indent: str, program: ProgramFields | 
         if node.op == "get_attr":
             namer.give(node, str(node.target))
             continue
-        if node.op != "call_function":
-            continue
-        args = [namer.text(arg) for arg in node.args]
-        args += [f"{key}={namer.text(value)}" for key, value in node.kwargs.items()]
-        target = target_text(node.target)
-        name = namer.give(node, _stem(node.target, target))
-        source = f"  # {node.meta['source']}" if node.meta.get("source") else ""
-        annotation = spec_text(node.meta.get("spec"))
-        lines.append(f'{indent}{name}: "{annotation}" = {target}({", ".join(args)}){source}')
+        if node.op == "call_function":
+            lines.append(indent + node_text(node, namer))
     return lines
 
 
-def _stem(target: Any, text: str) -> str:
-    """The stem of a node's name: its operation without the overload."""
+def node_text(node: fx.Node, namer: Namer) -> str:
+    """The line of a node that calls an operation, whose arguments have names."""
+    args = [namer.text(arg) for arg in node.args]
+    args += [f"{key}={namer.text(value)}" for key, value in node.kwargs.items()]
+    target = target_text(node.target)
+    name = namer.give(node, operation_name(node.target))
+    source = f"  # {node.meta['source']}" if node.meta.get("source") else ""
+    annotation = spec_text(node.meta.get("spec"))
+    return f'{name}: "{annotation}" = {target}({", ".join(args)}){source}'
+
+
+def operation_name(target: Any) -> str:
+    """The name of an operation, without its namespace and overload; nodes are named after it."""
+    text = target_text(target)
     return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else text.rpartition(".")[2]
 
 
@@ -184,7 +206,7 @@ def _submodules(module: fx.GraphModule, indent: str) -> list[str]:
     for name, child in module.named_children():
         if name not in used or not isinstance(child, fx.GraphModule):
             continue
-        namer = _Namer()
+        namer = Namer()
         lines += _submodules(child, indent)
         names = [namer.give(node, "x") for node in child.graph.nodes if node.op == "placeholder"]
         lines.append(f"{indent}def {name}({', '.join(names)}):")
@@ -193,7 +215,8 @@ def _submodules(module: fx.GraphModule, indent: str) -> list[str]:
     return lines
 
 
-def _input_name(descriptor: Input) -> str:
+def input_name(descriptor: Input) -> str:
+    """The word that an input is named after."""
     match descriptor:
         case Argument() | ScalarArgument():
             return descriptor.path
@@ -207,7 +230,8 @@ def _input_name(descriptor: Input) -> str:
             return "table"
 
 
-def _input_text(descriptor: Input) -> str:
+def input_text(descriptor: Input) -> str:
+    """The meaning of an input in words."""
     match descriptor:
         case Argument():
             return descriptor.path
@@ -230,12 +254,13 @@ def _slot_text(slot: Slot) -> str:
     return f"{slot.role} {slot.of.path}"
 
 
-def _output_text(descriptor: Output, program: ProgramFields) -> str:
+def output_text(descriptor: Output, program: ProgramFields) -> str:
+    """The meaning of an output in words."""
     match descriptor:
         case Result():
             return descriptor.path
         case Mutation():
-            return f"new contents of {_input_text(program.inputs[descriptor.input])}"
+            return f"new contents of {input_text(program.inputs[descriptor.input])}"
         case _:
             return f"stored in slot {descriptor.slot}"
 
@@ -265,6 +290,6 @@ def _because(reason: str | None, source: str | None) -> str:
 def _referred_text(index: int, program: ProgramFields) -> str:
     """An input by number, or past the inputs a slot of the pointer table."""
     if index < len(program.inputs):
-        return _input_text(program.inputs[index])
+        return input_text(program.inputs[index])
     assert program.table is not None
     return program.table.slots[index - len(program.inputs)].of.path

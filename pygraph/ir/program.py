@@ -29,7 +29,9 @@ from pygraph.ir.descriptors import (
     Static,
     tensor_specs,
 )
+from pygraph.ir.drawing import Drawing
 from pygraph.ir.evaluate import evaluate
+from pygraph.ir.outline import outline
 from pygraph.ir.printing import program_text
 
 
@@ -133,6 +135,25 @@ class Program:
             tensor([1., 1.])
         """
         return evaluate(self, *args, **kwargs)
+
+    def draw(self, most: int = 200) -> Drawing:
+        """A picture: nodes as boxes, in a frame for each region, with the values that they take and give.
+
+        Args:
+            most: The number of nodes that are drawn at most; the picture says how many more there are.
+
+        Returns:
+            What notebooks show; ``save("step.svg")`` writes it, and ``dot`` is its text for Graphviz.
+
+        Example:
+            >>> import torch, pygraph
+            >>> picture = pygraph.trace(lambda x: torch.sin(x) + 1)(torch.ones(2)).draw()
+            >>> picture
+            <Drawing of <lambda>: 3 nodes>
+            >>> "float32[2] cpu" in picture.svg
+            True
+        """
+        return Drawing(outline(self, most))
 
     def __str__(self) -> str:
         return program_text(self)

@@ -12,6 +12,8 @@ from pygraph.errors import PygraphError
 from pygraph.interop.dynamo import backend
 from pygraph.interop.live import explain
 from pygraph.ir.check import check_program
+from pygraph.ir.diff import ProgramDiff, diff
+from pygraph.ir.drawing import Drawing
 from pygraph.ir.evaluate import evaluate
 from pygraph.ir.program import Program
 from pygraph.report.explain import Explanation
@@ -21,7 +23,8 @@ from pygraph.tracing.trace import trace
 __version__ = "0.1.0"
 
 __all__ = [
-    "Compiled", "Explanation", "Lowered", "Program", "PygraphError", "Transformed", "backend", "check_program",
-    "check_transform", "default_device", "devicify", "disable", "errors", "evaluate", "explain", "fuse", "graphify",
-    "indirect", "jit", "make_graphed_callables", "select", "trace", "transform",
+    "Compiled", "Drawing", "Explanation", "Lowered", "Program", "ProgramDiff", "PygraphError", "Transformed",
+    "backend", "check_program", "check_transform", "default_device", "devicify", "diff", "disable", "errors",
+    "evaluate", "explain", "fuse", "graphify", "indirect", "jit", "make_graphed_callables", "select", "trace",
+    "transform",
 ]  # fmt: skip

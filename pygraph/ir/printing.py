@@ -134,13 +134,12 @@ class Namer:
 
     def __init__(self, given: Mapping[fx.Node, str] | None = None, taken: Iterable[str] = ()) -> None:
         self.names: dict[fx.Node, str] = dict(given or {})
-        self._given = frozenset(self.names)
         self._taken = {*taken, *self.names.values()}
         self._counts: dict[str, int] = {}
 
     def give(self, node: fx.Node, stem: str) -> str:
-        """Name a node after a word, and a number if another one has that name."""
-        if node in self._given:
+        """Name a node after a word, and a number if another one has that name; one that has a name keeps it."""
+        if node in self.names:
             return self.names[node]
         stem = re.sub(r"\W+", "_", stem).strip("_").removesuffix("_default") or "value"
         if stem[0].isdigit() or stem in ("program", *NAMESPACE):

@@ -26,7 +26,7 @@ from pygraph.calls.options import Options
 from pygraph.calls.plans import Planned
 from pygraph.calls.policy import Composition, CompositionFactory, Policy, Runners
 from pygraph.calls.recording import Recorder
-from pygraph.calls.reports import call_report, totals_of
+from pygraph.calls.reports import call_report, files_of, totals_of
 from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import look_of
 from pygraph.calls.surroundings import InlineError, UntraceableError
@@ -417,7 +417,7 @@ class Engine:
             report = dataclasses.replace(report, in_python=tuple(dict.fromkeys(filter(None, in_python))))
             report = report.with_derived(engine.explain() for engine in self.derived())
             totals = totals_of(self.shared.counts, (one.cache for one in self._family())) if self.is_root else None
-            return dataclasses.replace(report, totals=totals)
+            return dataclasses.replace(report, totals=totals, files=files_of(self.fn))
 
     def derived(self) -> Iterator[Engine]:
         """The engines that are derived from this one and run calls of it."""

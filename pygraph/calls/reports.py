@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import fx
 
 from pygraph.calls.cache import Cache, Counts
 from pygraph.calls.entries import Differentiated, Entry
@@ -10,9 +16,12 @@ from pygraph.calls.misses import short_text
 from pygraph.ir.descriptors import Argument
 from pygraph.ir.effects import count_kernels
 from pygraph.ir.evaluate import argument_descriptors
+from pygraph.ir.outline import Outline, outline
 from pygraph.ir.program import Program
+from pygraph.ir.source_lines import TORCH_FOLDER
 from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
 from pygraph.report.verdict import Totals
+from pygraph.runtime.executable import Executable
 
 
 def totals_of(counts: Counts, caches: Iterable[Cache]) -> Totals:
@@ -21,9 +30,30 @@ def totals_of(counts: Counts, caches: Iterable[Cache]) -> Totals:
     return Totals(counts.hits, counts.misses, counts.captures, counts.evictions, seconds)
 
 
+def files_of(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """Files of a function, or of the modules of a module, outside of torch."""
+    modules = fn.modules() if isinstance(fn, torch.nn.Module) else None
+    functions: list[Any] = [fn] if modules is None else [type(module).forward for module in modules]
+    codes = (getattr(inspect.unwrap(one), "__code__", None) for one in functions)
+    found = dict.fromkeys(code.co_filename for code in codes if isinstance(code, CodeType))
+    return tuple(file for file in found if not file.startswith(TORCH_FOLDER))
+
+
 def _baked(program: Program | None) -> dict[str, str]:
     """Texts of the values of arguments that a trace depends on."""
     return {} if program is None else {one.path: short_text(one.value) for one in program.baked}
+
+
+_MOST_NODES = 200
+"""Nodes of a Program that a report draws."""
+
+
+def _outline(program: Program, executable: Executable | None) -> Outline:
+    """The Program as plain data, with what graphs have recorded for its nodes."""
+    recorded: dict[fx.Node, tuple[tuple[str, ...], str]] = {}
+    for graph in executable.graphs if executable is not None else ():
+        recorded |= graph.recorded_nodes()
+    return outline(program, _MOST_NODES, recorded)
 
 
 def call_report(entry: Entry) -> CallReport:
@@ -44,4 +74,5 @@ def call_report(entry: Entry) -> CallReport:
     return CallReport(
         tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms,
         differentiated=isinstance(entry, Differentiated), baked=_baked(program), seconds=round(entry.seconds, 4),
+        outline=None if program is None else _outline(program, executable),
     )  # fmt: skip

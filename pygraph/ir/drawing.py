@@ -109,14 +109,16 @@ class Drawing:
 
 
 def region_title(region: Region) -> str:
-    """A region's kind and way of running in words.
+    """A region's way of running in words.
 
     >>> region_title(Region(1, "eager", "launch", reason="it needs a value on the host"))
-    'region 1: eager, launched node by node, as it needs a value on the host'
+    'region 1: launched node by node, as it needs a value on the host'
     """
     ways = {"launch": "launched node by node", "patch": "a graph with patched pointers", "copy": "a graph with copies"}
-    way = "Python" if region.kind == "host" else ways[region.way]
-    return f"region {region.index}: {region.kind}, {way}" + (f", as {region.reason}" if region.reason else "")
+    way = "on the host" if region.kind == "host" else ways[region.way]
+    if region.kind == "graph" and region.way == "launch":
+        way += ", though it can be a graph"
+    return f"region {region.index}: {way}" + (f", as {region.reason}" if region.reason else "")
 
 
 # ---- SVG -------------------------------------------------------------------------------------------------------

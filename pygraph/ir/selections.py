@@ -22,10 +22,26 @@ result, or that of the host."""
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
+_LEAST_SHOWN_US = 0.05
+"""Microseconds that reports show as another time, which they round to tenths."""
+
 Mode = Literal["measure", "heuristic", "replay", "launch"]
 """Ground of a selection: measurements, a model of costs, or none, as all regions replay or are launched."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+_LEAST_LEAD_US, _LEAST_LEAD = 1.0, 0.01
+"""Leads that are worth another way than the default: microseconds, and a share of its time."""
+
+
+def margin(default_us: float) -> float:
+    """How much faster than the default another way must be to be chosen, in microseconds.
+
+    >>> margin(600.0), margin(20.0)
+    (6.0, 1.0)
+    """
+    return max(_LEAST_LEAD_US, _LEAST_LEAD * default_us)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +114,13 @@ class Selection:
     mechanism: Mechanism = "auto"
 
     def __str__(self) -> str:
-        parts = [f"runs by {self.chosen.name}: {self.reason}"]
-        if self.compared:
-            parts.append(", ".join(map(str, self.compared)))
+        first, *others = self.sentences()
+        times = [", ".join(map(str, self.compared))] if self.compared else []
+        return "; ".join([first, *times, *others])
+
+    def sentences(self) -> list[str]:
+        """The choice in words, without the times of all candidates."""
+        parts = [f"runs by {self.chosen.name}: {self.reason}", *self.remarks()]
         if self.lead is not None:
             low, high = self.lead
             parts.append(f"the next best takes {low:+.1f} to {high:+.1f} µs more ({self.confidence:.1%} sure)")
@@ -108,7 +128,33 @@ class Selection:
             parts.append(f"measured {self.when}")
         if self.provisional is not None:
             parts.append(f"to be measured again, as {self.provisional}")
-        return "; ".join(parts)
+        return parts
+
+    def remarks(self) -> list[str]:
+        """The candidates with a shorter time than the chosen one, each with the reason why it does not run.
+
+        Example:
+            >>> slow, fast = (Compared(Candidate(way), us, us, 3.0, 7) for way, us in (("patch", 3.4), ("copy", 3.0)))
+            >>> Selection(slow.candidate, "nothing was faster by more than noise", (slow, fast)).remarks()
+            ['copy was measured 0.4 µs faster, within the margin of 1.0 µs']
+        """
+        chosen = next((one for one in self.compared if one.candidate == self.chosen), None)
+        if chosen is None:
+            return []
+        faster = (one for one in self.compared if chosen.time - one.time >= _LEAST_SHOWN_US)
+        return [
+            f"{one.candidate.name} was {'measured' if one.runs else 'estimated'} {chosen.time - one.time:.1f} µs "
+            f"faster, {self._why_not(chosen.time, one)}"
+            for one in faster
+        ]
+
+    def _why_not(self, time: float, faster: Compared) -> str:
+        """The reason why a faster candidate does not run in place of the chosen one, which takes this time."""
+        if time - faster.time <= margin(time):
+            return f"within the margin of {margin(time):.1f} µs"
+        if self.provisional is not None:
+            return "but that is not certain"
+        return "but single runs differ too much to prove it"
 
     def times(self) -> tuple[tuple[str, float], ...]:
         """Name and time of each candidate."""

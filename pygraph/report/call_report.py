@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from pygraph.ir.descriptors import Fallback, Region
+from pygraph.ir.outline import Outline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class CallReport:
         differentiated: Whether the calls are differentiated from outside, and therefore run as derived functions.
         baked: Texts of the values that are part of the trace, by the paths of arguments.
         seconds: The time that its trace and recording have taken.
+        outline: The Program as far as a picture shows it; None if there is none.
     """
 
     arguments: tuple[str, ...]
@@ -40,6 +42,7 @@ class CallReport:
     differentiated: bool = False
     baked: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     seconds: float = 0.0
+    outline: Outline | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def title(self) -> str:

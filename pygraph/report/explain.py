@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import io
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pygraph.ir.descriptors import Fallback
@@ -13,6 +15,7 @@ from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, Call
 from pygraph.report.verdict import Totals, differences, groups, title_of
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
 
@@ -33,7 +36,10 @@ class DonatedReport:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The report of a transformed function; ``str()`` is a table, ``to_dict()`` plain data.
+    """The report of a transformed function.
+
+    ``str()`` is text of 120 columns. `rich` prints it in colour, as wide as the terminal; notebooks show a page, which
+    ``save("report.html")`` writes; ``to_dict()`` is plain data.
 
     Attributes:
         name: The function.
@@ -44,6 +50,14 @@ class Explanation:
         in_python: Lines of the function that run as Python before, between or after its graphs, and why.
         slow_calls: Why calls are not served by the C++ extension, so that each costs time in Python; None if they are.
         totals: Counts of calls and compilations; None where they are not counted.
+        files: Files of the function, whose lines pages show.
+
+    Example:
+        >>> import torch, pygraph
+        >>> fast = pygraph.jit(lambda x: torch.sin(x) + 1)
+        >>> _ = fast(torch.ones(4, device=pygraph.default_device()))
+        >>> print(fast.explain())  # doctest: +ELLIPSIS
+        <lambda>: 1 call: 0 hits, 1 compiled or looked at; 1 graph recorded, ...
     """
 
     name: str
@@ -53,6 +67,7 @@ class Explanation:
     in_python: tuple[str, ...] = ()
     slow_calls: str | None = None
     totals: Totals | None = None
+    files: tuple[str, ...] = ()
 
     def with_donated(self, notes: Mapping[tuple[str, str | None], int]) -> Explanation:
         """Add the outcomes of donations, counted by path and reason."""
@@ -72,17 +87,24 @@ class Explanation:
             inlined=dict(inlined),
         )
 
+    def counted_fallbacks(self) -> dict[Fallback, int]:
+        """Everything that does not run in the best way, with the number of calls."""
+        counted: collections.Counter[Fallback] = collections.Counter(self.inlined)
+        for call in self.calls:
+            for fallback in call.fallbacks:
+                counted[fallback] += call.calls
+        return dict(counted)
+
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data: the latest kind of call at the top, all kinds in ``entries``, counted fallbacks."""
+        counted = self.counted_fallbacks()
         latest = CallReport((), NO_COUNTS, (), (), 0, NO_MEMORY, NO_MECHANISMS).to_dict()
         if self.calls:
             latest = self.calls[-1].to_dict()
         return {
             "name": self.name,
             **latest,
-            "fallbacks": [
-                {**dataclasses.asdict(fallback), "count": count} for fallback, count in self._counted().items()
-            ],
+            "fallbacks": [{**dataclasses.asdict(fallback), "count": count} for fallback, count in counted.items()],
             "donated": [dataclasses.asdict(report) for report in self.donated],
             "entries": [call.to_dict() for call in self.calls],
             "in_python": list(self.in_python),
@@ -90,36 +112,38 @@ class Explanation:
             "totals": None if self.totals is None else dataclasses.asdict(self.totals),
         }
 
-    def _counted(self) -> collections.Counter[Fallback]:
-        """Fallbacks with their calls."""
-        counted: collections.Counter[Fallback] = collections.Counter(self.inlined)
-        for call in self.calls:
-            for fallback in call.fallbacks:
-                counted[fallback] += call.calls
-        return counted
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as one HTML file, which needs no other one and no network.
+
+        It has what ``str()`` has, and the Program of each kind of call: drawn, and line by line of the user's.
+
+        Args:
+            path: The file, as ``report.html``.
+        """
+        from pygraph.report.page import page
+
+        Path(path).write_text(page(self), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        from pygraph.report.page import fragment
+
+        return fragment(self)
 
     def __str__(self) -> str:
         from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
 
         text = io.StringIO()
-        console = Console(file=text, width=120, color_system=None, legacy_windows=False)
+        Console(file=text, width=120, color_system=None, legacy_windows=False).print(self)
+        return text.getvalue()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
         for line in [*([str(self.totals)] if self.totals is not None else []), *differences(self.calls)]:
-            console.print(Text(f"{self.name}: {line}"))
-        table = Table(title=f"pygraph: {self.name}", title_justify="left")
-        for column in ("call", "calls", "kernels", "in graphs", "nodes", "patched", "bytes copied", "regions"):
-            table.add_column(column, overflow="fold")
-        for group in groups(self.calls):
-            call, counts = group[0], group[0].counts
-            table.add_row(
-                Text(title_of(group)), str(sum(one.calls for one in group)), str(counts["kernels"]),
-                str(counts["kernels_in_graphs"]), str(counts["nodes"]), _patched(counts, call.mechanisms),
-                str(counts["bytes_copied_per_replay"]), call.ways,
-            )  # fmt: skip
-        console.print(table)
+            yield Text(f"{self.name}: {line}", style="bold")
+        yield self._table()
         if any(any(call.memory.values()) for call in self.calls):
-            console.print(self._memory_table())
+            yield self._memory_table()
         chosen = collections.Counter(
             f"region {region.index} {region.selection}"
             for call in self.calls
@@ -127,19 +151,37 @@ class Explanation:
             if region.selection is not None
         )
         for line, count in chosen.items():
-            console.print(Text(line if count == 1 else f"{line} (in {count} kinds of calls)"))
+            yield Text(line if count == 1 else f"{line} (in {count} kinds of calls)")
         for report in self.donated:
             what = "became a result's" if report.reason is None else f"was not used: {report.reason}"
-            console.print(Text(f"donated ×{report.count}: {report.argument}: its memory {what}"))
+            yield Text(f"donated ×{report.count}: {report.argument}: its memory {what}")
         for lines in self.in_python:
-            console.print(Text(f"in Python: {lines}"))
-        for fallback, count in self._counted().items():
-            console.print(Text(f"fallback ×{count}: {fallback}"))
-        if not self._counted():
-            console.print("no fallbacks")
+            yield Text(f"in Python: {lines}", style="yellow")
+        fallbacks = self.counted_fallbacks()
+        for fallback, count in fallbacks.items():
+            yield Text(f"fallback ×{count}: {fallback}", style="yellow")
+        if not fallbacks:
+            yield Text("no fallbacks", style="green")
         if self.slow_calls is not None:
-            console.print(Text(f"calls are recognised in Python: {self.slow_calls}"))
-        return text.getvalue()
+            yield Text(f"calls are recognised in Python: {self.slow_calls}", style="yellow")
+
+    def _table(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        title = Text(f"pygraph: {self.name}", style="italic")
+        table = Table(title=title, title_justify="left")
+        for column in ("call", "calls", "kernels", "in graphs", "nodes", "patched", "bytes copied", "regions"):
+            table.add_column(column, overflow="fold", min_width=24 if column == "call" else None)
+        for group in groups(self.calls):
+            call, counts = group[0], group[0].counts
+            is_graph = counts["kernels"] == counts["kernels_in_graphs"] > 0
+            table.add_row(
+                Text(title_of(group)), str(sum(one.calls for one in group)), str(counts["kernels"]),
+                str(counts["kernels_in_graphs"]), str(counts["nodes"]), _patched(counts, call.mechanisms),
+                str(counts["bytes_copied_per_replay"]), Text(call.ways, style="green" if is_graph else "yellow"),
+            )  # fmt: skip
+        return table
 
     def _memory_table(self) -> Table:
         from rich.table import Table

@@ -7,6 +7,7 @@ be what ordinary launches give. Whatever fails the proof is copied.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -269,6 +270,30 @@ class RegionGraph:
         """Whether outputs are in the same memory at every replay."""
         return self._reused is not None
 
+    def recorded_nodes(self) -> dict[fx.Node, tuple[tuple[str, ...], str]]:
+        """By node of the region, the names of what was recorded for it, and how that gets its pointers."""
+        ways: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        changed = {
+            "by the host": self.choice.host,
+            "by the device": self.choice.device,
+            "by a table": self.choice.table,
+        }
+        for way, words in changed.items():
+            for word in words:
+                ways[word.node][way] += 1
+        for number, _ in {(word.node, word.slot) for word in self._region.words if word.slot in self.choice.copied}:
+            ways[number]["of a copy"] += 1
+        for value in self._region.values:
+            ways[value.node][_NUMBER] += 1
+        names: dict[fx.Node, list[str]] = {}
+        totals: dict[fx.Node, collections.Counter[str]] = {}
+        for number, recorded in enumerate(self.graph.nodes):
+            if recorded.op >= 0:  # else it is one of ours
+                node = self.body.nodes[recorded.op]
+                names.setdefault(node, []).append(recorded.name)
+                totals.setdefault(node, collections.Counter()).update(ways[number])
+        return {node: (tuple(found), _pointers_text(totals[node])) for node, found in names.items()}
+
     def nodes_of(self, slot: int) -> list[int]:
         """Recorded nodes with a pointer into a slot's memory, in the order in which they run."""
         return self._region.nodes_of(slot)
@@ -323,6 +348,20 @@ class RegionGraph:
         """Give the graph and its buffers back."""
         self._region.release([] if self.saved is None else self.saved.release())
         self._reused_memory = None
+
+
+_NUMBER = "number"
+
+
+def _pointers_text(ways: Mapping[str, int]) -> str:
+    """Numbers of pointers, and of numbers that the host sends, in words.
+
+    >>> _pointers_text({"by the host": 2, "of a copy": 1})
+    'pointers: 2 by the host, 1 of a copy'
+    """
+    pointers = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()) if way != _NUMBER)
+    numbers = f"numbers: {ways[_NUMBER]} by the host" if _NUMBER in ways else ""
+    return "; ".join(filter(None, [f"pointers: {pointers}" if pointers else "", numbers])) or "as recorded"
 
 
 def _refuse_host_memory(body: RegionBody, inputs: Sequence[torch.Tensor]) -> None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pygraph.ir.selections import Candidate, Compared, Objective
+from pygraph.ir.selections import Candidate, Compared, Objective, margin
 from pygraph.runtime.mechanisms import Choice
-from pygraph.runtime.rounds import margin
 from pygraph.runtime.samples import Sample
 
 LAUNCH = Candidate("launch")

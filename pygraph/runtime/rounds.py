@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from pygraph.ir.selections import Candidate, Compared, Objective
+from pygraph.ir.selections import Candidate, Compared, Objective, margin
 from pygraph.runtime.samples import Interval, Sample, median_interval
 
 CONFIDENCE = 0.98
@@ -20,9 +20,6 @@ CONFIDENCE = 0.98
 
 LOOKS = (7, 11, 16, 24, 36, 54)
 """After so many rounds intervals are looked at: seldom, as every look may be wrong."""
-
-_LEAST_LEAD_US, _LEAST_LEAD = 1.0, 0.01
-"""Leads that are worth another way than the default: microseconds, and a share of its time."""
 
 _CALLS = 10_000
 """Calls that a gain is taken to be for, when it is weighed against the time that finding it takes."""
@@ -35,15 +32,6 @@ def worth(gain_us: float) -> float:
     (0.03, 2.0)
     """
     return gain_us * _CALLS / 1e6
-
-
-def margin(default_us: float) -> float:
-    """How much faster than the default another way must be to be chosen, in microseconds.
-
-    >>> margin(600.0), margin(20.0)
-    (6.0, 1.0)
-    """
-    return max(_LEAST_LEAD_US, _LEAST_LEAD * default_us)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,225 @@
+"""The page of a report: one HTML file with styles and pictures in it, which loads nothing and runs nothing.
+
+Everything that is not markup is escaped by the templates, which `jinja2` fills.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import linecache
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pygraph.ir.descriptors import Fallback, Region
+from pygraph.ir.drawing import Drawing, region_title
+from pygraph.ir.outline import Outline, OutlineNode
+from pygraph.process.cache import readable
+from pygraph.report.call_report import CallReport
+from pygraph.report.glossary import TERMS, pieces
+from pygraph.report.verdict import differences, groups, title_of
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+_MOST_DRAWN = 12
+"""Kinds of calls that a page draws; the tables have all."""
+
+MEMORY: Mapping[str, str] = {
+    "pool": "pool (all graphs share it)",
+    "static": "captured, in place",
+    "copied": "staging buffers",
+    "outputs": "results per call",
+}
+"""Titles of sorts of memory."""
+
+_MOST_OPEN = 2
+"""Kinds of calls that are open when a page is."""
+
+
+class ReportFields(Protocol):
+    """The fields of an `pygraph.Explanation` that pages are made of, and that templates name besides these."""
+
+    @property
+    def calls(self) -> tuple[CallReport, ...]:
+        """One report per kind of call."""
+        ...
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files whose lines are shown."""
+        ...
+
+    def counted_fallbacks(self) -> dict[Fallback, int]:
+        """Fallbacks with numbers of calls."""
+        ...
+
+
+def page(report: ReportFields) -> str:
+    """A report as a page of its own."""
+    return _environment().get_template("page.html").render(_contents(report))
+
+
+def fragment(report: ReportFields) -> str:
+    """A report as part of another page, as notebooks are."""
+    return _environment().get_template("fragment.html").render(_contents(report))
+
+
+@functools.cache
+def _environment() -> Environment:
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    made = jinja2.Environment(
+        autoescape=True, loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {"glossed": _glossed, "size": readable}  # pyright: ignore[reportUnknownMemberType]
+    return made
+
+
+def _glossed(text: str) -> Markup:
+    """A text with links from the words that the glossary explains."""
+    from markupsafe import Markup, escape
+
+    link = Markup('<a class="pg-term" href="#{}" title="{}">{}</a>')
+    return Markup().join(
+        escape(piece) if term is None else link.format(term.anchor, term.meaning, piece) for piece, term in pieces(text)
+    )
+
+
+# ---- what the templates show -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bar:
+    """The time of one candidate."""
+
+    name: str
+    time: str
+    parts: str
+    share: float
+    is_chosen: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    """A line of the user's, with the nodes that come from it."""
+
+    source: str
+    code: str
+    nodes: list[OutlineNode]
+
+
+@dataclasses.dataclass(frozen=True)
+class _RegionView:
+    """A region of a kind of call."""
+
+    kind: str
+    title: str
+    sentences: list[str]
+    bars: list[_Bar]
+    lines: list[_Line]
+    count: int
+    more: int
+
+
+def _contents(report: ReportFields) -> dict[str, Any]:
+    found = groups(report.calls)
+    kinds = [_kind(group, number, report.files) for number, group in enumerate(found)]
+    counted = report.counted_fallbacks().items()
+    return {
+        "report": report,
+        "differences": differences(report.calls),
+        "kinds": kinds,
+        "fallbacks": [(one, count, _code_of(one.source, report.files)) for one, count in counted],
+        "terms": TERMS,
+        "memory_names": MEMORY,
+        "most_memory": max((sum(kind["memory"].values()) for kind in kinds), default=0),
+    }
+
+
+def _kind(group: Sequence[CallReport], number: int, files: Sequence[str]) -> dict[str, Any]:
+    """Kinds of calls that differ in values only, as one section shows them."""
+    call = group[0]
+    drawn = call.outline is not None and number < _MOST_DRAWN and len(call.outline.nodes) > 0
+    return {
+        "title": title_of(group), "call": call, "is_open": number < _MOST_OPEN, "number": number,
+        "calls": sum(one.calls for one in group), "seconds": sum(one.seconds for one in group), "count": len(group),
+        "memory": {name: max(one.memory[name] for one in group) for name in call.memory},
+        "mechanisms": _mechanisms(call),
+        "regions": [_region(region, call.outline, files) for region in call.regions],
+        "program": _program(call.outline, files),
+        "svg": _svg(call.outline) if drawn else None,
+    }  # fmt: skip
+
+
+def _mechanisms(call: CallReport) -> list[str]:
+    """How pointers and numbers change between replays, with numbers of nodes."""
+    counts = call.mechanisms
+    numbers = call.counts["patched_nodes"] - counts["host"] - counts["device"] - counts["table"]
+    found = [
+        (counts["host"], "node by the host", "nodes by the host"),
+        (counts["device"], "node by the device", "nodes by the device"),
+        (counts["table"], "node by a table", "nodes by a table"),
+        (numbers, "node with numbers only, by the host", "nodes with numbers only, by the host"),
+        (counts["copy"], "input or result is copied", "inputs or results are copied"),
+    ]
+    return [f"{count} {one if count == 1 else many}" for count, one, many in found if count > 0]
+
+
+def _svg(outline: Outline | None) -> Markup | None:
+    from markupsafe import Markup
+
+    return None if outline is None else Markup(Drawing(outline).svg)  # it has escaped all text
+
+
+def _program(outline: Outline | None, files: Sequence[str]) -> list[_Line]:
+    """The nodes of a Program that has no regions."""
+    if outline is None or outline.regions:
+        return []
+    return _lines([node for node in outline.nodes if node.kind != "input"], files)
+
+
+def _region(region: Region, outline: Outline | None, files: Sequence[str]) -> _RegionView:
+    nodes = [] if outline is None else [node for node in outline.nodes if node.region == region.index]
+    more = 0 if outline is None else outline.more.get(region.index, 0)
+    sentences = [] if region.selection is None else region.selection.sentences()
+    if region.source is not None:
+        sentences.append(f"line: {region.source} {_code_of(region.source, files)}".rstrip())
+    return _RegionView(
+        region.kind, region_title(region), sentences, _bars(region), _lines(nodes, files), len(nodes) + more, more
+    )
+
+
+def _bars(region: Region) -> list[_Bar]:
+    selection = region.selection
+    if selection is None:
+        return []
+    longest = max((one.time for one in selection.compared), default=0.0) or 1.0
+    return [
+        _Bar(
+            one.candidate.name, f"{'' if one.runs else 'about '}{one.time:.1f} µs",
+            f"host {one.host:.1f} µs, device {one.device:.1f} µs"
+            + (f", median of {one.runs} run{'s' * (one.runs != 1)}" if one.runs else ", by the model of costs"),
+            max(100 * one.time / longest, 1.0), one.candidate == selection.chosen,
+        )
+        for one in selection.compared
+    ]  # fmt: skip
+
+
+def _lines(nodes: Iterable[OutlineNode], files: Sequence[str]) -> list[_Line]:
+    grouped = itertools.groupby(nodes, lambda node: node.source)
+    return [_Line(source or "", _code_of(source, files), list(found)) for source, found in grouped]
+
+
+def _code_of(source: str | None, files: Sequence[str]) -> str:
+    """The text of a line, if it is known which file that is in."""
+    if source is None:
+        return ""
+    name, _, number = source.rpartition(":")
+    found = [file for file in files if os.path.basename(file) == name]
+    return linecache.getline(found[0], int(number)).strip() if len(found) == 1 and number.isdigit() else ""

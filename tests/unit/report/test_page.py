@@ -1,0 +1,200 @@
+"""The page of a report: complete, escaped, on its own, and in agreement with itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pygraph
+from pygraph.ir.descriptors import Fallback, Region
+from pygraph.ir.selections import Candidate, Compared, Selection
+from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
+from pygraph.report.explain import DonatedReport, Explanation
+from pygraph.report.page import fragment, page
+
+EVIL = "<script>alert('1')</script>&\"<b>"
+VOID = {"meta", "br"}
+
+
+class Checked(HTMLParser):
+    """Reads a page, and fails where tags are not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self.texts).split())
+
+
+def call(**fields: Any) -> CallReport:
+    return CallReport(
+        **{
+            "arguments": ("x: float32[2]",), "counts": NO_COUNTS, "regions": (), "fallbacks": (), "calls": 1,
+            "memory": NO_MEMORY, "mechanisms": NO_MECHANISMS, **fields,
+        }
+    )  # fmt: skip
+
+
+def three_regions(device: torch.device) -> Any:
+    @pygraph.jit
+    def step(x: torch.Tensor, k: float) -> torch.Tensor:
+        y = torch.relu(x * k)
+        return y + y[y > 0].sum()
+
+    for _ in range(3):
+        step(torch.ones(3, 4, device=device), 2.0)
+    return step
+
+
+def test_it_has_what_the_text_has(device: torch.device) -> None:
+    report = three_regions(device).explain()
+    found = Checked(page(report))
+    for line in (str(report.totals), "the shape of its result depends on data", "graph: patch", "eager: launch"):
+        assert line in found.text
+    for region in report.calls[0].regions:
+        if region.selection is not None:
+            assert "; ".join(region.selection.sentences()) in found.text
+            for one in region.selection.compared:
+                assert f"{one.time:.1f} µs (host {one.host:.1f} µs, device {one.device:.1f} µs" in found.text
+    assert {"memory", "words", "fallbacks"} <= {word.lower() for word in found.text.split()}
+
+
+def test_nodes_have_decisions_and_the_users_lines(device: torch.device) -> None:
+    found = Checked(page(three_regions(device).explain()))
+    assert "y = torch.relu(x * k)" in found.text
+    assert re.search(r"test_page\.py:\d+ return y \+ y\[y > 0\]\.sum\(\)", found.text)
+    assert re.search(r"relu float32\[3, 4\] emu aten::relu\S* (as recorded|pointers)", found.text)
+    assert re.search(r"add float32\[3, 4\] emu aten::add.out pointers: \d+ by the host", found.text)
+    assert "numbers: 1 by the host" in found.text
+    assert "svg" in found.tags
+
+
+def test_numbers_agree(device: torch.device) -> None:
+    """Patched nodes are those of each way together."""
+    report = three_regions(device).explain()
+    text = Checked(page(report)).text
+    found = re.search(r"Pointers change: (\d+) nodes? by the host, (\d+) nodes? with numbers only", text)
+    assert found is not None
+    assert int(found[1]) + int(found[2]) == report.calls[0].counts["patched_nodes"]
+
+
+@pytest.mark.parametrize("make", [page, fragment])
+def test_nothing_is_loaded_or_run(make: Any, device: torch.device) -> None:
+    found = Checked(make(three_regions(device).explain()))
+    assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & set(found.tags)
+    loading = [value for _, name, value in found.attributes if name in ("src", "href", "xlink:href", "action", "data")]
+    assert all(value.startswith("#") for value in loading)
+    assert not [name for _, name, _ in found.attributes if name.startswith("on")]
+    assert "url(" not in "".join(found.texts)
+    assert "@import" not in "".join(found.texts)
+
+
+def test_links_lead_to_words(device: torch.device) -> None:
+    found = Checked(page(three_regions(device).explain()))
+    ids = [value for _, name, value in found.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    assert {value[1:] for tag, name, value in found.attributes if (tag, name) == ("a", "href")} <= set(ids)
+
+
+def test_all_text_is_escaped(device: torch.device) -> None:
+    selection = Selection(Candidate("patch"), EVIL, (Compared(Candidate("patch"), 1.0, 1.0, 1.0, 7),))
+    region = Region(0, "graph", "patch", EVIL, EVIL, selection=selection)
+    fallback = Fallback(EVIL, EVIL, EVIL)
+    named = call(
+        arguments=(EVIL,) * 5, regions=(region,), fallbacks=(fallback,), function=EVIL, baked={EVIL: EVIL},
+        outline=pygraph.trace(lambda d: d[EVIL] + 1)({EVIL: torch.ones(2)}).draw().outline,
+    )  # fmt: skip
+    report = Explanation(
+        EVIL, (named, named), {fallback: 1}, (DonatedReport(EVIL, EVIL, 1),), (EVIL,), EVIL, files=(EVIL,)
+    )
+    found = Checked(page(report))
+    assert "script" not in found.tags
+    assert found.tags.count("b") == 6  # the numbers of the one kind of call
+    assert found.text.count("<script>alert('1')</script>") > 10
+
+
+def test_a_faster_way_that_does_not_run_has_a_word(device: torch.device) -> None:
+    patch, copy = Compared(Candidate("patch"), 3.4, 3.4, 3.0, 7), Compared(Candidate("copy"), 3.0, 3.0, 2.9, 7)
+    selection = Selection(
+        Candidate("patch"), "nothing was faster by more than noise", (patch, copy), (-0.6, 0.1), 0.984
+    )
+    report = Explanation("f", (call(regions=(Region(0, "graph", "patch", selection=selection),)),), {})
+    for text in (Checked(page(report)).text, " ".join(str(report).split())):
+        assert "copy was measured 0.4 µs faster, within the margin of 1.0 µs" in text
+
+
+def test_many_kinds_of_calls_are_not_all_drawn() -> None:
+    outline = pygraph.trace(torch.sin)(torch.ones(2)).draw().outline
+    report = Explanation("f", tuple(call(arguments=(f"x: float32[{n}]",), outline=outline) for n in range(40)), {})
+    found = Checked(page(report))
+    assert found.tags.count("svg") == 12
+    assert found.text.count("too many kinds of calls to draw all") == 28
+
+
+def test_reports_without_calls_and_without_graphs() -> None:
+    assert "none yet" in Checked(page(pygraph.jit(torch.sin).explain())).text
+    fast = pygraph.jit(lambda x: x if int(x.sum()) > 0 else -x)
+    fast(torch.ones(2))
+    text = Checked(page(fast.explain())).text
+    assert "as it is" in text
+    differentiated = Explanation("f", (call(differentiated=True),), {})
+    assert "Autograd differentiates these calls" in Checked(page(differentiated)).text
+
+
+def test_kinds_that_differ_in_values_are_one_section(device: torch.device) -> None:
+    fast = pygraph.jit(lambda x, n: x[:n] * 2)
+    for n in (2, 3, 4):
+        fast(torch.ones(9, device=device), n)
+    found = Checked(page(fast.explain()))
+    assert "args[1] was 2, 3, 4" in found.text
+    assert "3 kinds of calls, which differ in baked values only" in found.text
+    assert found.tags.count("svg") == 1
+
+
+def test_files(device: torch.device, tmp_path: Path) -> None:
+    report = three_regions(device).explain()
+    report.save(tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text == page(report)
+    assert text.startswith("<!DOCTYPE html>")
+    assert report._repr_html_() in text
+    assert "prefers-color-scheme: dark" in text
+    report.save(str(tmp_path / "other.html"))
+    assert (tmp_path / "other.html").read_text(encoding="utf-8") == text
+
+
+def test_lines_of_a_file_that_is_not_known_are_left_out(device: torch.device) -> None:
+    report = three_regions(device).explain()
+    text = Checked(page(dataclasses.replace(report, files=()))).text
+    assert "test_page.py:" in text
+    assert "torch.relu(x * k)" not in text
+    same_name = (*report.files, "/elsewhere/test_page.py")
+    assert "torch.relu(x * k)" not in Checked(page(dataclasses.replace(report, files=same_name))).text

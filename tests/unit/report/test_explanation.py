@@ -57,13 +57,14 @@ def test_markup_in_names_is_text(device: torch.device) -> None:
 
 
 def test_it_keeps_no_graph_and_no_tensor_alive(device: torch.device) -> None:
-    weight = torch.ones(4, device=device)
-    fast: Any = pygraph.jit(lambda x: x * weight)
-    fast(torch.ones(3, 4, device=device))
-    report = fast.explain()
-    (entry,) = list(fast.engine.cache.entries)
-    gone = weakref.ref(entry), weakref.ref(entry.executable), weakref.ref(entry.program), weakref.ref(weight)
-    del entry, weight, fast
+    def scaling() -> tuple[Explanation, list[weakref.ref[Any]]]:
+        weight = torch.ones(4, device=device)
+        fast: Any = pygraph.jit(lambda x: x * weight)
+        fast(torch.ones(3, 4, device=device))
+        (entry,) = list(fast.engine.cache.entries)
+        return fast.explain(), [weakref.ref(one) for one in (entry, entry.executable, entry.program, weight)]
+
+    report, gone = scaling()
     gc.collect()
     assert [one() for one in gone] == [None] * 4
     assert "closed-over weight" in report._repr_html_()

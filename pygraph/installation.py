@@ -13,7 +13,7 @@ from rich.table import Table
 import pygraph
 from pygraph.errors import PygraphError
 from pygraph.lowering import run_cache
-from pygraph.process import cache, extension
+from pygraph.process import cache, extension, progress
 from pygraph.runtime.devices import default_device, driver_for
 
 _PACKAGES = ("torch", "triton", "cuda-bindings", "cuda-core", "numpy")
@@ -49,7 +49,7 @@ def build(console: Console) -> int:
         The exit code: 2 if it cannot be built.
     """
     start = time.perf_counter()
-    with console.status("building the path in C++"):
+    with progress.compiling("the path in C++"):
         found = extension.start(wait=True)
     if found is None:
         console.print(f"calls are recognised in Python: {extension.reason()}", highlight=False, soft_wrap=True)

@@ -21,6 +21,7 @@ from pygraph.guards.iterators import is_generator
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.paths import flatten_with_path
+from pygraph.process import progress
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import RandomStates
 from pygraph.tracing.generators import Generators
@@ -104,7 +105,8 @@ def make_graphed_callables(
             graphed.append(_graphed(fn, undo))
         for index, (fn, args) in enumerate(zip(graphed, samples, strict=True)):
             where = f"sample_args[{index}]" if several else "sample_args"
-            _run_sample(fn, args, where, max(num_warmup_iters, 1), allow_unused_input)
+            with progress.compiling(getattr(fn, "__name__", type(fn).__name__)):
+                _run_sample(fn, args, where, max(num_warmup_iters, 1), allow_unused_input)
         undo.pop_all()  # all went well
     return tuple(graphed) if several else graphed[0]
 

@@ -13,6 +13,7 @@ from pygraph.ir.descriptors import Argument, Base, Element, Fallback, ScalarArgu
 from pygraph.ir.effects import is_load
 from pygraph.ir.evaluate import argument_descriptors
 from pygraph.ir.program import Program
+from pygraph.process import progress
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.indices import Reach, index_reach
 from pygraph.runtime.selecting import DEFAULT_POLICY, SelectionPolicy
@@ -41,7 +42,8 @@ def measured_program(program: Program, *, policy: SelectionPolicy = DEFAULT_POLI
     if reason is not None:
         return program.replace(fallbacks=(*program.fallbacks, reason), history=(*program.history, "select"))
     leaves = example_leaves(program)
-    executable = record_program(program, driver, driver.new_pool(), leaves, policy=policy)
+    with progress.compiling(program.name):
+        executable = record_program(program, driver, driver.new_pool(), leaves, policy=policy)
     executable.release()
     return executable.program
 

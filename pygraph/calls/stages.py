@@ -18,7 +18,7 @@ from pygraph.errors import ArgumentError, describe
 from pygraph.guards.torch_settings import KEY_TITLES, mode_key
 from pygraph.ir.evaluate import check_call, evaluate
 from pygraph.ir.program import Program
-from pygraph.process import extension
+from pygraph.process import extension, progress
 from pygraph.process.reentrancy import reason_inside
 from pygraph.report.explain import Explanation
 from pygraph.runtime.alignment import WIDEST_LOAD, alignment_of, is_aligned
@@ -59,7 +59,7 @@ class Lowered:
         recorder = self._engine.recorder
         requirements = self._requirements
         _check_unchanged(self.program, self._settings, requirements, requirements.hold_anywhere(same_offsets=True))
-        with self._engine.turn() as mine:
+        with self._engine.turn() as mine, progress.compiling(self._engine.name):
             executable = recorder.record(self.program, self._leaves) if mine else None
         entry: Entry
         if executable is None:
@@ -176,5 +176,6 @@ def lower(engine: Engine, donation: Donation | None, args: tuple[Any, ...], kwar
     """
     if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves((args, kwargs))):
         args, kwargs = pytree.tree_map_only(torch.Tensor, _with_memory, (args, kwargs))
-    traced, program = engine.programs(args, kwargs)
+    with progress.compiling(engine.name):
+        traced, program = engine.programs(args, kwargs)
     return Lowered(engine, donation, traced, program, pytree.tree_leaves((args, kwargs)))

@@ -23,6 +23,7 @@ from pygraph.interop.compiled_function import without_wrappers
 from pygraph.interop.compilers import Compilers, Settings, bundles_code
 from pygraph.interop.graph_queries import inductor_supports
 from pygraph.lowering.inductor import SETTINGS, settings, start_workers
+from pygraph.process import progress
 from pygraph.tracing.descriptions import described
 
 # Options that are not Inductor's.
@@ -69,7 +70,9 @@ def backend(
     _register_reset()
     compilers = Compilers(chosen, module)
     with_inductor = chosen.fuse and inductor_supports(module, inputs)
-    made = (_with_inductor if with_inductor else _without_inductor)(compilers, module, inputs)
+    with progress.compiling("a graph of torch.compile"):
+        progress.phase("Inductor" if with_inductor else "AOTAutograd")
+        made = (_with_inductor if with_inductor else _without_inductor)(compilers, module, inputs)
     if compilers.forward is None or bundles_code():
         return made
     return without_wrappers(made, compilers.forward)

@@ -20,6 +20,7 @@ import torch
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.effects import count_kernels
 from pygraph.ir.selections import Candidate, Mode, Objective, Selection
+from pygraph.process import progress
 from pygraph.runtime import prior
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.capture import RegionGraph
@@ -103,6 +104,7 @@ class Selecting:
     @contextlib.contextmanager
     def spending(self) -> Generator[None, None, None]:
         """A block that measures."""
+        progress.phase("measuring")
         begin = time.perf_counter()
         try:
             yield

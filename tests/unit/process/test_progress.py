@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import pygraph
+from pygraph import installation
+from pygraph.api import graphed_callables
 from pygraph.calls import pipeline
+from pygraph.interop import dynamo
 from pygraph.process import progress
 from pygraph.process.progress import ProgressLine
 from pygraph.tracing.trace import trace_call
@@ -217,15 +221,11 @@ def test_a_forked_process_begins_anew(terminal: Terminal, clock: Clock, monkeypa
 def test_a_call_says_what_it_does(
     terminal: Terminal, clock: Clock, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slowly(*args: Any, **kwargs: Any) -> Any:
-        clock.wait(3)
-        return trace_call(*args, **kwargs)
-
     @pygraph.jit
     def double(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
-    monkeypatch.setattr(pipeline, "trace_call", slowly)
+    monkeypatch.setattr(pipeline, "trace_call", slow(clock, 3, trace_call))
     x = torch.ones(3).to(device)
     assert double(x).tolist() == [2, 2, 2]
     shown = terminal.new()
@@ -233,3 +233,85 @@ def test_a_call_says_what_it_does(
         assert f"double: {phase}" in shown
     double(x)
     assert terminal.new() == "", "a call that compiles nothing shows something"
+
+
+@pytest.fixture
+def slow_timer(clock: Clock) -> Callable[[Callable[[], object]], float]:
+    """A timer of runs, each of which takes two seconds."""
+
+    def timer(run: Callable[[], object]) -> float:
+        run()
+        clock.wait(2)
+        return 10.0
+
+    return timer
+
+
+def test_measurements_are_said(
+    terminal: Terminal, clock: Clock, device: torch.device, slow_timer: Callable[[Callable[[], object]], float]
+) -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    x = torch.ones(3).to(device)
+    fast = pygraph.select(pygraph.graphify(pygraph.indirect(double)), timer=slow_timer)
+    fast(x)
+    assert "compiling double: measuring" in terminal.new()
+    program = pygraph.graphify(pygraph.indirect(pygraph.trace(double)(x)))
+    pygraph.select(program, timer=slow_timer)
+    assert "compiling double: measuring" in terminal.new(), "of a Program"
+    lowered = fast.lower(x)
+    assert terminal.new() == ""
+    lowered.compile()
+    assert "compiling double: measuring" in terminal.new(), "ahead of a call"
+
+
+def slow(clock: Clock, seconds: float, run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that takes some seconds before it does what another one does."""
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        clock.wait(seconds)
+        return run(*args, **kwargs)
+
+    return slowly
+
+
+def test_lowering_is_said(
+    terminal: Terminal, clock: Clock, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    monkeypatch.setattr(pipeline, "trace_call", slow(clock, 4, trace_call))
+    pygraph.jit(halve).lower(torch.ones(3).to(device))
+    assert "compiling halve: tracing" in terminal.new()
+
+
+def test_graphed_callables_are_one_compilation(
+    terminal: Terminal, clock: Clock, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part of it is shorter than the delay."""
+
+    def scale(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    monkeypatch.setattr(pipeline, "trace_call", slow(clock, 2, trace_call))
+    monkeypatch.setattr(graphed_callables, "_run_once", slow(clock, 2, graphed_callables._run_once))
+    pygraph.make_graphed_callables(scale, (torch.ones(3).to(device),), num_warmup_iters=1)
+    assert "compiling scale: tracing" in terminal.new()
+
+
+def test_graphs_of_torch_compile(
+    terminal: Terminal, clock: Clock, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamo.Compilers, "aten", slow(clock, 4, dynamo.Compilers.aten))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x + 1, backend=pygraph.backend)
+    assert compiled(torch.ones(2).to(device)).tolist() == [2, 2]
+    assert "compiling a graph of torch.compile: AOTAutograd" in terminal.new()
+
+
+def test_the_path_in_cpp(terminal: Terminal, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation.extension, "start", slow(clock, 4, lambda wait: None))
+    assert installation.build(Console(file=io.StringIO())) == 2
+    assert "compiling the path in C++" in terminal.new()

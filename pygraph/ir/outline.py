@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import fx
 
-from pygraph.ir.descriptors import CapturedGenerator, PointerTable, Region, Stage, Stored
+from pygraph.ir.descriptors import CapturedGenerator, Input, PointerTable, Region, Stage, Stored
 from pygraph.ir.effects import is_host_number, is_load, is_store, is_view, touches_device
 from pygraph.ir.fields import ProgramFields
 from pygraph.ir.printing import Namer, input_name, input_text, node_text, operation_name, output_text, spec_text
@@ -100,7 +100,8 @@ def outline(program: ProgramFields, most: int | None = None, recorded: Recorded 
 
     Args:
         program: The Program.
-        most: The number of nodes that are described at most, and half as many inputs and outputs; None for all.
+        most: The number of nodes that are described at most, of which each region has a share, and half as many inputs
+            and outputs; None for all.
         recorded: What recorded graphs have for its nodes.
 
     Example:
@@ -130,30 +131,38 @@ class _Nodes:
 
     def find(self) -> tuple[list[OutlineNode], dict[fx.Node, int], collections.Counter[int | str | None]]:
         """The nodes, their positions, and how many others there are."""
+        program = self._program
         more: collections.Counter[int | str | None] = collections.Counter()
-        inputs = list(zip(self._program.placeholders, self._program.inputs, strict=True))
-        for number, (node, descriptor) in enumerate(inputs):
+        calls = [node for node in program.module.graph.nodes if node.op == "call_function"]
+        quotas = _quotas(collections.Counter(node.meta.get("region") for node in calls), self._most)
+        shown: set[fx.Node] = set()
+        for node in calls:
+            region = node.meta.get("region")
+            if quotas[region] > 0:
+                quotas[region] -= 1
+                shown.add(node)
+            else:
+                more[region] += 1
+        inputs = self._shown_inputs(shown)
+        more["inputs"] = len(program.inputs) - len(inputs)
+        for node, descriptor in zip(program.placeholders, program.inputs, strict=True):
             name = self._namer.give(node, input_name(descriptor))
-            if self._most is not None and number >= max(self._most // 2, 1):
-                more["inputs"] += 1
-                continue
-            of_generator = isinstance(descriptor, CapturedGenerator)
-            spec = "generator" if of_generator else spec_text(node.meta.get("spec"))
-            text = f'{name}: "{spec}"  # {input_text(descriptor)}'
-            label = "pointer table" if isinstance(descriptor, PointerTable) else input_text(descriptor)
-            self._add(node, OutlineNode(name, "input", label, spec, text, node.meta.get("source")))
-        count = 0
-        for node in self._program.module.graph.nodes:
+            if node in inputs:
+                self._add(node, _input(node, descriptor, name))
+        for node in program.module.graph.nodes:
             if node.op == "get_attr":
                 self._namer.give(node, str(node.target))
-            if node.op != "call_function":
-                continue
-            count += 1
-            if self._most is not None and count > self._most:
-                more[node.meta.get("region")] += 1
-                continue
-            self._add(node, self._described(node))
-        return self._nodes, self._positions, more
+            elif node in shown:
+                self._add(node, self._described(node))
+            elif node.op == "call_function":
+                self._namer.give(node, operation_name(node.target))
+        return self._nodes, self._positions, +more
+
+    def _shown_inputs(self, shown: set[fx.Node]) -> set[fx.Node]:
+        """The inputs that are described: those that described nodes take come first."""
+        inputs = self._program.placeholders
+        inputs.sort(key=lambda node: shown.isdisjoint(node.users))  # the others as they are
+        return set(inputs if self._most is None else inputs[: max(self._most // 2, 1)])
 
     def _add(self, node: fx.Node, described: OutlineNode) -> None:
         self._positions[node] = len(self._nodes)
@@ -173,6 +182,29 @@ class _Nodes:
             self._namer.names[node], kind, label, spec_text(spec), text, node.meta.get("source"),
             node.meta.get("region"), tuple(arguments), kernels, pointers,
         )  # fmt: skip
+
+
+def _quotas(sizes: Mapping[int | None, int], most: int | None) -> dict[int | None, int]:
+    """Numbers of nodes of each region that are described, so that small regions are whole and large ones have a share.
+
+    >>> _quotas({0: 400, 1: 3, 2: 1000}, 203)
+    {1: 3, 0: 100, 2: 100}
+    """
+    if most is None:
+        return dict(sizes)
+    found: dict[int | None, int] = {}
+    for count, (region, size) in enumerate(sorted(sizes.items(), key=lambda one: one[1])):
+        share = (most - sum(found.values())) // (len(sizes) - count)
+        found[region] = min(size, share)
+    return found
+
+
+def _input(node: fx.Node, descriptor: Input, name: str) -> OutlineNode:
+    of_generator = isinstance(descriptor, CapturedGenerator)
+    spec = "generator" if of_generator else spec_text(node.meta.get("spec"))
+    text = f'{name}: "{spec}"  # {input_text(descriptor)}'
+    label = "pointer table" if isinstance(descriptor, PointerTable) else input_text(descriptor)
+    return OutlineNode(name, "input", label, spec, text, node.meta.get("source"))
 
 
 def _kind(node: fx.Node) -> Kind:

@@ -95,3 +95,27 @@ def test_nothing_of_the_program_is_held() -> None:
     gc.collect()
     assert [one() for one in gone] == [None, None]
     assert [node.label for node in found.nodes] == ["args[0]", "closed-over weight", "mul"]
+
+
+def test_every_region_has_a_share(device: torch.device) -> None:
+    """One long region does not leave others without nodes, nor do inputs of what is left out."""
+
+    def fn(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.sin(x) * weight
+        return torch.cos(x) + x[x > 0].sum()
+
+    weights = [X.to(device) + number for number in range(40)]
+    program = pygraph.graphify(pygraph.trace(fn)(X.to(device), *weights))
+    sizes = [sum(node.meta.get("region") == region.index for node in program.nodes) for region in program.regions]
+    assert len(sizes) == 3
+    found = outline(program, 20)
+    shown = [sum(node.region == region.index for node in found.nodes) for region in program.regions]
+    assert shown[1:] == sizes[1:], "short regions are whole"
+    assert sum(shown) == 20
+    assert found.more[0] == sizes[0] - shown[0]
+    taken = {one for node in found.nodes for one in node.arguments}
+    inputs = [position for position, node in enumerate(found.nodes) if node.kind == "input"]
+    assert len(inputs) == 10
+    assert found.more["inputs"] == 31
+    assert len(taken & set(inputs)) >= 7, "those that are shown are taken by what is shown"

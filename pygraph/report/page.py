@@ -20,6 +20,7 @@ from pygraph.ir.outline import Outline, OutlineNode
 from pygraph.process.cache import readable
 from pygraph.report.call_report import CallReport
 from pygraph.report.glossary import TERMS, pieces
+from pygraph.report.remedies import remedy_of
 from pygraph.report.verdict import differences, groups, title_of
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _contents(report: ReportFields) -> dict[str, Any]:
         "report": report,
         "differences": differences(report.calls),
         "kinds": kinds,
-        "fallbacks": [(one, count, _code_of(one.source, report.files)) for one, count in counted],
+        "fallbacks": [(one, count, _code_of(one.source, report.files), remedy_of(one)) for one, count in counted],
         "terms": TERMS,
         "memory_names": MEMORY,
         "most_memory": max((sum(kind["memory"].values()) for kind in kinds), default=0),

@@ -123,7 +123,7 @@ def diff(before: Program, after: Program) -> ProgramDiff:
         old, new, f"{before.name} ({before.stage})", f"{after.name} ({after.stage})", n=_CONTEXT, lineterm=""
     )
     texts = _texts(before, first), _texts(after, second)
-    changed = [new for new, node in alignment.partners.items() if texts[0][node] != texts[1][new]]
+    changed = [one for one, node in alignment.partners.items() if texts[0].get(node) != texts[1].get(one)]
     matched = set(alignment.partners.values())
     return ProgramDiff(
         tuple(lines),
@@ -131,7 +131,7 @@ def diff(before: Program, after: Program) -> ProgramDiff:
         removed=_counted(node for node in texts[0] if node not in matched),
         changed=_counted(changed),
         moved=_counted(_moved(before, alignment.partners)),
-        same=len(alignment.partners) - len(changed),
+        same=sum(node in texts[1] for node in alignment.partners) - len(changed),
     )
 
 
@@ -220,8 +220,9 @@ def _shared(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
 
 
 def _meanings(program: Program) -> list[tuple[str, fx.Node]]:
-    """Inputs and loads of pointer slots, with what they mean."""
+    """Inputs, loads of pointer slots, and functions that operations take, with what they mean."""
     found = [(_meaning(one), node) for node, one in zip(program.placeholders, program.inputs, strict=True)]
+    found += [(f"attribute {node.target}", node) for node in program.nodes if node.op == "get_attr"]
     table = program.table
     if table is not None:
         loads = [node for node in program.nodes if is_load(node)]
@@ -247,11 +248,8 @@ def _body(node: fx.Node, namer: Namer) -> str:
 
 def _likeness(node: fx.Node) -> list[Hashable]:
     """Keys of which nodes that are alike share one; the first that another node has counts."""
-    name, spec, source = (
-        operation_name(node.target).strip("_"),
-        spec_text(node.meta.get("spec")),
-        node.meta.get("source"),
-    )
+    name, spec = operation_name(node.target).strip("_"), spec_text(node.meta.get("spec"))
+    source = node.meta.get("source")
     return [(name, spec, source), (name, source, "source"), (name, spec, "spec")]
 
 

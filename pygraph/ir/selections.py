@@ -22,9 +22,6 @@ result, or that of the host."""
 
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
-_LEAST_SHOWN_US = 0.05
-"""Microseconds that reports show as another time, which they round to tenths."""
-
 Mode = Literal["measure", "heuristic", "replay", "launch"]
 """Ground of a selection: measurements, a model of costs, or none, as all regions replay or are launched."""
 
@@ -33,6 +30,10 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 _LEAST_LEAD_US, _LEAST_LEAD = 1.0, 0.01
 """Leads that are worth another way than the default: microseconds, and a share of its time."""
+
+
+_LEAST_SHOWN_US = 0.05
+"""Microseconds that reports show as another time, which they round to tenths."""
 
 
 def margin(default_us: float) -> float:

@@ -152,6 +152,17 @@ def test_different_functions_have_little_in_common() -> None:
     assert found.same == 1
 
 
+def test_functions_of_higher_order_operations_keep_their_names() -> None:
+    def choosing(n: int) -> pygraph.Program:
+        return pygraph.trace(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)) + n)(X)
+
+    before, after = choosing(1), choosing(2)
+    assert not pygraph.diff(before, choosing(1))
+    found = pygraph.diff(before, after)
+    assert (found.added, found.removed, found.changed) == ({}, {}, {"add": 1})
+    assert len(changed_lines(found)) == 2
+
+
 def test_it_is_the_same_every_time(device: torch.device) -> None:
     assert len({str(pygraph.diff(stages(device)[0], stages(device)[2])) for _ in range(3)}) == 1
 

@@ -189,7 +189,7 @@ TERMS: tuple[Term, ...] = (
     ),
     Term(
         "stream",
-        "A queue of the device. Each graph is recorded from one stream, so its kernels run one after another.",
+        "A queue of the device. Each graph is recorded from one, in which kernels run one after another.",
         ("streams",),
     ),
     Term(

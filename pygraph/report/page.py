@@ -120,6 +120,7 @@ class _RegionView:
     """A region of a kind of call."""
 
     kind: str
+    is_graph: bool
     title: str
     sentences: list[str]
     bars: list[_Bar]
@@ -192,8 +193,9 @@ def _region(region: Region, outline: Outline | None, files: Sequence[str]) -> _R
     if region.source is not None:
         sentences.append(f"line: {region.source} {_code_of(region.source, files)}".rstrip())
     return _RegionView(
-        region.kind, region_title(region), sentences, _bars(region), _lines(nodes, files), len(nodes) + more, more
-    )
+        region.kind, region.way != "launch", region_title(region), sentences, _bars(region), _lines(nodes, files),
+        len(nodes) + more, more,
+    )  # fmt: skip
 
 
 def _bars(region: Region) -> list[_Bar]:

@@ -97,6 +97,7 @@ def test_nodes_have_decisions_and_the_users_lines(device: torch.device) -> None:
     assert re.search(rf"relu float32\[3, 4\] {device.type} .*relu.* (as recorded|pointers)", found.text)
     assert re.search(rf"add float32\[3, 4\] {device.type} .*add.* pointers: \d+ by the (host|device)", found.text)
     assert "numbers: 1 by the host" in found.text
+    assert len(re.findall(r"\d+ nodes, recorded from one stream", found.text)) == 2
     assert "svg" in found.tags
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _MOST_DRAWN = 12
-"""Kinds of calls that a page draws; the tables have all."""
+"""Kinds of calls of which a page draws the Program and lists its nodes: those with the most calls."""
 
 MEMORY: Mapping[str, str] = {
     "pool": "pool (all graphs share it)",
@@ -39,7 +39,7 @@ MEMORY: Mapping[str, str] = {
 """Titles of sorts of memory."""
 
 _MOST_OPEN = 2
-"""Kinds of calls that are open when a page is."""
+"""Kinds of calls whose sections are open at first."""
 
 
 class ReportFields(Protocol):
@@ -131,7 +131,9 @@ class _RegionView:
 
 def _contents(report: ReportFields) -> dict[str, Any]:
     found = groups(report.calls)
-    kinds = [_kind(group, number, report.files) for number, group in enumerate(found)]
+    by_calls = sorted(range(len(found)), key=lambda number: -_calls(found[number]))
+    ranks = {number: rank for rank, number in enumerate(by_calls)}
+    kinds = [_kind(group, ranks[number], report.files) for number, group in enumerate(found)]
     counted = report.counted_fallbacks().items()
     return {
         "report": report,
@@ -144,18 +146,25 @@ def _contents(report: ReportFields) -> dict[str, Any]:
     }
 
 
-def _kind(group: Sequence[CallReport], number: int, files: Sequence[str]) -> dict[str, Any]:
-    """Kinds of calls that differ in values only, as one section shows them."""
+def _calls(group: Sequence[CallReport]) -> int:
+    return sum(one.calls for one in group)
+
+
+def _kind(group: Sequence[CallReport], rank: int, files: Sequence[str]) -> dict[str, Any]:
+    """Kinds of calls that differ in values only, as one section shows them; the rank is that by numbers of calls."""
+    from markupsafe import Markup
+
     call = group[0]
-    drawn = call.outline is not None and number < _MOST_DRAWN and len(call.outline.nodes) > 0
+    outline = call.outline if rank < _MOST_DRAWN else None
     return {
-        "title": title_of(group), "call": call, "is_open": number < _MOST_OPEN, "number": number,
-        "calls": sum(one.calls for one in group), "seconds": sum(one.seconds for one in group), "count": len(group),
+        "title": title_of(group), "call": call, "is_open": rank < _MOST_OPEN, "rank": rank,
+        "calls": _calls(group), "seconds": sum(one.seconds for one in group), "count": len(group),
         "memory": {name: max(one.memory[name] for one in group) for name in call.memory},
         "mechanisms": _mechanisms(call),
-        "regions": [_region(region, call.outline, files) for region in call.regions],
-        "program": _program(call.outline, files),
-        "svg": _svg(call.outline) if drawn else None,
+        "regions": [_region(region, outline, files) for region in call.regions],
+        "program": _program(outline, files),
+        "svg": None if outline is None or not outline.nodes else Markup(Drawing(outline).svg),  # all text is escaped
+        "is_left_out": outline is not call.outline,
     }  # fmt: skip
 
 
@@ -171,12 +180,6 @@ def _mechanisms(call: CallReport) -> list[str]:
         (counts["copy"], "input or result is copied", "inputs or results are copied"),
     ]
     return [f"{count} {one if count == 1 else many}" for count, one, many in found if count > 0]
-
-
-def _svg(outline: Outline | None) -> Markup | None:
-    from markupsafe import Markup
-
-    return None if outline is None else Markup(Drawing(outline).svg)  # it has escaped all text
 
 
 def _program(outline: Outline | None, files: Sequence[str]) -> list[_Line]:

@@ -155,12 +155,14 @@ def test_a_faster_way_that_does_not_run_has_a_word(device: torch.device) -> None
         assert "copy was measured 0.4 µs faster, within the margin of 1.0 µs" in text
 
 
-def test_many_kinds_of_calls_are_not_all_drawn() -> None:
-    outline = pygraph.trace(torch.sin)(torch.ones(2)).draw().outline
-    report = Explanation("f", tuple(call(arguments=(f"x: float32[{n}]",), outline=outline) for n in range(40)), {})
-    found = Checked(page(report))
-    assert found.tags.count("svg") == 12
-    assert found.text.count("too many kinds of calls to draw all") == 28
+def test_of_many_kinds_of_calls_those_with_the_most_calls_are_drawn() -> None:
+    drawn = pygraph.trace(torch.sin)(torch.ones(2)).draw().outline
+    kinds = [call(arguments=(f"x: float32[{n}]",), calls=n, outline=drawn) for n in range(40)]
+    found = Checked(page(Explanation("f", tuple(kinds), {})))
+    assert found.tags.count("svg") == found.text.count("The Program drawn") == 12
+    assert found.text.count("too many kinds of calls to show all") == 28
+    sections = found.text.split("x: float32[")[1:41]
+    assert ["The Program drawn" in section for section in sections] == [n >= 28 for n in range(40)]
 
 
 def test_reports_without_calls_and_without_graphs() -> None:

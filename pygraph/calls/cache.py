@@ -41,10 +41,11 @@ class Counts:
     misses: int = 0
     captures: int = 0
     evictions: int = 0
+    skipped: int = 0
 
     def reset(self) -> None:
         """Count from zero again."""
-        self.hits = self.misses = self.captures = self.evictions = 0
+        self.hits = self.misses = self.captures = self.evictions = self.skipped = 0
 
 
 class Shared:
@@ -195,6 +196,7 @@ class Cache:
                     self.entries.touch(entry)
             elif note is not None:
                 self.inlined[note] += calls
+                self._counts.skipped += calls
         served = self.native.served()
         for calls in served:
             self._counts.hits += 0 if calls.entry.counts_itself else calls.hits

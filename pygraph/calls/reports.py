@@ -27,7 +27,7 @@ from pygraph.runtime.executable import Executable
 def totals_of(counts: Counts, caches: Iterable[Cache]) -> Totals:
     """Counts of a function and of all that is derived from it, whose caches these are."""
     seconds = sum(cache.seconds for cache in caches)
-    return Totals(counts.hits, counts.misses, counts.captures, counts.evictions, seconds)
+    return Totals(counts.hits, counts.misses, counts.captures, counts.evictions, seconds, counts.skipped)
 
 
 def files_of(fn: Callable[..., Any]) -> tuple[str, ...]:

@@ -29,6 +29,11 @@ class Term:
 
 TERMS: tuple[Term, ...] = (
     Term(
+        "as it is",
+        "By the function itself, as without pygraph; the reason is among the fallbacks.",
+        ("run as they are", "runs as it is", "as they are"),
+    ),
+    Term(
         "baked value",
         "A value of an argument that the trace depends on, as a length that decides a shape. A call with "
         "another value is another kind of call.",

@@ -21,6 +21,7 @@ class Totals:
         captures: Graphs that were recorded.
         evictions: Kinds of calls that made room for others.
         seconds: The time that traces and recordings have taken.
+        skipped: Calls that ran as they are, without a look, as calls like them had just done.
     """
 
     hits: int
@@ -28,12 +29,14 @@ class Totals:
     captures: int
     evictions: int
     seconds: float
+    skipped: int = 0
 
     def __str__(self) -> str:
         evicted = f", {self.evictions} kinds of calls dropped for others" if self.evictions else ""
-        calls = (
-            f"{_many(self.hits + self.misses, 'call')}: {_many(self.hits, 'hit')}, {self.misses} compiled or looked at"
-        )
+        count = self.hits + self.misses + self.skipped
+        calls = f"{_many(count, 'call')}: {_many(self.hits, 'hit')}, {self.misses} compiled or looked at"
+        if self.skipped:
+            calls += f", {self.skipped} run as they are"
         return f"{calls}; {_many(self.captures, 'graph')} recorded, {self.seconds:.2f} s of compiling{evicted}"
 
 

@@ -25,6 +25,26 @@ def test_counts_in_words() -> None:
         "3 graphs recorded, 1.00 s of compiling, 2 kinds of calls dropped for others"
     )
 
+    assert str(Totals(5, 4, 3, 0, 1.0, skipped=20)).startswith(
+        "29 calls: 5 hits, 4 compiled or looked at, 20 run as they are; "
+    )
+
+
+def test_calls_that_nobody_looks_at_are_counted(device: torch.device) -> None:
+    """Kinds of calls that seldom come again run as they are, most of them without a look."""
+    fast = pygraph.jit(lambda x: x + 1)
+    count = 0
+    for size in range(1, 40):
+        for _ in range(1 + size % 7):
+            fast(torch.ones(size, device=device))
+            count += 1
+    report = fast.explain()
+    assert str(report).startswith(f"<lambda>: {count} calls: ")
+    assert report.totals is not None
+    assert sum(report.inlined.values()) >= report.totals.skipped
+    fast.cache_clear()
+    assert str(fast.explain().totals).startswith("0 calls")
+
 
 def test_kinds_of_calls_that_differ_in_values_are_one_row() -> None:
     calls = [report(n=str(n)) for n in (1, 2, 2)] + [report(k="1"), report(), report(), report("backward(f)", n="1")]

@@ -33,6 +33,7 @@ from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.explicit_generators import without_default
 from pygraph.tracing.function_modes import MetaDeviceUses
 from pygraph.tracing.leaks import remember_line
+from pygraph.tracing.user_scopes import note_operation, open_scopes
 from pygraph.tracing.writes import check_sizes, check_write
 
 aten = torch.ops.aten
@@ -87,6 +88,7 @@ class OperationsMode(TorchDispatchMode):
         tracing = proxy_tensor.get_proxy_mode()
         if tracing is None:
             return func(*args, **(kwargs or {}))
+        note_operation(func, args)
         self._data.note_updates(func, args, kwargs or {})
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
@@ -119,7 +121,7 @@ class OperationsMode(TorchDispatchMode):
             if node is last or "source" in node.meta:
                 break
             source = source or user_frame(sys._getframe(1))
-            node.meta["source"] = source
+            node.meta["source"], node.meta["scopes"] = source, open_scopes()
             if func is aten.ones_like.default and _is_first_gradient(sys._getframe(1)):
                 node.meta["first_gradient"] = True
             if node.target is func and self._has_another_dtype(func, args, kwargs):

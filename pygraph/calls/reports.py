@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pygraph.calls.cache import Cache, Counts
-from pygraph.calls.entries import Differentiated, Entry
+from pygraph.calls.entries import Differentiated, Entry, Recorded, Stateful
 from pygraph.calls.misses import short_text
-from pygraph.ir.descriptors import Argument
+from pygraph.ir.descriptors import Argument, Fallback
 from pygraph.ir.effects import count_kernels
 from pygraph.ir.evaluate import argument_descriptors
 from pygraph.ir.program import Program
+from pygraph.process import extension
 from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
+from pygraph.report.explain import Explanation
 from pygraph.report.verdict import Totals
 
 
@@ -26,8 +28,26 @@ def _baked(program: Program | None) -> dict[str, str]:
     return {} if program is None else {one.path: short_text(one.value) for one in program.baked}
 
 
-def call_report(entry: Entry) -> CallReport:
-    """Make the report of one kind of call."""
+def report_of(
+    name: str, entries: Iterable[Entry], inlined: Mapping[Fallback, int], *, profile: bool = False
+) -> Explanation:
+    """Make the report of the kinds of calls of a function, without those of functions that are derived from it.
+
+    Args:
+        name: The function's name.
+        entries: Its kinds of calls.
+        inlined: Numbers of calls that no entry has served, by reason.
+        profile: Whether to include kernel times.
+    """
+    entries = list(entries)
+    calls = tuple(call_report(entry, profile=profile) for entry in entries if not entry.counts_itself)
+    in_python = (entry.runner.in_python() for entry in entries if isinstance(entry, Stateful))
+    lines = tuple(dict.fromkeys(filter(None, in_python)))
+    return Explanation(name, calls, dict(inlined), in_python=lines, slow_calls=extension.reason())
+
+
+def call_report(entry: Entry, *, profile: bool = False) -> CallReport:
+    """Make the report of one kind of call, with its kernel times if they are asked for."""
     program, executable = entry.reported, entry.executable
     arguments: list[str] = []
     if program is not None:
@@ -44,4 +64,5 @@ def call_report(entry: Entry) -> CallReport:
     return CallReport(
         tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms,
         differentiated=isinstance(entry, Differentiated), baked=_baked(program), seconds=round(entry.seconds, 4),
+        profile=entry.profile if profile and isinstance(entry, Recorded) else None,
     )  # fmt: skip

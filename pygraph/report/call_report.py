@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from pygraph.ir.descriptors import Fallback, Region
+from pygraph.report.profile import Profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class CallReport:
         differentiated: Whether the calls are differentiated from outside, and therefore run as derived functions.
         baked: Texts of the values that are part of the trace, by the paths of arguments.
         seconds: The time that its trace and recording have taken.
+        profile: Kernel times by source line, or why there are none; None if nobody has asked for them.
     """
 
     arguments: tuple[str, ...]
@@ -40,6 +42,7 @@ class CallReport:
     differentiated: bool = False
     baked: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     seconds: float = 0.0
+    profile: Profile | str | None = None
 
     @property
     def title(self) -> str:
@@ -79,6 +82,7 @@ class CallReport:
             "fallbacks": [{**dataclasses.asdict(fallback), "count": self.calls} for fallback in self.fallbacks],
             "calls": self.calls,
             "differentiated": self.differentiated,
+            "profile": self.profile.to_dict() if isinstance(self.profile, Profile) else self.profile,
         }  # fmt: skip
 
 

@@ -15,8 +15,11 @@ def scopes_of(node: fx.Node) -> tuple[str, ...]:
 
 
 def came_from(node: fx.Node) -> dict[str, Any]:
-    """The source line and the scopes of a node, as metadata for nodes that are made of it."""
-    return {"source": node.meta.get("source"), "scopes": scopes_of(node)}
+    """The source line and the scopes of a node, as metadata for nodes that are made of it.
+
+    With them, for an operation of a backward, the line of the operation that it is the derivative of.
+    """
+    return {name: node.meta.get(name) for name in ("source", "backward_of")} | {"scopes": scopes_of(node)}
 
 
 def common_scopes(nodes: Iterable[fx.Node]) -> tuple[str, ...]:

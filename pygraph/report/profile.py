@@ -22,12 +22,14 @@ class OperationTime:
         scopes: The user's scopes, from the outermost to the innermost.
         operation: The operation's name.
         kernels: The microseconds of each kernel that it has launched.
+        is_backward: Whether it is of the backward of that line.
     """
 
     source: str | None
     scopes: tuple[str, ...]
     operation: str
     kernels: tuple[float, ...]
+    is_backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ class ProfileRow:
         us: Their microseconds.
         share: The share of the microseconds of all kernels, between 0 and 1.
         scopes: The user's scopes, from the outermost to the innermost.
+        is_backward: Whether they are those of the line's backward.
     """
 
     source: str | None
@@ -51,6 +54,7 @@ class ProfileRow:
     us: float
     share: float
     scopes: tuple[str, ...]
+    is_backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +83,12 @@ class Profile:
             train.py:4 ('aten.add',) 2 6.0 0.75
             train.py:3 ('aten.sin',) 1 2.0 0.25
         """
-        found: dict[tuple[str | None, tuple[str, ...]], list[OperationTime]] = {}
+        found: dict[tuple[Any, ...], list[OperationTime]] = {}
         for one in times:
             if one.kernels:
-                found.setdefault((one.source, one.scopes), []).append(one)
+                found.setdefault((one.source, one.is_backward, one.scopes), []).append(one)
         total = sum(sum(one.kernels) for operations in found.values() for one in operations)
-        rows = [_row(source, scopes, operations, total) for (source, scopes), operations in found.items()]
+        rows = [_row(operations, total) for operations in found.values()]
         return cls(tuple(sorted(rows, key=lambda row: -row.us)), round(total, 3), how)
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,11 +96,11 @@ class Profile:
         return dataclasses.asdict(self)
 
 
-def _row(source: str | None, scopes: tuple[str, ...], operations: Sequence[OperationTime], total: float) -> ProfileRow:
-    times = [microseconds for one in operations for microseconds in one.kernels]
+def _row(operations: Sequence[OperationTime], total: float) -> ProfileRow:
+    times, first = [microseconds for one in operations for microseconds in one.kernels], operations[0]
     return ProfileRow(
-        source, text_of(source), tuple(dict.fromkeys(one.operation for one in operations)), len(times),
-        round(sum(times), 3), sum(times) / total if total else 0.0, scopes,
+        first.source, text_of(first.source), tuple(dict.fromkeys(one.operation for one in operations)), len(times),
+        round(sum(times), 3), sum(times) / total if total else 0.0, first.scopes, first.is_backward,
     )  # fmt: skip
 
 
@@ -119,8 +123,9 @@ def _table(profile: Profile, title: str) -> Table:
     for column in ("line", "code", "operations", "kernels", "µs", "share", "scopes"):
         table.add_column(column, overflow="fold", justify="right" if column in _NUMBERS else "left")
     for row in profile.rows:
+        line = f"{row.source or '(none)'}{' (backward)' if row.is_backward else ''}"
         table.add_row(
-            Text(row.source or "(none)"), Text(row.text), Text(", ".join(row.operations)), str(row.kernels),
+            Text(line), Text(row.text), Text(", ".join(row.operations)), str(row.kernels),
             f"{row.us:,.1f}", f"{row.share:.0%}", Text(" / ".join(row.scopes)),
         )  # fmt: skip
     return table

@@ -76,5 +76,11 @@ def operation_times(body: RegionBody, runs: Sequence[Sequence[KernelTime]]) -> l
         usual = statistics.mode(map(len, times)) if times else 0
         alike = [one for one in times if len(one) == usual]
         kernels = tuple(statistics.median(kernel) for kernel in zip(*alike, strict=True))
-        found.append(OperationTime(node.meta.get("source"), scopes_of(node), target_text(node.target), kernels))
+        forward = node.meta.get("backward_of")
+        found.append(
+            OperationTime(
+                forward or node.meta.get("source"), scopes_of(node), target_text(node.target), kernels,
+                is_backward=forward is not None,
+            )
+        )  # fmt: skip
     return found

@@ -37,7 +37,7 @@ class GraphEdit:
         self.graph = self.module.graph
         self.inputs: list[Input] = list(program.inputs)
         self.device = program.device
-        self.origin: dict[str, Any] = {"source": None, "scopes": ()}
+        self.origin: dict[str, Any] = {"source": None, "backward_of": None, "scopes": ()}
 
     def call(self, op: Any, args: Any, kwargs: Any, spec: Any, before: fx.Node, of: fx.Node | None = None) -> fx.Node:
         """A new node before another, with the source line and the order of ``of``, or of the node that it precedes."""

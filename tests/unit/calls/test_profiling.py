@@ -156,6 +156,56 @@ def test_kinds_of_calls_and_derived_functions(device: torch.device) -> None:
     assert [name for name, one in found if one == NEXT_CALL] == [None]
 
 
+def test_backwards_are_those_of_lines(device: torch.device) -> None:
+    weight = torch.ones(4, 4, device=device, requires_grad=True)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = x @ weight
+        z = y.exp()
+        return z.sum()
+
+    def train(x: torch.Tensor) -> torch.Tensor:
+        weight.grad = None
+        loss = forward(x)
+        loss.backward()
+        return loss
+
+    x = torch.ones(4, 4, device=device)
+    products, exponentials, sums = (line_of(forward, text) for text in ("x @ weight", "y.exp()", "z.sum()"))
+    step, loss = pygraph.jit(train), pygraph.jit(forward)
+    kinds: list[tuple[Any, Callable[[], Any]]] = [(step, lambda: step(x)), (loss, lambda: loss(x).backward())]
+    for function, call in kinds:
+        for _ in range(4):
+            call()
+        function.explain(profile=True)
+        call()
+        found = rows(function.explain(profile=True))
+        backward = {row["source"]: row for row in found if row["is_backward"]}
+        assert set(backward) == {products, exponentials}
+        assert {row["source"] for row in found if not row["is_backward"]} >= {products, exponentials, sums}
+        assert any("mm" in name for name in backward[products]["operations"])
+        assert [name.split(".")[1] for name in backward[exponentials]["operations"]] == ["mul"]
+
+
+def test_derivatives_of_derivatives_have_the_line_that_asks(device: torch.device) -> None:
+    def penalty(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        (first,) = torch.autograd.grad(x.exp().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        return second
+
+    fast = pygraph.jit(penalty)
+    x = torch.ones(4, device=device)
+    for _ in range(3):
+        fast(x)
+    fast.explain(profile=True)
+    assert torch.equal(fast(x), penalty(x))
+    found = rows(fast.explain(profile=True))
+    asks = {line_of(penalty, text) for text in ("create_graph", "(second,) =")}
+    assert {row["source"] for row in found} <= asks
+    assert not any(row["is_backward"] for row in found)
+
+
 def test_modules_methods_and_compiled_functions(device: torch.device) -> None:
     class Layer(torch.nn.Module):
         def __init__(self) -> None:

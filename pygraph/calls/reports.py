@@ -14,6 +14,7 @@ from pygraph.ir.program import Program
 from pygraph.process import extension
 from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
 from pygraph.report.explain import Explanation
+from pygraph.report.profile import Profile
 from pygraph.report.verdict import Totals
 
 
@@ -21,6 +22,16 @@ def totals_of(counts: Counts, caches: Iterable[Cache]) -> Totals:
     """Counts of a function and of all that is derived from it, whose caches these are."""
     seconds = sum(cache.seconds for cache in caches)
     return Totals(counts.hits, counts.misses, counts.captures, counts.evictions, seconds)
+
+
+_NO_GRAPH = "calls of this kind replay no graph; torch.profiler shows their kernels, and their lines (with_stack=True)"
+
+
+def _profile(entry: Entry) -> Profile | str | None:
+    """The kernel times of a kind of call, or why there are none; None where other functions run it."""
+    if isinstance(entry, Recorded):
+        return entry.profile
+    return None if isinstance(entry, (Differentiated, Stateful)) else _NO_GRAPH
 
 
 def _baked(program: Program | None) -> dict[str, str]:
@@ -64,5 +75,5 @@ def call_report(entry: Entry, *, profile: bool = False) -> CallReport:
     return CallReport(
         tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms,
         differentiated=isinstance(entry, Differentiated), baked=_baked(program), seconds=round(entry.seconds, 4),
-        profile=entry.profile if profile and isinstance(entry, Recorded) else None,
+        profile=_profile(entry) if profile else None,
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """Times of kernels on a CUDA device, as torch's profiler measures them, by the operations that have launched them.
 
-The profiler tells when the host has launched each kernel, by a number that both events have. Ranges of our own tell
-between which times the host was at each operation.
+The profiler tells when the host has launched each kernel, by a number that both events have; where it has not seen the
+launch itself (of CUDA's driver it shows a few), by that of torch's operation around it. Ranges of our own tell between
+which times the host was at each operation.
 """
 
 # The events of which `torch.profiler` makes its own have no public name. Checked with torch 2.11 and 2.13.
@@ -9,6 +10,7 @@ between which times the host was at each operation.
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,6 +22,9 @@ from pygraph.runtime.cuda.timing import synchronize
 from pygraph.runtime.driver import KernelTime
 
 _RANGE = "pygraph operation "
+
+_CALL = re.compile(r"cu(da)?[A-Z]\w*")
+"""Names of CUDA's own functions, whose numbers are others than those of torch's operations."""
 
 
 class _Ranges:
@@ -70,6 +75,7 @@ def attributed(events: Iterable[Any], count: int) -> list[list[KernelTime]]:
     """
     ranges: list[tuple[int, int, int, int]] = []  # begin, end, run, operation
     launches: dict[int, int] = {}
+    operations: dict[int, int] = {}
     kernels: list[Any] = []
     for event in events:
         name: str = event.name()
@@ -79,12 +85,12 @@ def attributed(events: Iterable[Any], count: int) -> list[list[KernelTime]]:
         elif name.startswith(_RANGE):
             run, op = name.removeprefix(_RANGE).split(" ")
             ranges.append((event.start_ns(), event.end_ns(), int(run), int(op)))
-        elif name.startswith("cu"):  # calls of CUDA's: cudaLaunchKernel, cuLaunchKernelEx, cudaMemcpyAsync, …
-            launches[event.correlation_id()] = event.start_ns()
+        elif not event.is_user_annotation():
+            (launches if _CALL.fullmatch(name) else operations)[event.correlation_id()] = event.start_ns()
     ranges.sort()
     found: list[list[tuple[int, KernelTime]]] = [[] for _ in range(count)]
     for event in kernels:
-        launched = launches.get(event.correlation_id())
+        launched = launches.get(event.correlation_id(), operations.get(event.linked_correlation_id()))
         position = -1 if launched is None else bisect.bisect(ranges, (launched + 1,)) - 1
         if launched is None or position < 0 or launched > ranges[position][1]:
             continue  # of a restoration, or of other threads

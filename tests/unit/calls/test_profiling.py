@@ -286,3 +286,13 @@ def test_a_measurement_that_fails_is_told(device: torch.device, monkeypatch: pyt
 def test_before_any_call(device: torch.device) -> None:
     fast = pygraph.jit(model)
     assert fast.explain(profile=True).to_dict()["profile"] is None
+
+
+def test_calls_without_a_graph_have_none(device: torch.device) -> None:
+    fast = pygraph.jit(model, mode="launch")
+    x = torch.ones(4, 4, device=device)
+    for _ in range(2):
+        fast(x, 0.5)
+    found = fast.explain(profile=True).to_dict()["profile"]
+    assert isinstance(found, str)
+    assert "torch.profiler" in found

@@ -4,8 +4,8 @@ Torch keeps them by the numbers that profilers have for nodes of executable grap
 ``torch.cuda._annotate_cuda_graph_trace`` writes them into a file that a profiler has exported.
 """
 
-# Torch's module of annotations is private. Checked with torch 2.13; torch 2.11 has none, and later ones have another form
-# of it: there nothing is annotated.
+# Torch's module of annotations is private. Checked with torch 2.13; torch 2.11 has none, and later ones have another
+# form of it: there nothing is annotated.
 from __future__ import annotations
 
 import collections

@@ -259,8 +259,29 @@ def test_it_waits_while_another_profiler_is_at_work(device: torch.device) -> Non
         for _ in range(3):
             assert torch.equal(fast(x, 0.5), model(x, 0.5))
     assert fast.explain(profile=True).to_dict()["profile"] == NEXT_CALL
+    (entry,) = fast.engine.cache.entries
+    assert entry.plans == 0  # a plan would serve the call that is to be measured
     fast(x, 0.5)
     assert rows(fast.explain(profile=True))
+
+
+@pytest.mark.parametrize("options", [{"reuse_outputs": True}, {"donate_argnums": 0}, {"strict": True}, {"fuse": True}])
+def test_options(device: torch.device, options: dict[str, Any]) -> None:
+    options = {**options, "mode": "replay"}
+    if device.type != "cuda":
+        options.pop("fuse", None)  # there is nothing to fuse for
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().mul(2) + 1
+
+    fast = pygraph.jit(function, **options)
+    for number in range(5):
+        if number == 3:
+            fast.explain(profile=True)
+        x = torch.full((4,), float(number), device=device)
+        expected = function(x)
+        torch.testing.assert_close(fast(x), expected)
+    assert len(rows(fast.explain(profile=True))) == 1
 
 
 def test_a_measurement_that_fails_is_told(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

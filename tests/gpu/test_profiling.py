@@ -61,18 +61,23 @@ def test_a_long_kernel_takes_most_of_the_time() -> None:
     assert first["us"] > second["us"]
 
 
-def test_fused_kernels() -> None:
+def test_fused_kernels_have_lines_and_scopes() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
-        with record_function("all of it"):
+        with record_function("first"):
             y = torch.relu(x) * 2
-            return torch.softmax(y, dim=-1)
+        z = y @ y.mT
+        with record_function("second"):
+            return torch.softmax(z, dim=-1)
 
     x = torch.randn(64, 512, device="cuda")
     fast = pygraph.jit(function, fuse=True, mode="replay")
     found = measured(fast, x)
     torch.testing.assert_close(fast(x), function(x))
-    assert [row["scopes"] for row in found] == [("all of it",)]
-    assert found[0]["us"] > 0
+    texts = {row["scopes"]: row["text"] for row in found}
+    assert texts == {
+        ("first",): "y = torch.relu(x) * 2", (): "z = y @ y.mT", ("second",): "return torch.softmax(z, dim=-1)",
+    }  # fmt: skip
+    assert all(row["us"] > 0 for row in found)
 
 
 def test_a_training_step_is_unchanged() -> None:

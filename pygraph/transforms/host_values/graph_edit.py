@@ -9,7 +9,7 @@ from torch import fx
 
 from pygraph.ir.descriptors import Argument, Captured, Element, Input, Spec, TensorSpec
 from pygraph.ir.program import Program
-from pygraph.ir.scopes import came_from
+from pygraph.ir.scopes import Origin, came_from
 
 
 def number_type(dtype: torch.dtype) -> type[int] | type[float] | type[bool]:
@@ -37,7 +37,7 @@ class GraphEdit:
         self.graph = self.module.graph
         self.inputs: list[Input] = list(program.inputs)
         self.device = program.device
-        self.origin: dict[str, Any] = {"source": None, "backward_of": None, "scopes": ()}
+        self.origin: Origin = {"source": None, "backward_of": None, "scopes": ()}
 
     def call(self, op: Any, args: Any, kwargs: Any, spec: Any, before: fx.Node, of: fx.Node | None = None) -> fx.Node:
         """A new node before another, with the source line and the order of ``of``, or of the node that it precedes."""

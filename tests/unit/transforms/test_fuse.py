@@ -112,6 +112,7 @@ def test_kernels_without_a_line_of_their_own_have_that_of_their_run(monkeypatch:
                 return y.exp().cos()
 
     monkeypatch.setattr(fuse, "compile_run", compile_some)
+    monkeypatch.setattr(fuse, "_why_not", lambda program: None)  # as Triton is not installed everywhere
     program = program_on_cuda(function, (4,))
     first = next(node.meta["source"] for node in program.nodes if "sin" in node.name)
     found = {node.name.partition("_")[0]: node for node in fuse.fuse_program(program).nodes if is_work(node)}

@@ -6,6 +6,7 @@ from typing import Any
 
 from pygraph.calls.cache import Cache
 from pygraph.calls.entries import Recorded
+from pygraph.errors import CaptureError
 from pygraph.ir.source_lines import first_line
 from pygraph.process.collection import collection_postponed
 from pygraph.report.profile import Profile
@@ -42,5 +43,5 @@ def measure(entry: Recorded, leaves: list[Any]) -> None:
     try:
         with entry.graphs.driver.unwatched(), collection_postponed():
             entry.profile = profile_call(entry.graphs, leaves)
-    except RuntimeError as error:  # no memory for copies of what the call updates, or torch's profiler does not start
+    except (RuntimeError, CaptureError) as error:  # no memory for copies, or torch's profiler does not start
         entry.profile = f"it could not be measured: {first_line(error)}"

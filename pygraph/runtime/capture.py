@@ -231,7 +231,7 @@ class RegionGraph:
         node = self.body.nodes[op]
         return {
             "operation": target_text(node.target),
-            "source": node.meta.get("source") or "",
+            "source": node.meta.get("backward_of") or node.meta.get("source") or "",
             "scopes": " / ".join(scopes_of(node)),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -15,13 +16,16 @@ class _Clock:
     def __init__(self) -> None:
         self.found: list[KernelTime] = []
         self._op, self._last = -1, time.perf_counter()
+        self._thread = threading.get_ident()
 
     def mark(self, op: int) -> None:
         """Note that an operation begins."""
         self._op, self._last = op, time.perf_counter()
 
     def note(self, name: str) -> None:
-        """Note that a kernel has run."""
+        """Note that a kernel has run, unless another thread has launched it."""
+        if threading.get_ident() != self._thread:
+            return
         now = time.perf_counter()
         self.found.append(KernelTime(self._op, name, (now - self._last) * 1e6))
         self._last = now

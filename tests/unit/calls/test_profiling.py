@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import pygraph
 from pygraph.calls.profiling import NEXT_CALL
+from pygraph.errors import CaptureError
 from pygraph.runtime.devices import driver_for
 
 FILE = "test_profiling.py"
@@ -284,7 +285,10 @@ def test_options(device: torch.device, options: dict[str, Any]) -> None:
     assert len(rows(fast.explain(profile=True))) == 1
 
 
-def test_a_measurement_that_fails_is_told(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, CaptureError, torch.OutOfMemoryError])
+def test_a_measurement_that_fails_is_told(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     fast = pygraph.jit(model)
     x = torch.ones(4, 4, device=device)
     for _ in range(3):
@@ -292,7 +296,7 @@ def test_a_measurement_that_fails_is_told(device: torch.device, monkeypatch: pyt
     fast.explain(profile=True)
 
     def kernel_times(*args: Any) -> Any:
-        raise RuntimeError("the profiler is taken")
+        raise kind("the profiler is taken")
 
     with monkeypatch.context() as patch:
         patch.setattr(type(driver_for(device)), "kernel_times", kernel_times)

@@ -64,9 +64,9 @@ class TransformedModule(torch.nn.Module):
         """As of a transformed function."""
         return self._pygraph_transformed.lower(*args, **kwargs)
 
-    def explain(self) -> Explanation:
+    def explain(self, *, profile: bool = False) -> Explanation:
         """As of a transformed function."""
-        return self._pygraph_transformed.explain()
+        return self._pygraph_transformed.explain(profile=profile)
 
     def explain_misses(self) -> str:
         """As of a transformed function."""

@@ -26,6 +26,7 @@ from pygraph.ir.descriptors import (
 from pygraph.ir.effects import is_host_number, is_random, is_view, root
 from pygraph.ir.program import Program, graph_module
 from pygraph.ir.random_states import set_random_state
+from pygraph.ir.scopes import came_from
 
 Origin = Literal["cotangent", "saved", "result", "argument"]
 
@@ -219,7 +220,7 @@ def _in_own_memory(
         views.append(value)
         value = value.args[0]  # pyright: ignore[reportAssignmentType]
     copied = graph.call_function(torch.ops.aten.clone.default, (mapping[value],))
-    copied.meta = {"spec": dataclasses.replace(value.meta["spec"], offset=0), "source": value.meta["source"]}
+    copied.meta = {"spec": dataclasses.replace(value.meta["spec"], offset=0), **came_from(value)}
     for view in reversed(views):
         inner, source = copied, view.args[0]
         copied = graph.node_copy(

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 import torch
 
-from pygraph.calls import retries
+from pygraph.calls import profiling, retries
 from pygraph.calls.cache import Cache, Shared
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful, StateRunner
@@ -270,6 +270,11 @@ class Compiler:
         described, fallbacks = entry.graphs.program, entry.graphs.fallbacks
         self._cache.entries.drop(entry)
         return self._keep(key, call, Launched(fallbacks=fallbacks, described=described))
+
+    def profile(self, call: Call, entry: Recorded) -> None:
+        """Measure the kernels of a call before it runs."""
+        profiling.measure(entry, call.leaves)
+        self._cache.native.renew(entry)
 
     def check_strict(self, fallbacks: list[Fallback]) -> None:
         """Raise FallbackError if there is a fallback and options do not allow any."""

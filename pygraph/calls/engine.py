@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.calls import retries, surroundings
+from pygraph.calls import profiling, retries, surroundings
 from pygraph.calls.cache import Cache, CacheInfo, Shared
 from pygraph.calls.compilation import Compiler
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Recorded, Refused, Stateful
@@ -26,7 +26,7 @@ from pygraph.calls.options import Options
 from pygraph.calls.plans import Planned
 from pygraph.calls.policy import Composition, CompositionFactory, Policy, Runners
 from pygraph.calls.recording import Recorder
-from pygraph.calls.reports import call_report, files_of, totals_of
+from pygraph.calls.reports import files_of, report_of, totals_of
 from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import look_of
 from pygraph.calls.surroundings import InlineError, UntraceableError
@@ -34,7 +34,6 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.ir.evaluate import evaluate
 from pygraph.ir.paths import flatten_with_path
 from pygraph.ir.program import Program
-from pygraph.process import extension
 from pygraph.process.reentrancy import INSIDE_CALL, here, reason_inside, register
 from pygraph.report.explain import Explanation
 from pygraph.tracing.function_kinds import Traced
@@ -208,6 +207,8 @@ class Engine:
         if entry is None:
             return self.compiler.compile(key, call, self._runners), False
         self.cache.count_hit(entry)
+        if isinstance(entry, Recorded) and entry.wants_profile:
+            self.compiler.profile(call, entry)
         if isinstance(entry, Recorded) and entry.reviews is not None:
             self.cache.settle()
             if entry.reviews.is_due(entry.calls):
@@ -402,20 +403,19 @@ class Engine:
         size = sum(len(engine.cache) for engine in engines)
         return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
 
-    def explain(self) -> Explanation:
-        """How every kind of call so far runs, with the reason for everything that is not a graph."""
+    def explain(self, profile: bool = False) -> Explanation:
+        """How every kind of call so far runs, with the reason for everything that is not a graph, and kernel times."""
         with self._lock if not here.inside else contextlib.nullcontext():
             self.cache.settle()
+            if profile and not here.inside:
+                profiling.ask_for_all(self.cache)
             if self.composition is not None:
                 self.composition.settle()
             inlined: collections.Counter[Fallback] = collections.Counter(self.cache.inlined)
             if self.recorder.reused is not None:
                 inlined += self.recorder.reused.notes
-            reports = tuple(call_report(entry) for entry in self.cache.entries if not entry.counts_itself)
-            report = Explanation(self.name, reports, dict(inlined), slow_calls=extension.reason())
-            in_python = (entry.runner.in_python() for entry in self.cache.entries if isinstance(entry, Stateful))
-            report = dataclasses.replace(report, in_python=tuple(dict.fromkeys(filter(None, in_python))))
-            report = report.with_derived(engine.explain() for engine in self.derived())
+            report = report_of(self.name, self.cache.entries, inlined, profile=profile)
+            report = report.with_derived(engine.explain(profile) for engine in self.derived())
             totals = totals_of(self.shared.counts, (one.cache for one in self._family())) if self.is_root else None
             return dataclasses.replace(report, totals=totals, files=files_of(self.fn))
 

@@ -17,6 +17,7 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Location
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.program import Program
+from pygraph.report.profile import Profile
 from pygraph.runtime.executable import Executable
 from pygraph.tracing.function_kinds import Traced
 
@@ -110,12 +111,16 @@ class Recorded(Entry):
         graphs: The executable.
         recordable: The Program that it was recorded from, before nodes were refused and ways chosen.
         reviews: When selections that are provisional are measured again; None if all are final.
+        profile: Its kernel times, or why there are none; None if nobody has asked for them.
+        wants_profile: Whether the next call measures them.
     """
 
     traced: Traced
     graphs: Executable
     recordable: Program
     reviews: Reviews | None = None
+    profile: Profile | str | None = None
+    wants_profile: bool = False
 
     @property
     def program(self) -> Program:
@@ -129,7 +134,9 @@ class Recorded(Entry):
 
     @property
     def most_calls(self) -> int | None:
-        """The number of calls after which a provisional selection is measured again."""
+        """The number of calls after which its kernels, or a provisional selection once more, are measured."""
+        if self.wants_profile:
+            return self.calls
         return None if self.reviews is None else self.reviews.due
 
     def target(self, fn: Callable[..., Any]) -> Executable:

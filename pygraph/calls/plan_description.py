@@ -24,6 +24,7 @@ from pygraph.calls.function import Call
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.descriptors import Captured
 from pygraph.runtime.host_work import HostWork, is_repeatable
+from pygraph.runtime.profiler_ranges import range_name
 
 if TYPE_CHECKING:
     from pygraph.runtime.calling_convention import CallingConvention
@@ -114,6 +115,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         "commits": commits,
         "synced": ctypes.addressof(graph.patcher.synced),
         "launch": launch,
+        "range": range_name(executable.program.name),
         "updated": tuple(tensors[body.inputs[position]] for position in body.updated),
         "updated_captured": tuple(captured[id(tensor)] for tensor in body.versioned_statics),
         "outputs": _outputs(graph),

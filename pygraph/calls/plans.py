@@ -79,9 +79,12 @@ class CallPath:
         module = extension.loaded()
         if module is None or entry.plans >= limits.LIMITS.plans or not is_describable(call.leaves, plan.live):
             return None
+        most_hits = self._most_hits(entry)
+        if most_hits == 0:
+            return None
         entry.plans += 1
         try:
-            native = module.Plan(call.args, call.kwargs, describe_plan(plan, call, self._most_hits(entry)))
+            native = module.Plan(call.args, call.kwargs, describe_plan(plan, call, most_hits))
         except ValueError:  # there is a container among the arguments that C++ does not read
             return None
         if self._dispatcher is None:

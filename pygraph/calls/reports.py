@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -11,15 +11,18 @@ import torch
 from torch import fx
 
 from pygraph.calls.cache import Cache, Counts
-from pygraph.calls.entries import Differentiated, Entry
+from pygraph.calls.entries import Differentiated, Entry, Recorded, Stateful
 from pygraph.calls.misses import short_text
-from pygraph.ir.descriptors import Argument
+from pygraph.ir.descriptors import Argument, Fallback
 from pygraph.ir.effects import count_kernels
 from pygraph.ir.evaluate import argument_descriptors
 from pygraph.ir.outline import Outline, outline
 from pygraph.ir.program import Program
 from pygraph.ir.source_lines import TORCH_FOLDER
+from pygraph.process import extension
 from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
+from pygraph.report.explain import Explanation
+from pygraph.report.profile import Profile
 from pygraph.report.verdict import Totals
 from pygraph.runtime.executable import Executable
 
@@ -39,6 +42,16 @@ def files_of(fn: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(file for file in found if not file.startswith(TORCH_FOLDER))
 
 
+_NO_GRAPH = "calls of this kind replay no graph; torch.profiler shows their kernels, and their lines (with_stack=True)"
+
+
+def _profile(entry: Entry) -> Profile | str | None:
+    """The kernel times of a kind of call, or why there are none; None where other functions run it."""
+    if isinstance(entry, Recorded):
+        return entry.profile
+    return None if isinstance(entry, (Differentiated, Stateful)) else _NO_GRAPH
+
+
 def _baked(program: Program | None) -> dict[str, str]:
     """Texts of the values of arguments that a trace depends on."""
     return {} if program is None else {one.path: short_text(one.value) for one in program.baked}
@@ -56,8 +69,26 @@ def _outline(program: Program, executable: Executable | None) -> Outline:
     return outline(program, _MOST_NODES, recorded)
 
 
-def call_report(entry: Entry) -> CallReport:
-    """Make the report of one kind of call."""
+def report_of(
+    name: str, entries: Iterable[Entry], inlined: Mapping[Fallback, int], *, profile: bool = False
+) -> Explanation:
+    """Make the report of the kinds of calls of a function, without those of functions that are derived from it.
+
+    Args:
+        name: The function's name.
+        entries: Its kinds of calls.
+        inlined: Numbers of calls that no entry has served, by reason.
+        profile: Whether to include kernel times.
+    """
+    entries = list(entries)
+    calls = tuple(call_report(entry, profile=profile) for entry in entries if not entry.counts_itself)
+    in_python = (entry.runner.in_python() for entry in entries if isinstance(entry, Stateful))
+    lines = tuple(dict.fromkeys(filter(None, in_python)))
+    return Explanation(name, calls, dict(inlined), in_python=lines, slow_calls=extension.reason())
+
+
+def call_report(entry: Entry, *, profile: bool = False) -> CallReport:
+    """Make the report of one kind of call, with its kernel times if they are asked for."""
     program, executable = entry.reported, entry.executable
     arguments: list[str] = []
     if program is not None:
@@ -75,4 +106,5 @@ def call_report(entry: Entry) -> CallReport:
         tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms,
         differentiated=isinstance(entry, Differentiated), baked=_baked(program), seconds=round(entry.seconds, 4),
         outline=None if program is None else _outline(program, executable),
+        profile=_profile(entry) if profile else None,
     )  # fmt: skip

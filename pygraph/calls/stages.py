@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.calls import profiling
 from pygraph.calls.donation import Donation
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry, Evaluated, Recorded
 from pygraph.calls.keys import overlap_key
-from pygraph.calls.reports import call_report
+from pygraph.calls.reports import report_of
 from pygraph.calls.requirements import Requirements
 from pygraph.errors import ArgumentError, describe
 from pygraph.guards.torch_settings import KEY_TITLES, mode_key
 from pygraph.ir.evaluate import check_call, evaluate
 from pygraph.ir.program import Program
-from pygraph.process import extension, progress
+from pygraph.process import progress
 from pygraph.process.reentrancy import reason_inside
 from pygraph.report.explain import Explanation
 from pygraph.runtime.alignment import WIDEST_LOAD, alignment_of, is_aligned
@@ -127,15 +128,19 @@ class Compiled:
             raise ArgumentError(describe(f"{self._name}(…)", problem, remedy="Clone it."))
         with self._engine.turn() as mine:
             self._entry.calls += 1
+            if mine and isinstance(self._entry, Recorded) and self._entry.wants_profile:
+                profiling.measure(self._entry, leaves)
             if self._entry.executable is not None and mine:
                 return self._entry.executable(leaves)
         if not mine:
             reason_inside(self._name, leaves)  # raises where the device cannot be used at all
         return evaluate(self.program, *args, **kwargs)
 
-    def explain(self) -> Explanation:
-        """The report of how it runs, and why."""
-        return Explanation(self._name, (call_report(self._entry),), {}, slow_calls=extension.reason())
+    def explain(self, *, profile: bool = False) -> Explanation:
+        """The report of how it runs, and why; with kernel times as of `Transformed.explain`."""
+        if profile and isinstance(self._entry, Recorded):
+            profiling.ask(self._entry)
+        return report_of(self._name, [self._entry], {}, profile=profile)
 
 
 def _check_unchanged(program: Program, settings: tuple[Hashable, ...], requirements: Requirements, hold: bool) -> None:

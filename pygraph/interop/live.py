@@ -36,8 +36,11 @@ def reset() -> None:
     pool_owner().release_soon()
 
 
-def explain() -> Explanation:
+def explain(*, profile: bool = False) -> Explanation:
     """Report how everything runs that ``torch.compile(backend="pygraph")`` has compiled and that is still alive.
+
+    Args:
+        profile: Whether to include kernel times by source line, as in a jitted function's ``explain``.
 
     Returns:
         A report like that of a jitted function, with one entry per graph and kind of call.
@@ -47,5 +50,5 @@ def explain() -> Explanation:
         >>> isinstance(str(pygraph.explain()), str)
         True
     """
-    reports = [function.explain() for replay in members(CALLABLES) for function in replay.functions()]
+    reports = [function.explain(profile) for replay in members(CALLABLES) for function in replay.functions()]
     return Explanation("torch.compile", (), {}).with_derived(sorted(reports, key=lambda report: report.name))

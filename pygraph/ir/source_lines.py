@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import linecache
 import os
 import re
 import traceback
@@ -16,6 +17,8 @@ TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 PYGRAPH_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TRITON_FOLDER = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" + os.sep
 _LIBRARIES = (TORCH_FOLDER, PYGRAPH_FOLDER, _TRITON_FOLDER, "<frozen", "<eval_with_key>")
+
+_files: dict[str, str | None] = {}  # by line, as `train.py:41`; None for lines of several files of that name
 
 _attributed: contextvars.ContextVar[str | None] = contextvars.ContextVar("attributed", default=None)
 
@@ -37,8 +40,8 @@ def line_in(stack: str | None) -> str | None:
     'train.py:41'
     """
     found: list[tuple[str, str]] = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
-    lines = [f"{os.path.basename(name)}:{number}" for name, number in found if not name.startswith(_LIBRARIES)]
-    return lines[-1] if lines else None
+    lines = [(name, int(number)) for name, number in found if not name.startswith(_LIBRARIES)]
+    return _line(*lines[-1]) if lines else None
 
 
 def user_frame(frame: FrameType | None) -> str | None:
@@ -46,7 +49,20 @@ def user_frame(frame: FrameType | None) -> str | None:
     if (line := _attributed.get()) is not None:
         return line
     found = frame_outside(frame)
-    return None if found is None else f"{os.path.basename(found.f_code.co_filename)}:{found.f_lineno}"
+    return None if found is None else _line(found.f_code.co_filename, found.f_lineno)
+
+
+def _line(file: str, number: int) -> str:
+    line = f"{os.path.basename(file)}:{number}"
+    if _files.setdefault(line, file) != file:
+        _files[line] = None
+    return line
+
+
+def text_of(line: str | None) -> str:
+    """The code on a line that `user_frame` or `line_in` has named; empty if it is not known."""
+    file = _files.get(line or "")
+    return "" if file is None else linecache.getline(file, int(str(line).rpartition(":")[2])).strip()
 
 
 def frame_outside(frame: FrameType | None) -> FrameType | None:

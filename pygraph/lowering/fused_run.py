@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.program import output_values
+from pygraph.ir.scopes import Origin, came_from
 from pygraph.lowering.draws import chain_draws, check_draws, check_order
 from pygraph.lowering.inductor import compile_graph, settings, start_workers, wrapper_of
 from pygraph.lowering.joint import Halves, Value, split
@@ -84,9 +85,11 @@ def compile_run(
         OtherDrawsError: The kernels draw other random numbers than the graph, or in another order.
     """
     found: list[FusedRun | None] = []
+    origins = {node.name: came_from(node) for node in module.graph.nodes if node.meta.get("source")}
 
     def inner(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         options.pop("get_decomp_fn", None)
+        options["origins"] = origins
         check_order(module.graph, graph.graph)
         chain_draws(graph.graph)  # here, as AOTAutograd takes no operation of ours that makes views
         graph.recompile()
@@ -108,7 +111,7 @@ def compile_run(
             for node, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
                 node.meta["val"] = value
             cache = RunCache(module, mode, specs, begins, static)
-            cached = _from_cache(cache, specs)
+            cached = _from_cache(cache, specs, origins)
         cache.note(found=cached is not None)
         if cached is not None:
             return _checked(cached, module)
@@ -129,7 +132,7 @@ def _checked(run: FusedRun | None, module: fx.GraphModule) -> FusedRun | None:
     return run
 
 
-def _from_cache(cache: RunCache, specs: Sequence[TensorSpec]) -> FusedRun | None:
+def _from_cache(cache: RunCache, specs: Sequence[TensorSpec], origins: Mapping[str, Origin]) -> FusedRun | None:
     """The run, put together from what caches have of it; None if they do not have all of it."""
     recipe = cache.recipe()
     if recipe is None:
@@ -142,7 +145,7 @@ def _from_cache(cache: RunCache, specs: Sequence[TensorSpec]) -> FusedRun | None
             if code is None:
                 return None
             given: list[Any] = [known[value.of][value.number] for value in inputs]
-            kernels = kernel_graph(wrapper_of(code), given)
+            kernels = kernel_graph(wrapper_of(code), given, origins)
             known[of] = _specs(kernels)
             parts.append(Part(kernels, inputs, key))
         for value in recipe.results:
@@ -177,7 +180,7 @@ def _compile_halves(
     """Compile a forward, and its backward for the layouts of what the forward saves; None if that cannot be seen."""
     _keep_strides(halves.forward, range(halves.visible))
     taken = halves.forward_inputs
-    chosen = {**options, "is_inference": False, "static_input_idxs": []}
+    chosen: dict[str, Any] = {**options, "is_inference": False, "static_input_idxs": []}
     forward = compile_graph(halves.forward, [inputs[index] for index in taken], f"{name}, forward", **chosen)
     if forward is None:
         return None

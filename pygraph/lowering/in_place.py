@@ -19,6 +19,7 @@ from pygraph.ir.descriptors import Mutation, TensorSpec
 from pygraph.ir.effects import root
 from pygraph.ir.functional_variants import mutating_operation_of, written_values
 from pygraph.ir.program import Program
+from pygraph.ir.scopes import came_from
 
 aten = torch.ops.aten
 
@@ -129,8 +130,8 @@ def _copy_before(graph: fx.Graph, node: fx.Node, old: fx.Node) -> fx.Node:
             options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
             copy = graph.call_function(aten.empty_strided.default, (list(spec.shape), list(spec.stride)), options)
             write = graph.call_function(aten.copy_.default, (copy, old))
-            write.meta = {**old.meta, "source": node.meta.get("source")}
-    copy.meta = {**old.meta, "source": node.meta.get("source")}
+            write.meta = {**old.meta, **came_from(node)}
+    copy.meta = {**old.meta, **came_from(node)}
     return copy
 
 

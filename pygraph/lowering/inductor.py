@@ -20,6 +20,7 @@ from pygraph.ir import ops
 from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.launches import Number
 from pygraph.ir.program import graph_module
+from pygraph.ir.scopes import Origin
 from pygraph.ir.source_lines import line_in
 from pygraph.lowering.kernel_configurations import other_configurations_tried
 from pygraph.lowering.kernel_recorder import KernelGraph, UntraceableError
@@ -65,7 +66,7 @@ class FusedGraph:
     crossing: Crossing
     device: torch.device
     name: str
-    lines: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    origins: Mapping[str, Origin] = dataclasses.field(default_factory=dict[str, Origin])
     saved: frozenset[int] = frozenset()
     spent: frozenset[int] = frozenset()
 
@@ -81,7 +82,7 @@ class FusedGraph:
     def kernels(self, inputs: Sequence[TensorSpec | Number]) -> tuple[KernelGraph, Fallback | None]:
         """The kernels for inputs like these; or one node for all of them, and the reason."""
         try:
-            return kernel_graph(wrapper_of(self.code), inputs, self.lines), None
+            return kernel_graph(wrapper_of(self.code), inputs, self.origins), None
         except UntraceableError as error:
             note = Fallback(f"the kernels of {self.name}", f"they are one node, whose parts are not seen: {error}")
             return self._as_one_node(inputs), note
@@ -111,13 +112,21 @@ class FusedGraph:
         return KernelGraph(graph_module(torch.nn.Module(), graph), ())
 
 
-def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **options: Any) -> FusedGraph | None:
+def compile_graph(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    name: str,
+    origins: Mapping[str, Origin] | None = None,
+    **options: Any,
+) -> FusedGraph | None:
     """Compile a functional graph of decomposed ATen operations, which is used up; None if it computes nothing.
 
     Args:
         module: The graph, as AOTAutograd makes it: updates of inputs are ``copy_`` at its end.
         inputs: Fake tensors, and sizes.
         name: Its name in reports.
+        origins: The user's lines and scopes, by the names of nodes in the graph that this one is made of; None for the
+            lines of Dynamo.
         **options: As ``torch._inductor.compile_fx.compile_fx_inner`` takes them.
     """
     from torch._inductor.compile_fx import compile_fx_inner
@@ -126,7 +135,8 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
     values = list(output_node(module).args[0])  # pyright: ignore
     specs = [value.meta.get("val") if isinstance(value, fx.Node) else None for value in values]
     chosen: Any = {**options, "cudagraphs": BoxedBool(False)}
-    crossing, lines = Crossing.of(module.graph), _lines(module.graph)
+    crossing = Crossing.of(module.graph)
+    origins = _lines(module.graph) if origins is None else origins
     progress.next_part()
     with _disable_current_modes():  # as for torch.compile: constants that its cache has are no fake tensors
         code: Any = compile_fx_inner(module, inputs, **chosen)
@@ -139,17 +149,17 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[Any], name: str, **op
         found = outputs[index]
         outputs[index] = None if found is None else dataclasses.replace(found, device=device)
     written = tuple(sorted(code.mutated_input_idxs))
-    return FusedGraph(code, tuple(outputs), written, frozenset(code.inputs_to_check), crossing, device, name, lines)
+    return FusedGraph(code, tuple(outputs), written, frozenset(code.inputs_to_check), crossing, device, name, origins)
 
 
-def _lines(graph: fx.Graph) -> dict[str, str]:
+def _lines(graph: fx.Graph) -> dict[str, Origin]:
     """The user's lines, by the names that Inductor has for nodes: those of Dynamo's graph, from which they come."""
-    found: dict[str, str] = {}
+    found: dict[str, Origin] = {}
     for node in graph.nodes:
         line = line_in(node.meta.get("stack_trace"))
         if line is not None:
             origins = node.meta.get("from_node") or [node]
-            found.setdefault(origins[0].name, line)
+            found.setdefault(origins[0].name, {"source": line})
     return found
 
 

@@ -25,6 +25,7 @@ from pygraph.ir import attention_states as states
 from pygraph.ir.descriptors import TensorSpec, tensor_specs
 from pygraph.ir.effects import is_random
 from pygraph.ir.program import graph_module
+from pygraph.ir.scopes import Origin, joined
 
 aten = torch.ops.aten
 
@@ -51,19 +52,19 @@ class KernelGraph:
 _COMMENT = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\]")
 
 
-class SourceLines:
-    """The user's line behind each line of a wrapper.
+class Origins:
+    """The user's line and scopes behind each line of a wrapper.
 
     Args:
         code: The wrapper's.
-        lines: The user's lines, by the names in its comments.
+        origins: These, as metadata of nodes, by the names in its comments.
     """
 
-    def __init__(self, code: types.CodeType, lines: Mapping[str, str]) -> None:
+    def __init__(self, code: types.CodeType, origins: Mapping[str, Origin]) -> None:
         self._code = code
         self._numbers: list[int] = []
-        self._sources: list[str | None] = []
-        if not lines:
+        self._origins: list[Origin] = []
+        if not origins:
             return
         try:
             text = Path(code.co_filename).read_text()
@@ -74,24 +75,24 @@ class SourceLines:
             if comment is not None:
                 self._numbers.append(number)
                 names = comment.group(1).split(", ")
-                self._sources.append(next((lines[name] for name in names if name in lines), None))
+                self._origins.append(joined([origins[name] for name in names if name in origins]))
 
-    def now(self) -> str | None:
-        """The user's line behind what the wrapper runs now, as ``train.py:41``."""
+    def now(self) -> Origin:
+        """The line and scopes behind what the wrapper runs now, as metadata of nodes."""
         frame = sys._getframe(1) if self._numbers else None
         while frame is not None and frame.f_code is not self._code:
             frame = frame.f_back
         index = -1 if frame is None else bisect.bisect(self._numbers, frame.f_lineno) - 1
-        return self._sources[index] if index >= 0 else None
+        return self._origins[index] if index >= 0 else joined(())
 
 
 class KernelRecorder(TorchDispatchMode):
     """Records operations on fake tensors as nodes; a tensor that an operation writes to stays the node that it was."""
 
-    def __init__(self, mode: FakeTensorMode, lines: SourceLines) -> None:
+    def __init__(self, mode: FakeTensorMode, origins: Origins) -> None:
         super().__init__()
         self._mode = mode
-        self._lines = lines
+        self._origins = origins
         self._graph = fx.Graph()
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []
@@ -126,7 +127,7 @@ class KernelRecorder(TorchDispatchMode):
     def _register(self, tensor: torch.Tensor, node: fx.Node) -> None:
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
-        node.meta = {"spec": TensorSpec.of(tensor), "source": self._lines.now()}
+        node.meta = {"spec": TensorSpec.of(tensor), **self._origins.now()}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -143,7 +144,7 @@ class KernelRecorder(TorchDispatchMode):
             return result
         node: fx.Node = self._graph.call_function(func, *self._as_nodes((args, kwargs)))
         specs: Any = tuple(map(_spec, result)) if isinstance(result, (list, tuple)) else _spec(result)
-        node.meta = {"spec": specs, "source": self._lines.now()}
+        node.meta = {"spec": specs, **self._origins.now()}
         if isinstance(result, torch.Tensor):
             if id(result) not in known:
                 self._register(result, node)
@@ -188,7 +189,7 @@ class KernelRecorder(TorchDispatchMode):
         args = (self._nodes[id(item)], device, is_random(node))
         state = self._graph.call_function(torch.ops.pygraph.state_to_keep.default, args)
         self._nodes[id(item)] = state
-        state.meta = {"spec": dataclasses.replace(TensorSpec.of(item), device=device), "source": node.meta["source"]}
+        state.meta = {**node.meta, "spec": dataclasses.replace(TensorSpec.of(item), device=device)}
 
     def _as_nodes(self, values: Any) -> Any:
         def node_of(leaf: Any) -> Any:

@@ -33,7 +33,7 @@ from pygraph.process.log import log
 
 _KEY = re.compile(r"[a-z0-9]+")
 _SOURCES = ("input", "forward", "backward")
-_OURS = frozenset({"spec", "source", "order", "from", "val"})
+_OURS = frozenset({"spec", "source", "backward_of", "scopes", "order", "from", "val"})
 """Notes of nodes that are pygraph's own, or made for this compilation: torch's compilers read none of them."""
 
 

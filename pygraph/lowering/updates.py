@@ -29,6 +29,7 @@ from pygraph.ir.decisions import decisions_among
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.effects import argument_nodes, is_operation, root
 from pygraph.ir.program import output_values
+from pygraph.ir.scopes import came_from
 
 aten = torch.ops.aten
 
@@ -54,7 +55,7 @@ def node_like(
     node = graph.call_function(op, args)
     of = like if of is None else of
     source = of.meta.get("source") or like.meta.get("source")
-    node.meta = {"spec": like.meta["spec"], "source": source, "order": root(of).meta.get("order")}
+    node.meta = {"spec": like.meta["spec"], **came_from(of), "source": source, "order": root(of).meta.get("order")}
     return node
 
 

@@ -20,14 +20,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.launches import Number
-from pygraph.lowering.kernel_recorder import KernelGraph, KernelRecorder, SourceLines, UntraceableError
+from pygraph.ir.scopes import Origin
+from pygraph.lowering.kernel_recorder import KernelGraph, KernelRecorder, Origins, UntraceableError
 from pygraph.lowering.wrapper_globals import traced_globals
 
 
 def kernel_graph(
     call: Callable[[list[Any]], Sequence[Any]],
     inputs: Sequence[TensorSpec | Number],
-    lines: Mapping[str, str] | None = None,
+    origins: Mapping[str, Origin] | None = None,
 ) -> KernelGraph:
     """The kernels and allocations of a wrapper for these inputs.
 
@@ -50,7 +51,7 @@ def kernel_graph(
     Args:
         call: The wrapper: a Python function of one list, which it empties.
         inputs: The specs of the inputs; numbers (sizes) as they are.
-        lines: The user's lines, by the names that the wrapper's comments have for what it computes.
+        origins: The user's lines and scopes, by the names that the wrapper's comments have for what it computes.
 
     Raises:
         UntraceableError: The wrapper calls code that is not known here, as kernels for the CPU.
@@ -58,7 +59,7 @@ def kernel_graph(
     if not isinstance(call, types.FunctionType):
         raise UntraceableError(f"its wrapper is a {type(call).__name__}")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        recorder = KernelRecorder(mode, SourceLines(call.__code__, lines or {}))
+        recorder = KernelRecorder(mode, Origins(call.__code__, origins or {}))
         values = [recorder.placeholder(spec) if isinstance(spec, TensorSpec) else spec for spec in inputs]
         run = types.FunctionType(call.__code__, traced_globals(call, recorder), call.__name__, call.__defaults__)
         try:

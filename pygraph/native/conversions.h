@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <string>
 #include <vector>
 
 namespace pygraph {
@@ -32,6 +33,12 @@ uint64_t to_word(PyObject* object) {
   uint64_t value = PyLong_AsUnsignedLongLongMask(object);
   if (value == static_cast<uint64_t>(-1) && PyErr_Occurred()) throw PythonError();
   return value;
+}
+
+std::string to_text(PyObject* object) {
+  const char* text = PyUnicode_AsUTF8(object);
+  if (text == nullptr) throw PythonError();
+  return text;
 }
 
 PyObject* item(PyObject* tuple, Py_ssize_t index) {  // borrowed

@@ -8,6 +8,7 @@
 //     captured.h         captured tensors
 //     guards.h           Python's state (dict_guards.h, code_guards.h, container_guards.h, guarded_values.h)
 //   running.h          the call, if one matched: arguments that it releases, memory for results, then
+//     profiler_range.h   the range that profilers show
 //     replay.h           stream and launch
 //     node_parameters.h  addresses and numbers in the graph's nodes
 //     results.h          results

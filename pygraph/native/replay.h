@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace pygraph {
@@ -22,6 +23,7 @@ struct LastStream {
 };
 
 struct Replay {
+  std::string range;                  // its name in profilers
   HostWork host_work;
   NodeParameters parameters;
   Results results;
@@ -100,6 +102,7 @@ Replay describe_replay(const ArgumentSpec& arguments, const std::vector<Captured
                        References& references, PyObject* description) {
   Replay replay;
   references.add(description);  // everything in it is borrowed
+  replay.range = to_text(field(description, "range"));
   replay.host_work = describe_host_work(arguments, field(description, "host_work"));
   replay.parameters = describe_parameters(arguments, captured, description);
   replay.results = describe_results(description);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plan.h"
+#include "profiler_range.h"
 
 #include <c10/core/GradMode.h>
 
@@ -78,6 +79,7 @@ std::optional<Replayed> replay_outputs(PlanState& plan, Call& call, PyObject* ar
   if (takes_gradients && !(are_gradients_current(call) && begin_with_gradients(replay.results, call.found.size()))) {
     return std::nullopt;
   }
+  const ProfilerRange range(replay.range);
   c10::AutoGradMode no_grad(false);
   release_arguments(plan, call, args);
   std::vector<at::Tensor> replaced;

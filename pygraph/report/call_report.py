@@ -7,6 +7,7 @@ from typing import Any
 
 from pygraph.ir.descriptors import Fallback, Region
 from pygraph.ir.outline import Outline
+from pygraph.report.profile import Profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class CallReport:
         baked: Texts of the values that are part of the trace, by the paths of arguments.
         seconds: The time that its trace and recording have taken.
         outline: The Program as far as a picture shows it; None if there is none.
+        profile: Kernel times by source line, or why there are none; None if nobody has asked for them.
     """
 
     arguments: tuple[str, ...]
@@ -43,6 +45,7 @@ class CallReport:
     baked: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     seconds: float = 0.0
     outline: Outline | None = dataclasses.field(default=None, repr=False, compare=False)
+    profile: Profile | str | None = None
 
     @property
     def title(self) -> str:
@@ -82,6 +85,7 @@ class CallReport:
             "fallbacks": [{**dataclasses.asdict(fallback), "count": self.calls} for fallback in self.fallbacks],
             "calls": self.calls,
             "differentiated": self.differentiated,
+            "profile": self.profile.to_dict() if isinstance(self.profile, Profile) else self.profile,
         }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraph.ir.descriptors import Fallback
 from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
+from pygraph.report.profile import profile_of
 from pygraph.report.verdict import Totals, differences, groups, title_of
 
 if TYPE_CHECKING:
@@ -144,6 +145,8 @@ class Explanation:
         yield self._table()
         if any(any(call.memory.values()) for call in self.calls):
             yield self._memory_table()
+        for call in self.calls:
+            yield from profile_of(call.title, call.profile)
         chosen = collections.Counter(
             f"region {region.index} {region.selection}"
             for call in self.calls

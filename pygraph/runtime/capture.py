@@ -19,6 +19,8 @@ from torch import fx
 from pygraph.errors import CaptureError
 from pygraph.guards.donated import DonatedTensor
 from pygraph.ir.descriptors import Fallback, TensorSpec
+from pygraph.ir.printing import target_text
+from pygraph.ir.scopes import scopes_of
 from pygraph.ir.selections import Mechanism, Way
 from pygraph.process import progress
 from pygraph.runtime.alignment import alignment_of, is_aligned
@@ -196,6 +198,7 @@ class RegionGraph:
         self._region = region
         self.graph, self.slots, self.memory = region.graph, region.slots, region.memory
         self.choice, self.patcher = region.choice, region.patcher
+        self.graph.annotate(self._note)
         self.lazy, self.fallbacks = region.lazy, region.fallbacks
         self.views = region.views
         self.outputs_are_memory = not self.lazy and [
@@ -221,6 +224,17 @@ class RegionGraph:
             written = {slot - len(self.slots) for slot in self.choice.copied}
             written |= region.outside - self._own - region.blank  # else others would get what replays may write to
             region.output_buffers = [tensor for tensor, (number, _) in buffers if number in written]
+
+    def _note(self, op: int) -> dict[str, str]:
+        """Words for profilers about the nodes of an operation; -1 stands for nodes that were added."""
+        if op < 0:
+            return {"operation": "pygraph"}
+        node = self.body.nodes[op]
+        return {
+            "operation": target_text(node.target),
+            "source": node.meta.get("backward_of") or node.meta.get("source") or "",
+            "scopes": " / ".join(scopes_of(node)),
+        }
 
     def _current_stream(self) -> Callable[[], int] | None:
         stream = self.driver.native_stream()

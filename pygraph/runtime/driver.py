@@ -80,6 +80,21 @@ class Run:
         return self.timed()
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelTime:
+    """One kernel, or one copy or fill of memory, as it was measured.
+
+    Attributes:
+        op: The number of the operation that has launched it.
+        name: The kernel's name.
+        us: The microseconds that it took.
+    """
+
+    op: int
+    name: str
+    us: float
+
+
 class InterruptedCaptureError(CaptureError):
     """Something beside what is captured ended the capture, as a wait for the device in another thread."""
 
@@ -271,6 +286,27 @@ class Driver(abc.ABC):
             run: Only its part ``timed`` counts.
             latency: Whether to measure the time until the result is there, too.
         """
+
+    @abc.abstractmethod
+    def kernel_times(
+        self, run: Callable[[Callable[[int], None]], object], restore: Callable[[], object], count: int
+    ) -> list[list[KernelTime]]:
+        """The kernels of runs with ordinary launches, in the order in which they were launched.
+
+        Args:
+            run: Launches the kernels; it calls the function that it is passed with the number of each operation before
+                that operation.
+            restore: Called before each run; its kernels do not count.
+            count: The number of runs, after one that loads what runs need.
+
+        Returns:
+            The kernels of each run; none if the device cannot tell.
+        """
+
+    @property
+    @abc.abstractmethod
+    def kernel_clock(self) -> str:
+        """How `kernel_times` measures, for reports."""
 
     def others(self) -> str | None:
         """Signs that other processes keep the device busy; None if there are none, or that cannot be known."""

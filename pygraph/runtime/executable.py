@@ -22,6 +22,7 @@ from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
 from pygraph.ir.selections import Candidate, Mechanism, Selection
+from pygraph.runtime import profiler_ranges
 from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.calling_convention import CallingConvention, Values
@@ -119,6 +120,7 @@ class Executable:
         #: Whether a call updates arguments or returns views of them.
         self._shows_arguments = writes or any(alias.of in ("input", "argument") for alias in self.program.aliases)
         self.captured = [d.value for d in self.program.inputs if isinstance(d, Captured)]
+        self._range = profiler_ranges.range_name(program.name)
         self._single = self.program.out_tree == pytree.tree_structure(0)
         self.static_addresses = [tensor.data_ptr() for tensor in self.captured]
         self._find_unkeyed()
@@ -229,7 +231,7 @@ class Executable:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run on the leaves of ``(args, kwargs)``; they must fit the Program (see ``check_call``)."""
-        grad = torch.is_grad_enabled()
+        grad, shown = torch.is_grad_enabled(), profiler_ranges.opened(self._range)
         torch._C._set_grad_enabled(False)  # checked with torch 2.11 and 2.13; no_grad() costs a microsecond more
         try:
             safe = leaves if self._reused is None else self._reused.moved_out(leaves, self._shows_arguments)
@@ -240,6 +242,7 @@ class Executable:
             out = self.convention.result_leaves(env, leaves)
         finally:
             torch._C._set_grad_enabled(grad)
+            profiler_ranges.close(shown)
         return out[0] if self._single else pytree.tree_unflatten(out, self.program.out_tree)
 
     @property

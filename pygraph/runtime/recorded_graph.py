@@ -110,6 +110,10 @@ class RecordedGraph(abc.ABC):
         """
         raise CaptureError("graphs of this device take no nodes of our own")
 
+    def annotate(self, note: Callable[[int], dict[str, str]]) -> None:
+        """Have profilers say of each node what ``note`` says of its operation, where that is possible."""
+        del note
+
     def native_commit(self, node: int) -> NativeCommit | None:
         """The call that sends that node from native code; None if there is none."""
         return None

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.ir.descriptors import Spec, TensorSpec, contiguous_strides
 from pygraph.ir.effects import BACKWARDS_OF_BATCH_NORM, has_effect, is_first_gradient, is_view, unread_statistics
+from pygraph.ir.scopes import came_from
 
 aten = torch.ops.aten
 
@@ -36,13 +37,12 @@ def clean_up_graph(graph: fx.Graph, specs: list[Spec]) -> None:
     zeros: set[fx.Node] = set()
     for node in graph.nodes:
         value = node.meta.pop("val", None)
-        source = node.meta.get("source")
         spec = spec_of(value)
         if node.target is aten.copy.default and isinstance(spec, TensorSpec):
             # The result is fresh; a fake one has the first argument's offset until torch's cache of fakes knows it.
             spec = dataclasses.replace(spec, offset=0)
         first = {"first_gradient": True} if is_first_gradient(node) else {}
-        node.meta = {"spec": spec, "source": source, **first}
+        node.meta = {"spec": spec, **came_from(node), **first}
         _fold_zeros(node, zeros)
         if node.op == "placeholder":
             node.meta["spec"] = specs[position]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -28,11 +29,13 @@ from pygraph.ir.functional_variants import check_disjoint_arguments, needs_funct
 from pygraph.ir.random_states import random_state
 from pygraph.ir.source_lines import PYGRAPH_FOLDER, TORCH_FOLDER, user_frame
 from pygraph.tracing.assumptions import Assumptions
+from pygraph.tracing.backward_lines import BackwardLines
 from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.explicit_generators import without_default
 from pygraph.tracing.function_modes import MetaDeviceUses
 from pygraph.tracing.leaks import remember_line
+from pygraph.tracing.user_scopes import note_operation, open_scopes
 from pygraph.tracing.writes import check_sizes, check_write
 
 aten = torch.ops.aten
@@ -69,6 +72,7 @@ class OperationsMode(TorchDispatchMode):
         devices = [tensor.device for tensor in self._outside.values() if tensor.device.type != "cpu"]
         self._default = next(iter(devices), torch.device("cpu"))
         self._dtype = torch.get_default_dtype()
+        self._backward_lines, self._thread = BackwardLines(), threading.get_ident()
         self.problem: str | None = None
         self.used: dict[int, torch.Tensor] = {}
         # By tracer, as branches of control flow have graphs of their own; a training step uses a parameter ten times.
@@ -87,6 +91,7 @@ class OperationsMode(TorchDispatchMode):
         tracing = proxy_tensor.get_proxy_mode()
         if tracing is None:
             return func(*args, **(kwargs or {}))
+        note_operation(func, args)
         self._data.note_updates(func, args, kwargs or {})
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
@@ -114,18 +119,26 @@ class OperationsMode(TorchDispatchMode):
         with self._noticing():
             check_sizes(outs)
             _check_layout(out)
-        source: str | None = None
+        source = forward = None
         for node in reversed(graph.nodes):
             if node is last or "source" in node.meta:
                 break
-            source = source or user_frame(sys._getframe(1))
-            node.meta["source"] = source
+            if source is None:
+                source = user_frame(sys._getframe(1)) or self._waiting_line()
+                forward = self._backward_lines.forward_of(source)
+            node.meta |= {"source": source, "scopes": open_scopes(), "backward_of": forward}
             if func is aten.ones_like.default and _is_first_gradient(sys._getframe(1)):
                 node.meta["first_gradient"] = True
             if node.target is func and self._has_another_dtype(func, args, kwargs):
                 node.kwargs = {**node.kwargs, "dtype": out.dtype}
         remember_line(out, source)
         return out
+
+    def _waiting_line(self) -> str | None:
+        """The line at which the function waits for a backward, whose operations are called by threads of autograd."""
+        if threading.get_ident() == self._thread:
+            return None
+        return user_frame(sys._current_frames().get(self._thread))
 
     def _has_another_dtype(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether an operation takes a default dtype that is not the one where its trace is run."""

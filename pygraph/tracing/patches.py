@@ -22,6 +22,7 @@ from torch.nn.modules import activation
 
 from pygraph.tracing.dynamo import fill_tables
 from pygraph.tracing.proxy_trace import session_here, tracing_here
+from pygraph.tracing.user_scopes import NvtxHere
 
 
 @contextlib.contextmanager
@@ -82,6 +83,7 @@ def patched() -> Generator[None, None, None]:
         # make_fx might look on; its results differ in the last bits, and for padding in more.
         stack.enter_context(replaced(torch.overrides, "has_torch_function", _has_torch_function))
         stack.enter_context(replaced(activation, "_is_make_fx_tracing", _is_make_fx_tracing))
+        stack.enter_context(replaced(torch.cuda.nvtx, "_nvtx", NvtxHere))
         # It logs a traceback for every error of the function; that error is reported, or raised by eager.
         log.addFilter(_is_elsewhere)
         stack.callback(log.removeFilter, _is_elsewhere)

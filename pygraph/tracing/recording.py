@@ -59,6 +59,7 @@ from pygraph.tracing.results import Results, graph_values
 from pygraph.tracing.settings import SettingsWatch, forget_cached_fakes
 from pygraph.tracing.toggles import Toggles, flag_of
 from pygraph.tracing.torch_errors import in_words
+from pygraph.tracing.user_scopes import scopes_noticed
 
 
 @dataclasses.dataclass
@@ -210,8 +211,9 @@ class _Watches:
     def around_function(self) -> Generator[None, None, None]:
         """Start the watches of the function's own calls, while nothing but the function runs."""
         with (
-            self.caller.restored_for_callbacks(), self.ignored.watched(), self.operations, self.meta, LiveNumbersMode(),
-            RecurrentLayersMode(), self.questions, self._gradient_reads, self.refusals, self.settings.watch(),
+            self.caller.restored_for_callbacks(), self.ignored.watched(), scopes_noticed(), self.operations, self.meta,
+            LiveNumbersMode(), RecurrentLayersMode(), self.questions, self._gradient_reads, self.refusals,
+            self.settings.watch(),
         ):  # fmt: skip
             yield
 

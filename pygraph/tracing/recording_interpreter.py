@@ -26,6 +26,7 @@ from pygraph.ir.functional_variants import (
     needs_functional_variant,
 )
 from pygraph.ir.interpreter import Interpreter
+from pygraph.ir.scopes import came_from
 from pygraph.tracing import interruptions
 from pygraph.tracing.descriptions import check_described
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updates_in_hiding
@@ -78,7 +79,7 @@ class RecordingInterpreter(Interpreter):
         for node in reversed(graph.nodes):
             if node is last:
                 break
-            node.meta.setdefault("source", n.meta.get("source"))
+            node.meta = {**came_from(n), **node.meta}
             if is_first_gradient(n):
                 node.meta["first_gradient"] = True
         return out

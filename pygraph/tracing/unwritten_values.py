@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.ir.effects import argument_nodes, is_first_gradient, is_operation, is_view, written_arguments
 from pygraph.ir.program import output_values
+from pygraph.ir.scopes import came_from
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updated_in_hiding
 
 aten = torch.ops.aten
@@ -96,7 +97,7 @@ class UnwrittenValues:
         name = None if target is operator.getitem else graph._target_to_str(target.overloadpacket.__name__)
         args, kwargs = map_arg((node.args, node.kwargs), arguments.__getitem__)  # pyright: ignore
         copy = graph.create_node("call_function", target, args, kwargs, name)  # pyright: ignore[reportArgumentType]
-        copy.meta = {"val": node.meta.get("val"), "source": node.meta.get("source")}
+        copy.meta = {"val": node.meta.get("val"), **came_from(node)}
         if is_first_gradient(node):
             copy.meta["first_gradient"] = True
         self._copies[node] = copy

@@ -29,6 +29,7 @@ from pygraph.ir.effects import (
 from pygraph.ir.order import number_nodes
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.ir.random_draws import can_be_chained, is_draw
+from pygraph.ir.scopes import Origin, came_from, joined
 from pygraph.lowering.aten import lower
 from pygraph.lowering.draws import OtherDrawsError, prepare_program_draws
 from pygraph.lowering.fused_run import compile_run
@@ -273,12 +274,13 @@ class _Fusion:
         self._notes += fused.notes
         wanted = dict(zip(fused.results, run.outputs, strict=True))
         found: dict[Value, fx.Node] = {}
+        origin = joined([came_from(node) for node in nodes])
         for of, part in zip(("forward", "backward"), fused.parts, strict=False):
             inputs = [
                 found[value] if value.of != "input" else self._value(run.inputs[value.number]) for value in part.inputs
             ]
             owned = {value.number for value in wanted if value.of == of}
-            results = self._splice(part.kernels, inputs, owned, nodes[0].meta.get("source"))
+            results = self._splice(part.kernels, inputs, owned, origin)
             found |= {Value(of, index): result for index, result in enumerate(results) if result is not None}
             self._env |= {
                 node: self._as_in_eager(found[value], node) for value, node in wanted.items() if value.of == of
@@ -300,7 +302,7 @@ class _Fusion:
         return True
 
     def _splice(
-        self, kernels: KernelGraph, inputs: list[fx.Node], owned: set[int], source: str | None
+        self, kernels: KernelGraph, inputs: list[fx.Node], owned: set[int], origin: Origin
     ) -> list[fx.Node | None]:
         """Put kernels in the new graph.
 
@@ -308,7 +310,7 @@ class _Fusion:
             kernels: The kernels.
             inputs: What they take.
             owned: Positions of the results that need memory of their own.
-            source: The user's line.
+            origin: The user's line and scopes of kernels that have none of their own.
 
         Returns:
             The nodes of the results; None for one that is no tensor.
@@ -322,7 +324,7 @@ class _Fusion:
             elif node.op != "output":
                 is_unset = is_unset_state(node) and not any(node is values[index] for index in owned)
                 env[node] = self._memory(node) if is_unset else self._new.node_copy(node, env.__getitem__)
-                env[node].meta = {**node.meta, "source": source}
+                env[node].meta = dict(node.meta) if node.meta.get("source") else {**node.meta, **origin}
         taken = set(inputs)
         found: list[fx.Node | None] = []
         for index, value in enumerate(values):

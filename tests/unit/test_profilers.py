@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 import pygraph
 
@@ -68,3 +68,56 @@ def test_a_first_call_under_pythons_profiler(device: torch.device, steps: Callab
     finally:
         profiler.disable()
     assert function.explain().to_dict()["fallbacks"] == []
+
+
+def test_calls_are_ranges_of_torchs_profiler(device: torch.device) -> None:
+    """With the function's name, in C++ as in Python; without a profiler they make none."""
+    function = pygraph.jit(loss)
+    in_parts = pygraph.jit(cut)
+    x = torch.tensor([0.5, 1.0], device=device)
+    for _ in range(4):
+        function(x)
+        in_parts(x)
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        for _ in range(2):
+            with record_function("mine"):
+                function(x)
+        in_parts(x)
+        function.engine.call((x,), {})  # by the path in Python
+    ranges = [event for event in found.events() if event.name.startswith("pygraph")]
+    assert [event.name for event in ranges] == ["pygraph: loss", "pygraph: loss", "pygraph: cut", "pygraph: loss"]
+    outer = [None if event.cpu_parent is None else event.cpu_parent.name for event in ranges]
+    assert outer == ["mine", "mine", None, None]
+    assert all(event.is_user_annotation for event in ranges)
+    assert function.explain().to_dict()["fallbacks"] == []
+
+
+def cut(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()[x.nonzero()[:, 0]].cos()
+
+
+def test_ranges_of_a_call_that_raises(device: torch.device) -> None:
+    def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x.sin()[: int(index.item())].narrow(0, 0, 1)
+
+    fast = pygraph.jit(function)
+    x = torch.ones(2, device=device)
+    for _ in range(3):
+        fast(x, torch.ones(1, dtype=torch.int64, device=device))
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        with pytest.raises(RuntimeError):
+            fast(x, torch.zeros(1, dtype=torch.int64, device=device))
+        torch.ones(2).cos()
+    (outside,) = [event for event in found.events() if event.name == "aten::cos"]
+    assert outside.cpu_parent is None
+
+
+def test_ranges_of_a_forward_and_a_backward(device: torch.device) -> None:
+    function = pygraph.jit(loss)
+    x = torch.tensor([0.5, 1.0], device=device, requires_grad=True)
+    for _ in range(4):
+        function(x).backward()
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        function(x).backward()
+    names = [event.name for event in found.events() if event.name.startswith("pygraph")]
+    assert names == ["pygraph: loss", "pygraph: backward(loss)"]

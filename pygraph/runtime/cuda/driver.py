@@ -18,10 +18,20 @@ from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu, function_pointer
 from pygraph.runtime.cuda.costs import costs_on
 from pygraph.runtime.cuda.graphs import CudaGraph
+from pygraph.runtime.cuda.kernel_times import kernel_times
 from pygraph.runtime.cuda.pools import CudaPool
 from pygraph.runtime.cuda.timing import device_time, sample, synchronize
 from pygraph.runtime.cuda.utilization import busy_processes
-from pygraph.runtime.driver import Costs, Counters, Driver, InterruptedCaptureError, Pool, Run, count_native_replays
+from pygraph.runtime.driver import (
+    Costs,
+    Counters,
+    Driver,
+    InterruptedCaptureError,
+    KernelTime,
+    Pool,
+    Run,
+    count_native_replays,
+)
 from pygraph.runtime.graph_generators import GraphGenerator
 from pygraph.runtime.launched_kernels import launched_kernels
 from pygraph.runtime.recorded_graph import RecordedGraph
@@ -199,6 +209,18 @@ class CudaDriver(Driver):
     def sample(self, run: Run, *, latency: bool = False) -> Sample:
         """The times of one run, of the host and of the device apart."""
         return sample(run, self.device, latency=latency)
+
+    def kernel_times(
+        self, run: Callable[[Callable[[int], None]], object], restore: Callable[[], object], count: int
+    ) -> list[list[KernelTime]]:
+        """The kernels of runs, by torch's profiler."""
+        with torch.cuda.device(self.device):
+            return kernel_times(run, restore, count, self.device)
+
+    @property
+    def kernel_clock(self) -> str:
+        """The clock of `kernel_times`."""
+        return "times of the device, by torch.profiler"
 
     def others(self) -> str | None:
         """Other processes that have kept the device busy in the last second."""

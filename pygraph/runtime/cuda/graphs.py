@@ -7,15 +7,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+from collections.abc import Callable
 
 import torch
 
 from pygraph.errors import CaptureError
 from pygraph.ir.selections import Mechanism
-from pygraph.runtime.cuda import captures
+from pygraph.runtime.cuda import annotations, captures
 from pygraph.runtime.cuda.api import check, cu, function_pointer
 from pygraph.runtime.cuda.dropout import draw_masks_alone
-from pygraph.runtime.cuda.nodes import KernelParams, NodeParams, graph_nodes, node_params
+from pygraph.runtime.cuda.nodes import ChildParams, KernelParams, NodeParams, graph_nodes, node_params
 from pygraph.runtime.cuda.pools import CudaPool, destroy_graph, random_lock, random_order
 from pygraph.runtime.cuda.rewrite import replace_unpatchable
 from pygraph.runtime.cuda.wiring import add_wiring
@@ -48,6 +49,7 @@ class CudaGraph(RecordedGraph):
         self._pool = pool
         self._counters = counters
         self._wires: list[object] = []
+        self._annotated: list[int] = []
         self._replayed = False
         raw = cu.CUgraph(graph.raw_cuda_graph())
         handles = graph_nodes(raw)
@@ -128,6 +130,13 @@ class CudaGraph(RecordedGraph):
         check(cu.cuGraphUpload(self._executable, cu.CUstream(stream.cuda_stream)))
         return locations
 
+    def annotate(self, note: Callable[[int], dict[str, str]]) -> None:
+        """Have torch's annotations, where it has them, say what each node is; those of child graphs have no number."""
+        annotations.forget(self._annotated)
+        pairs = zip(self._params, self.nodes, strict=True)
+        nodes = ((params.node, note(one.op)) for params, one in pairs if not isinstance(params, ChildParams))
+        self._annotated = annotations.annotate(self._executable, nodes)
+
     def replay(self) -> None:
         """Launch on the current stream."""
         assert self._graph is not None, "the graph has been released"
@@ -175,6 +184,7 @@ class CudaGraph(RecordedGraph):
 
     def release(self, *keep: object) -> None:
         """Destroy the graph, and drop ``keep`` and the memory of our nodes, once the device is done with them."""
+        annotations.forget(self._annotated)
         if self._graph is not None:
             graph, self._graph = self._graph, None
             held = [self._params, self._wires, self._kernels, *keep]

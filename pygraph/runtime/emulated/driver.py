@@ -20,10 +20,11 @@ from pygraph.errors import ArgumentError, CaptureError, describe
 from pygraph.ir import ops
 from pygraph.process import reentrancy
 from pygraph.process.collection import no_collection
-from pygraph.runtime.driver import Costs, Counters, Driver, Pool, Run
+from pygraph.runtime.driver import Costs, Counters, Driver, KernelTime, Pool, Run
 from pygraph.runtime.emulated import device, device_lock, launches
 from pygraph.runtime.emulated import tensors as memory
 from pygraph.runtime.emulated.graphs import EmulatedGraph, Recorder
+from pygraph.runtime.emulated.kernel_times import kernel_times
 from pygraph.runtime.emulated.memory import EmulatedPool
 from pygraph.runtime.emulated.nodes import KernelNode
 from pygraph.runtime.graph_generators import GraphGenerator
@@ -182,6 +183,17 @@ class EmulatedDriver(Driver):
         for _ in range(_MEASURED_RUNS - 1):  # after the one of the proof
             replay()
         return _NODE_US * len(graph.nodes)
+
+    @override
+    def kernel_times(
+        self, run: Callable[[Callable[[int], None]], object], restore: Callable[[], object], count: int
+    ) -> list[list[KernelTime]]:
+        return kernel_times(run, restore, count)
+
+    @property
+    @override
+    def kernel_clock(self) -> str:
+        return "times of the host, on which the emulated device runs its kernels"
 
     @property
     @override

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -66,12 +66,23 @@ def set_recorder(value: Recorder | None) -> None:
     recorder = value
 
 
+observer: Callable[[str], None] | None = None
+
+
+def set_observer(value: Callable[[str], None] | None) -> None:
+    """Set what is called with the name of each launch that has run and is counted; None for nothing."""
+    global observer
+    observer = value
+
+
 def count_launch(launch: Launch) -> None:
     """Record a launch that has run, or count it."""
     if recorder is not None:
         recorder.after(launch)
-    else:
-        counters.launches += 1
+        return
+    counters.launches += 1
+    if observer is not None:
+        observer(launch.name)
 
 
 def synchronize(what: str) -> None:
@@ -93,3 +104,5 @@ def count_copy(what: str, tensor: torch.Tensor) -> None:
         raise recorder.refuse(what)
     counters.copies += 1
     counters.copied_bytes += tensor.numel() * tensor.element_size()
+    if observer is not None:
+        observer(what)

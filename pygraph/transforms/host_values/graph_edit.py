@@ -9,6 +9,7 @@ from torch import fx
 
 from pygraph.ir.descriptors import Argument, Captured, Element, Input, Spec, TensorSpec
 from pygraph.ir.program import Program
+from pygraph.ir.scopes import Origin, came_from
 
 
 def number_type(dtype: torch.dtype) -> type[int] | type[float] | type[bool]:
@@ -27,7 +28,8 @@ class GraphEdit:
         graph: Its graph.
         inputs: The descriptors of its placeholders.
         device: The accelerator that it runs on.
-        source: The user's line of the node that is being replaced; new nodes get it if they replace none themselves.
+        origin: The source line and scopes of the node that is being replaced; new nodes get them if they replace none
+            themselves.
     """
 
     def __init__(self, program: Program) -> None:
@@ -35,20 +37,21 @@ class GraphEdit:
         self.graph = self.module.graph
         self.inputs: list[Input] = list(program.inputs)
         self.device = program.device
-        self.source: str | None = None
+        self.origin: Origin = {"source": None, "backward_of": None, "scopes": ()}
 
     def call(self, op: Any, args: Any, kwargs: Any, spec: Any, before: fx.Node, of: fx.Node | None = None) -> fx.Node:
         """A new node before another, with the source line and the order of ``of``, or of the node that it precedes."""
         with self.graph.inserting_before(before):
             new = self.graph.call_function(op, args, kwargs)
-        source = (of or before).meta.get("source") or self.source
-        new.meta = {"spec": spec, "source": source, "from": "devicify", "order": (of or before).meta.get("order")}
+        of = of or before
+        origin = came_from(of) if of.meta.get("source") else self.origin
+        new.meta = {"spec": spec, **origin, "from": "devicify", "order": of.meta.get("order")}
         return new
 
     def capture(self, value: torch.Tensor, name: str, of: fx.Node | None) -> fx.Node:
         """A new input that holds the value of a constant on the device, with the source line of ``of``."""
         value = value.detach().to(self.device)
-        source = of.meta.get("source") if of else self.source
+        source = of.meta.get("source") if of else self.origin["source"]
         return self._new_input(Captured("constant", name, value), TensorSpec.of(value), source)
 
     def read(self, of: Argument | Captured, node: fx.Node) -> fx.Node:

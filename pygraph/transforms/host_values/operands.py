@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from pygraph.ir.descriptors import Fallback, TensorSpec
+from pygraph.ir.scopes import came_from
 from pygraph.transforms.host_values.transfers import is_host_tensor, is_number, is_real_scalar
 from pygraph.transforms.host_values.uploads import Uploads
 from pygraph.transforms.rules.emitter import Emitter, HostNumber, aten
@@ -41,7 +42,7 @@ def replace_host_operands(node: fx.Node, uploads: Uploads) -> list[Fallback]:
     """
     if not any(is_number(source) or is_host_tensor(source) for source in node.all_input_nodes):
         return []
-    uploads.edit.source = node.meta.get("source")
+    uploads.edit.origin = came_from(node)
     if node.target in RULES and isinstance(node.meta.get("spec"), TensorSpec):
         if _apply_rule(node, uploads):
             return []

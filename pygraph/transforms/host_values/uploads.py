@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.scopes import came_from
 from pygraph.transforms.host_values.constants import constant_name, is_exact, is_factory
 from pygraph.transforms.host_values.graph_edit import GraphEdit, number_type
 from pygraph.transforms.host_values.transfers import TO_COPY, is_real_scalar
@@ -46,7 +47,7 @@ class Uploads:
     def replace_copy(self, node: fx.Node) -> None:
         """Replace an explicit copy of a constant, or of a 0-d tensor, to the device by a cheaper upload."""
         source, spec = node.args[0], node.meta["spec"]
-        self.edit.source = node.meta.get("source")
+        self.edit.origin = came_from(node)
         assert isinstance(source, fx.Node)
         if source in self._constants:
             new = self._constant(source, node)

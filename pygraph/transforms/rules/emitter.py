@@ -11,6 +11,7 @@ from torch import fx
 
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.ir.descriptors import Spec, TensorSpec
+from pygraph.ir.scopes import came_from
 
 aten: Any = torch.ops.aten
 SCALAR: Any = torch.ops.pygraph.scalar.default
@@ -74,7 +75,7 @@ class Emitter:
             result = op(*values[0], **values[1])
             spec = dataclasses.replace(TensorSpec.of(result), device=self.device)
         old = self.node.meta
-        new.meta = {"spec": spec, "source": old.get("source"), "from": "devicify", "order": old.get("order")}
+        new.meta = {"spec": spec, **came_from(self.node), "from": "devicify", "order": old.get("order")}
         return new
 
     def common(self, *operands: Any) -> torch.dtype:

@@ -14,6 +14,7 @@ import torch
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.launches import launch_of
 from pygraph.ir.result_layouts import expected_layouts
+from pygraph.ir.scopes import Origin, scopes_of
 from pygraph.lowering.kernel_recorder import KernelGraph, UntraceableError
 from pygraph.lowering.wrapper import kernel_graph
 
@@ -211,10 +212,17 @@ def test_nodes_have_the_lines_that_comments_tell(tmp_path: Path) -> None:
     )
     names: dict[str, Any] = {"torch": torch, "kernel": Tuner()}
     exec(compile(source.read_text(), str(source), "exec"), names)
-    lines = {"linear": "model.py:7", "relu": "model.py:8", "add": "model.py:9"}
-    for known, expected in ((lines, [None, "model.py:7", "model.py:8", None]), ({}, [None] * 4)):
+    origins: dict[str, Origin] = {
+        "linear": {"source": "model.py:7"},
+        "relu": {"source": "model.py:8", "scopes": ("model", "layer"), "backward_of": "model.py:3"},
+        "add": {"source": "model.py:9", "scopes": ("model", "loss")},
+    }
+    for known, expected in ((origins, [None, "model.py:7", "model.py:8", None]), ({}, [None] * 4)):
         found = kernel_graph(names["call"], [MATRIX, MATRIX], known)
-        assert [node.meta["source"] for node in found.module.graph.nodes if node.op == "call_function"] == expected
+        nodes = [node for node in found.module.graph.nodes if node.op == "call_function"]
+        assert [node.meta["source"] for node in nodes] == expected
+        assert scopes_of(nodes[2]) == (("model",) if known else ())  # the kernel is of both
+        assert nodes[2].meta.get("backward_of") == ("model.py:3" if known else None)
     source.unlink()
-    found = kernel_graph(names["call"], [MATRIX, MATRIX], lines)
+    found = kernel_graph(names["call"], [MATRIX, MATRIX], origins)
     assert not any(node.meta.get("source") for node in found.module.graph.nodes)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch.profiler import record_function
 
 import pygraph
 from pygraph.errors import StageError
@@ -15,6 +16,7 @@ from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.effects import is_selection, is_work
 from pygraph.ir.program import output_values
 from pygraph.ir.random_draws import draws_of
+from pygraph.ir.scopes import scopes_of
 from pygraph.lowering.draws import OtherDrawsError
 from pygraph.lowering.fused_run import FusedRun, Part
 from pygraph.lowering.joint import Value
@@ -91,6 +93,31 @@ def compiler_without(name: str) -> Callable[..., FusedRun]:
         return FusedRun((Part(KernelGraph(module, ()), inputs, None),), results, ())
 
     return compile_run
+
+
+def test_kernels_without_a_line_of_their_own_have_that_of_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the scopes that all of the run is in."""
+    compile_run = compiler_without("nothing")
+
+    def compile_some(module: fx.GraphModule, *args: Any) -> FusedRun:
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                node.meta = {"spec": node.meta["spec"], "source": "own.py:1" if "cos" in node.name else None}
+        return compile_run(module, *args)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with record_function("outer"):
+            y = x.sin()
+            with record_function("inner"):
+                return y.exp().cos()
+
+    monkeypatch.setattr(fuse, "compile_run", compile_some)
+    monkeypatch.setattr(fuse, "_why_not", lambda program: None)  # as Triton is not installed everywhere
+    program = program_on_cuda(function, (4,))
+    first = next(node.meta["source"] for node in program.nodes if "sin" in node.name)
+    found = {node.name.partition("_")[0]: node for node in fuse.fuse_program(program).nodes if is_work(node)}
+    assert [found[name].meta["source"] for name in ("sin", "exp", "cos")] == [first, first, "own.py:1"]
+    assert [scopes_of(found[name]) for name in ("sin", "exp", "cos")] == [("outer",), ("outer",), ()]
 
 
 def long(x: torch.Tensor) -> Any:

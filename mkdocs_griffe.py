@@ -1,8 +1,9 @@
-"""Docstrings as mkdocstrings reads them: our ``Example:`` is a section of examples, and overloads are not ``Any``."""
+"""Docstrings as mkdocstrings reads them: our ``Example:`` is a section of examples, and overloads have their types."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import griffe
@@ -19,11 +20,16 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = _EXAMPLE.sub("Examples:", obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Leave out the types of what implements overloads: they are ``Any``, and say nothing."""
+        """Give what implements overloads the types of these: its own are ``Any``, and say nothing."""
         for function in _functions(pkg):
             if function.overloads:
-                function.returns = None
-                function.parameters[0].annotation = None
+                function.returns = _either(one.returns for one in function.overloads)
+                first = function.parameters[0]
+                first.annotation = _either(one.parameters[0].annotation for one in function.overloads)
+
+
+def _either(types: Iterable[Any]) -> str:
+    return " | ".join(dict.fromkeys(map(str, types)))
 
 
 def _functions(scope: griffe.Module | griffe.Class) -> list[griffe.Function]:

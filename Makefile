@@ -10,13 +10,14 @@ STUCK := 400
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout $(TIMEOUT) \
 	-o faulthandler_timeout=$(STUCK) -o faulthandler_exit_on_timeout=true --doctest-modules pygraph tests
 
-.PHONY: help demo test test-long check format wheel clean
+.PHONY: help demo test test-long check docs format wheel clean
 
 help:
 	@echo "make demo       embed real sentences eagerly and as a graph, and compare"
 	@echo "make test       run the tests and the examples in docstrings, README and docs, in minutes"
 	@echo "make test-long  run everything: slow tests, whole products, all samples of all operators, random examples"
-	@echo "make check      format, lint, types and tests: what CI runs"
+	@echo "make check      format, lint, types, docs and tests: what CI runs"
+	@echo "make docs       build the docs as a site in build/site, with warnings as errors"
 	@echo "make format     format the sources and fix what ruff can fix"
 	@echo "make wheel      build a wheel with the call path in C++, for the installed Python and torch"
 	@echo "make clean      remove the virtual environment and caches"
@@ -36,7 +37,12 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(MAKE) docs
 	$(MAKE) test
+
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(STAMP)
+	$(BIN)/python -m mkdocs build --strict
 
 format: $(STAMP)
 	$(BIN)/ruff format
@@ -53,5 +59,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('pygraph needs Python 3.11 or newer, as in: make PYTHON=python3.12')"
 	@echo "Setting up $(VENV); this happens once and takes a minute or two."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cuda,demo,dev]"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cuda,demo,dev,docs]"
 	@touch $@

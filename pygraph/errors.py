@@ -1,10 +1,11 @@
 """Every exception of pygraph.
 
 A message has five parts, in this order: the call, the argument by path, expected and got, the user's source
-line, and the remedy. `describe` builds it, so that all errors read alike:
+line, and the remedy. `describe` builds it, so that all errors read alike.
 
->>> describe("indirect(p)", "stage 'regions'", expected="'aten' or 'kernels'", remedy="Apply it first.")
-"indirect(p): stage 'regions'; expected 'aten' or 'kernels'. Apply it first."
+Example:
+    >>> describe("indirect(p)", "stage 'regions'", expected="'aten' or 'kernels'", remedy="Apply it first.")
+    "indirect(p): stage 'regions'; expected 'aten' or 'kernels'. Apply it first."
 """
 
 from __future__ import annotations

@@ -70,7 +70,10 @@ class UsersPolicy(Policy):
         self._is_begun, options = True, engine.function.options
         if options.donates or not engine.function.records or not torch.is_grad_enabled():
             return None
-        found = reached_state(engine, args, kwargs)
+        try:
+            found = reached_state(engine, args, kwargs)
+        except TraceError:  # by something whose state cannot be seen: the trace is refused for it, which is the reason
+            return None
         if found.new_optimizers:
             return None if options.strict else FirstStep(engine, self, found.new_optimizers)
         if not found.may_train:

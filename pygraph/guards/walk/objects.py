@@ -10,6 +10,7 @@ import argparse
 import collections
 import functools
 import queue
+import sys
 import types
 from multiprocessing import sharedctypes
 from typing import Any, Generic
@@ -71,8 +72,23 @@ def refuse_script_module(walk: Walk, name: str, module: Any, depth: int) -> None
     )  # fmt: skip
 
 
+def _communicates(cls: type) -> bool:
+    """Whether modules of a class talk to other processes while they run: DDP, and FSDP where that has been imported."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharded = () if fsdp is None else (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    return issubclass(cls, (torch.nn.parallel.DistributedDataParallel, *sharded))
+
+
 def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> None:
-    """Guard, snapshot and walk an ``nn.Module``: parameters, buffers, submodules, hooks, other attributes, code."""
+    """Guard, snapshot and walk an ``nn.Module``: parameters, buffers, submodules, hooks, other attributes, code.
+
+    Raises:
+        TraceError: It talks to other processes, by hooks whose state a trace would change and not put back.
+    """
+    if _communicates(type(module)):
+        problem = f"a {type(module).__name__}, which talks to other processes while it runs"
+        what = name or "the module"
+        raise TraceError(describe(what, problem, expected="modules of one process", remedy="Transform a part of it."))
     state, by_name = module.__dict__, _is_read_by_name(walk, module)
     walk.guards.code.add_object(name, module)
     walk.guards.attributes.add(name, module, state)

@@ -32,7 +32,8 @@ def test_counts(x: torch.Tensor) -> None:
     assert report["bytes_copied_per_replay"] == 0
     assert report["patched_nodes"] > 0
     assert [region["kind"] for region in report["regions"]] == ["graph"]
-    assert set(report["regions"][0]["times_us"]) == {"launch", "patch", "copy"}
+    # On CUDA, a copy is only tried where the model of costs does not rule it out.
+    assert set(report["regions"][0]["times_us"]) >= {"launch", "patch"}
     assert report["arguments"] == [f"args[0]: float32[2, 3] {x.device.type}", "args[1]: float"]
     assert report["fallbacks"] == []
     json.dumps(report)

@@ -36,7 +36,9 @@ def totals_of(counts: Counts, caches: Iterable[Cache]) -> Totals:
 def files_of(fn: Callable[..., Any]) -> tuple[str, ...]:
     """Files of a function, or of the modules of a module, outside of torch."""
     modules = fn.modules() if isinstance(fn, torch.nn.Module) else None
-    functions: list[Any] = [fn] if modules is None else [type(module).forward for module in modules]
+    functions: list[Any] = (
+        [fn] if modules is None else [inspect.getattr_static(type(module), "forward") for module in modules]
+    )
     codes = (getattr(inspect.unwrap(one), "__code__", None) for one in functions)
     found = dict.fromkeys(code.co_filename for code in codes if isinstance(code, CodeType))
     return tuple(file for file in found if not file.startswith(TORCH_FOLDER))

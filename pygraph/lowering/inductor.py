@@ -54,7 +54,7 @@ class FusedGraph:
         crossing: The states of generators among its inputs and results, which are on the device.
         device: The device.
         name: Its name in reports.
-        lines: The user's lines, by the names that the wrapper's comments have for what it computes.
+        origins: The user's lines and scopes, by the names that the wrapper's comments have for what it computes.
         saved: Positions of the results that are saved tensors, which only a backward gets.
         spent: Positions of the inputs that nobody reads after a call: saved tensors that torch lets a backward reuse.
     """

@@ -27,6 +27,7 @@ from pygraph.ir.effects import is_host_number, is_random, is_view, root
 from pygraph.ir.program import Program, graph_module
 from pygraph.ir.random_states import set_random_state
 from pygraph.ir.scopes import came_from
+from pygraph.report.remedies import KEEP_SHAPE
 
 Origin = Literal["cotangent", "saved", "result", "argument"]
 
@@ -195,8 +196,7 @@ class BackwardGraph:
     def _argument(self, of: Origin, index: int, node: fx.Node) -> Argument:
         spec = node.meta["spec"]
         if not isinstance(spec, TensorSpec):
-            remedy = "Keep the shape: torch.where or a mask instead of fewer rows, or padding."
-            raise self._joint.error("its backward needs a value whose shape depends on data", node, remedy)
+            raise self._joint.error("its backward needs a value whose shape depends on data", node, KEEP_SHAPE)
         spec = dataclasses.replace(spec, offset=0)
         position = len(self.sources)
         self.sources.append(Source(of, index, spec))

@@ -96,4 +96,11 @@ NO_COUNTS = {"kernels": 0, "kernels_in_graphs": 0, "nodes": 0, "patched_nodes": 
 
 NO_MECHANISMS = {"host": 0, "device": 0, "table": 0, "copy": 0}
 
-NO_MEMORY = {"pool": 0, "static": 0, "copied": 0, "outputs": 0}
+MEMORY_TITLES = {
+    "pool": "pool (all graphs share it)",
+    "static": "captured, in place",
+    "copied": "staging buffers",
+    "outputs": "results per call",
+}
+
+NO_MEMORY = dict.fromkeys(MEMORY_TITLES, 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pygraph.ir.descriptors import Fallback
-from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
+from pygraph.report.call_report import MEMORY_TITLES, NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
 from pygraph.report.profile import profile_of
 from pygraph.report.verdict import Totals, differences, groups, title_of
 
@@ -191,14 +191,7 @@ class Explanation:
         from rich.text import Text
 
         table = Table(title="memory in bytes", title_justify="left")
-        headings = (
-            "call",
-            "pool (all graphs share it)",
-            "captured, in place",
-            "staging buffers",
-            "results per call",
-        )
-        for column in headings:
+        for column in ("call", *MEMORY_TITLES.values()):
             table.add_column(column, overflow="fold")
         for group in groups(self.calls):
             if group[0].differentiated:

@@ -10,7 +10,7 @@ import functools
 import itertools
 import linecache
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +18,7 @@ from pygraph.ir.descriptors import Fallback, Region
 from pygraph.ir.drawing import Drawing, region_title
 from pygraph.ir.outline import Outline, OutlineNode
 from pygraph.process.cache import readable
-from pygraph.report.call_report import CallReport
+from pygraph.report.call_report import MEMORY_TITLES, CallReport
 from pygraph.report.glossary import TERMS, pieces
 from pygraph.report.remedies import remedy_of
 from pygraph.report.verdict import differences, groups, title_of
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 _MOST_DRAWN = 12
 """Kinds of calls of which a page draws the Program and lists its nodes: those with the most calls."""
-
-MEMORY: Mapping[str, str] = {
-    "pool": "pool (all graphs share it)",
-    "static": "captured, in place",
-    "copied": "staging buffers",
-    "outputs": "results per call",
-}
-"""Titles of sorts of memory."""
 
 _MOST_OPEN = 2
 """Kinds of calls whose sections are open at first."""
@@ -141,7 +133,7 @@ def _contents(report: ReportFields) -> dict[str, Any]:
         "kinds": kinds,
         "fallbacks": [(one, count, _code_of(one.source, report.files), remedy_of(one)) for one, count in counted],
         "terms": TERMS,
-        "memory_names": MEMORY,
+        "memory_names": MEMORY_TITLES,
         "most_memory": max((sum(kind["memory"].values()) for kind in kinds), default=0),
     }
 

@@ -26,7 +26,7 @@ from pygraph.calls.options import Options
 from pygraph.calls.plans import Planned
 from pygraph.calls.policy import Composition, CompositionFactory, Policy, Runners
 from pygraph.calls.recording import Recorder
-from pygraph.calls.reports import files_of, report_of, totals_of
+from pygraph.calls.reports import report_of, totals_of
 from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import look_of
 from pygraph.calls.surroundings import InlineError, UntraceableError
@@ -417,7 +417,7 @@ class Engine:
             report = report_of(self.name, self.cache.entries, inlined, profile=profile)
             report = report.with_derived(engine.explain(profile) for engine in self.derived())
             totals = totals_of(self.shared.counts, (one.cache for one in self._family())) if self.is_root else None
-            return dataclasses.replace(report, totals=totals, files=files_of(self.fn))
+            return dataclasses.replace(report, totals=totals)
 
     def derived(self) -> Iterator[Engine]:
         """The engines that are derived from this one and run calls of it."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
-from types import CodeType
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-import torch
 from torch import fx
 
 from pygraph.calls.cache import Cache, Counts
@@ -18,7 +14,6 @@ from pygraph.ir.effects import count_kernels
 from pygraph.ir.evaluate import argument_descriptors
 from pygraph.ir.outline import Outline, outline
 from pygraph.ir.program import Program
-from pygraph.ir.source_lines import TORCH_FOLDER
 from pygraph.process import extension
 from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
 from pygraph.report.explain import Explanation
@@ -31,17 +26,6 @@ def totals_of(counts: Counts, caches: Iterable[Cache]) -> Totals:
     """Counts of a function and of all that is derived from it, whose caches these are."""
     seconds = sum(cache.seconds for cache in caches)
     return Totals(counts.hits, counts.misses, counts.captures, counts.evictions, seconds, counts.skipped)
-
-
-def files_of(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """Files of a function, or of the modules of a module, outside of torch."""
-    modules = fn.modules() if isinstance(fn, torch.nn.Module) else None
-    functions: list[Any] = (
-        [fn] if modules is None else [inspect.getattr_static(type(module), "forward") for module in modules]
-    )
-    codes = (getattr(inspect.unwrap(one), "__code__", None) for one in functions)
-    found = dict.fromkeys(code.co_filename for code in codes if isinstance(code, CodeType))
-    return tuple(file for file in found if not file.startswith(TORCH_FOLDER))
 
 
 _NO_GRAPH = "calls of this kind replay no graph; torch.profiler shows their kernels, and their lines (with_stack=True)"
@@ -63,12 +47,12 @@ _MOST_NODES = 200
 """Nodes of a Program that a report draws."""
 
 
-def _outline(program: Program, executable: Executable | None) -> Outline:
-    """The Program as plain data, with what graphs have recorded for its nodes."""
+def _outline(program: Program, executable: Executable | None, profile: Profile | str | None) -> Outline:
+    """The Program as plain data, with what graphs have recorded for its nodes and what their kernels take."""
     recorded: dict[fx.Node, tuple[tuple[str, ...], str]] = {}
     for graph in executable.graphs if executable is not None else ():
         recorded |= graph.recorded_nodes()
-    return outline(program, _MOST_NODES, recorded)
+    return outline(program, _MOST_NODES, recorded, profile.nodes if isinstance(profile, Profile) else None)
 
 
 def report_of(
@@ -104,9 +88,10 @@ def call_report(entry: Entry, *, profile: bool = False) -> CallReport:
         counts["kernels"] = count_kernels(program.nodes)
     regions = program.regions if program is not None else ()
     fallbacks = entry.fallbacks if executable is None else executable.fallbacks
+    measured = _profile(entry) if profile else None
     return CallReport(
         tuple(arguments), counts, regions, tuple(fallbacks), entry.calls, memory, mechanisms,
         differentiated=isinstance(entry, Differentiated), baked=_baked(program), seconds=round(entry.seconds, 4),
-        outline=None if program is None else _outline(program, executable),
-        profile=_profile(entry) if profile else None,
+        outline=None if program is None else _outline(program, executable, measured),
+        profile=measured,
     )  # fmt: skip

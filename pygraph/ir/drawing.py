@@ -228,7 +228,8 @@ def _title(outline: Outline, key: int | str | None) -> str:
 def _hint(node: OutlineNode) -> str:
     """The text that a browser shows for a box."""
     recorded = f"recorded as {', '.join(node.kernels)}" if node.kernels else ""
-    return "\n".join(filter(None, [node.text, recorded, node.pointers]))
+    time = f"{node.us:,.1f} µs" if node.us is not None else ""
+    return "\n".join(filter(None, [node.text, recorded, node.pointers, time]))
 
 
 def _cut(text: str, most: float) -> str:

@@ -38,6 +38,7 @@ class OutlineNode:
         arguments: Positions of the nodes that it takes, among those of the outline.
         kernels: The nodes that a recorded graph has for it.
         pointers: How their pointers change between replays.
+        us: The microseconds of its kernels; None if they were not measured.
     """
 
     name: str
@@ -50,6 +51,7 @@ class OutlineNode:
     arguments: tuple[int, ...] = ()
     kernels: tuple[str, ...] = ()
     pointers: str = ""
+    us: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +97,12 @@ Recorded = Mapping[fx.Node, tuple[tuple[str, ...], str]]
 """By node, what a recorded graph has for it: names of kernels, and how their pointers change."""
 
 
-def outline(program: ProgramFields, most: int | None = None, recorded: Recorded | None = None) -> Outline:
+def outline(
+    program: ProgramFields,
+    most: int | None = None,
+    recorded: Recorded | None = None,
+    times: Mapping[str, float] | None = None,
+) -> Outline:
     """Describe a Program by plain data.
 
     Args:
@@ -103,6 +110,7 @@ def outline(program: ProgramFields, most: int | None = None, recorded: Recorded 
         most: The number of nodes that are described at most, of which each region has a share, and half as many inputs
             and outputs; None for all.
         recorded: What recorded graphs have for its nodes.
+        times: Microseconds of kernels, by names of nodes in the graph.
 
     Example:
         >>> import torch, pygraph
@@ -110,7 +118,7 @@ def outline(program: ProgramFields, most: int | None = None, recorded: Recorded 
         >>> [(node.label, node.arguments) for node in found.nodes]
         [('args[0]', ()), ('sin', (0,)), ('add', (1,))]
     """
-    nodes, positions, more = _Nodes(program, most, recorded or {}).find()
+    nodes, positions, more = _Nodes(program, most, recorded or {}, times or {}).find()
     outputs = _outputs(program, positions)
     shown = outputs if most is None else outputs[: most // 2]
     if len(shown) < len(outputs):
@@ -123,8 +131,10 @@ def outline(program: ProgramFields, most: int | None = None, recorded: Recorded 
 class _Nodes:
     """The nodes of a Program, as far as an outline has them."""
 
-    def __init__(self, program: ProgramFields, most: int | None, recorded: Recorded) -> None:
-        self._program, self._most, self._recorded = program, most, recorded
+    def __init__(
+        self, program: ProgramFields, most: int | None, recorded: Recorded, times: Mapping[str, float]
+    ) -> None:
+        self._program, self._most, self._recorded, self._times = program, most, recorded, times
         self._namer = Namer()
         self._nodes: list[OutlineNode] = []
         self._positions: dict[fx.Node, int] = {}
@@ -180,7 +190,7 @@ class _Nodes:
         kernels, pointers = self._recorded.get(node, ((), ""))
         return OutlineNode(
             self._namer.names[node], kind, label, spec_text(spec), text, node.meta.get("source"),
-            node.meta.get("region"), tuple(arguments), kernels, pointers,
+            node.meta.get("region"), tuple(arguments), kernels, pointers, self._times.get(node.name),
         )  # fmt: skip
 
 

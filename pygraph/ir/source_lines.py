@@ -79,7 +79,7 @@ def user_line(error: BaseException) -> str | None:
     while entry is not None:
         filename = entry.tb_frame.f_code.co_filename
         if not filename.startswith(_LIBRARIES):
-            line = f"{os.path.basename(filename)}:{entry.tb_lineno}"
+            line = _line(filename, entry.tb_lineno)
         entry = entry.tb_next
     return line
 

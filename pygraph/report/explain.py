@@ -51,7 +51,6 @@ class Explanation:
         in_python: Lines of the function that run as Python before, between or after its graphs, and why.
         slow_calls: Why calls are not served by the C++ extension, so that each costs time in Python; None if they are.
         totals: Counts of calls and compilations; None where they are not counted.
-        files: Files of the function, whose lines pages show.
 
     Example:
         >>> import torch, pygraph
@@ -68,7 +67,6 @@ class Explanation:
     in_python: tuple[str, ...] = ()
     slow_calls: str | None = None
     totals: Totals | None = None
-    files: tuple[str, ...] = ()
 
     def with_donated(self, notes: Mapping[tuple[str, str | None], int]) -> Explanation:
         """Add the outcomes of donations, counted by path and reason."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import linecache
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pygraph.ir.descriptors import Fallback, Region
 from pygraph.ir.drawing import Drawing, region_title
 from pygraph.ir.outline import Outline, OutlineNode
+from pygraph.ir.source_lines import text_of
 from pygraph.process.cache import readable
 from pygraph.report.call_report import MEMORY_TITLES, CallReport
 from pygraph.report.glossary import TERMS, pieces
+from pygraph.report.profile import Profile, ProfileRow
 from pygraph.report.remedies import remedy_of
 from pygraph.report.verdict import differences, groups, title_of
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _MOST_DRAWN = 12
 """Kinds of calls of which a page draws the Program and lists its nodes: those with the most calls."""
+
+_MOST_LINES = 30
+"""Lines with kernel times that a page shows, of each kind of call."""
 
 _MOST_OPEN = 2
 """Kinds of calls whose sections are open at first."""
@@ -40,11 +43,6 @@ class ReportFields(Protocol):
     @property
     def calls(self) -> tuple[CallReport, ...]:
         """One report per kind of call."""
-        ...
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Files whose lines are shown."""
         ...
 
     def counted_fallbacks(self) -> dict[Fallback, int]:
@@ -99,12 +97,26 @@ class _Bar:
 
 
 @dataclasses.dataclass(frozen=True)
+class _ProfileView:
+    """Kernel times of a kind of call, by line."""
+
+    title: str
+    rows: Sequence[ProfileRow]
+    rest: str
+
+
+@dataclasses.dataclass(frozen=True)
 class _Line:
     """A line of the user's, with the nodes that come from it."""
 
     source: str
     code: str
     nodes: list[OutlineNode]
+
+    @property
+    def has_times(self) -> bool:
+        """Whether kernels of it were measured."""
+        return any(node.us is not None for node in self.nodes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +137,13 @@ def _contents(report: ReportFields) -> dict[str, Any]:
     found = groups(report.calls)
     by_calls = sorted(range(len(found)), key=lambda number: -_calls(found[number]))
     ranks = {number: rank for rank, number in enumerate(by_calls)}
-    kinds = [_kind(group, ranks[number], report.files) for number, group in enumerate(found)]
+    kinds = [_kind(group, ranks[number]) for number, group in enumerate(found)]
     counted = report.counted_fallbacks().items()
     return {
         "report": report,
         "differences": differences(report.calls),
         "kinds": kinds,
-        "fallbacks": [(one, count, _code_of(one.source, report.files), remedy_of(one)) for one, count in counted],
+        "fallbacks": [(one, count, text_of(one.source), remedy_of(one)) for one, count in counted],
         "terms": TERMS,
         "memory_names": MEMORY_TITLES,
         "most_memory": max((sum(kind["memory"].values()) for kind in kinds), default=0),
@@ -142,22 +154,32 @@ def _calls(group: Sequence[CallReport]) -> int:
     return sum(one.calls for one in group)
 
 
-def _kind(group: Sequence[CallReport], rank: int, files: Sequence[str]) -> dict[str, Any]:
+def _kind(group: Sequence[CallReport], rank: int) -> dict[str, Any]:
     """Kinds of calls that differ in values only, as one section shows them; the rank is that by numbers of calls."""
     from markupsafe import Markup
 
-    call = group[0]
+    call = next((one for one in group if isinstance(one.profile, Profile)), group[0])
     outline = call.outline if rank < _MOST_DRAWN else None
     return {
         "title": title_of(group), "call": call, "is_open": rank < _MOST_OPEN, "rank": rank,
         "calls": _calls(group), "seconds": sum(one.seconds for one in group), "count": len(group),
         "memory": {name: max(one.memory[name] for one in group) for name in call.memory},
         "mechanisms": _mechanisms(call),
-        "regions": [_region(region, outline, files) for region in call.regions],
-        "program": _program(outline, files),
+        "regions": [_region(region, outline) for region in call.regions],
+        "program": _program(outline),
+        "profile": _profile(call.profile) if isinstance(call.profile, Profile) else call.profile,
         "svg": None if outline is None or not outline.nodes else Markup(Drawing(outline).svg),  # all text is escaped
         "is_left_out": outline is not call.outline,
     }  # fmt: skip
+
+
+def _profile(profile: Profile) -> _ProfileView:
+    shown, rest = profile.rows[:_MOST_LINES], profile.rows[_MOST_LINES:]
+    us = sum(row.us for row in rest)
+    return _ProfileView(
+        f"Kernel times by line: {profile.us:,.1f} µs ({profile.how})", shown,
+        f"{len(rest)} more lines: {us:,.1f} µs" if rest else "",
+    )  # fmt: skip
 
 
 def _mechanisms(call: CallReport) -> list[str]:
@@ -174,21 +196,21 @@ def _mechanisms(call: CallReport) -> list[str]:
     return [f"{count} {one if count == 1 else many}" for count, one, many in found if count > 0]
 
 
-def _program(outline: Outline | None, files: Sequence[str]) -> list[_Line]:
+def _program(outline: Outline | None) -> list[_Line]:
     """The nodes of a Program that has no regions."""
     if outline is None or outline.regions:
         return []
-    return _lines([node for node in outline.nodes if node.kind != "input"], files)
+    return _lines([node for node in outline.nodes if node.kind != "input"])
 
 
-def _region(region: Region, outline: Outline | None, files: Sequence[str]) -> _RegionView:
+def _region(region: Region, outline: Outline | None) -> _RegionView:
     nodes = [] if outline is None else [node for node in outline.nodes if node.region == region.index]
     more = 0 if outline is None else outline.more.get(region.index, 0)
     sentences = [] if region.selection is None else region.selection.sentences()
     if region.source is not None:
-        sentences.append(f"line: {region.source} {_code_of(region.source, files)}".rstrip())
+        sentences.append(f"line: {region.source} {text_of(region.source)}".rstrip())
     return _RegionView(
-        region.kind, region.way != "launch", region_title(region), sentences, _bars(region), _lines(nodes, files),
+        region.kind, region.way != "launch", region_title(region), sentences, _bars(region), _lines(nodes),
         len(nodes) + more, more,
     )  # fmt: skip
 
@@ -209,15 +231,6 @@ def _bars(region: Region) -> list[_Bar]:
     ]  # fmt: skip
 
 
-def _lines(nodes: Iterable[OutlineNode], files: Sequence[str]) -> list[_Line]:
+def _lines(nodes: Iterable[OutlineNode]) -> list[_Line]:
     grouped = itertools.groupby(nodes, lambda node: node.source)
-    return [_Line(source or "", _code_of(source, files), list(found)) for source, found in grouped]
-
-
-def _code_of(source: str | None, files: Sequence[str]) -> str:
-    """The text of a line, if it is known which file that is in."""
-    if source is None:
-        return ""
-    name, _, number = source.rpartition(":")
-    found = [file for file in files if os.path.basename(file) == name]
-    return linecache.getline(found[0], int(number)).strip() if len(found) == 1 and number.isdigit() else ""
+    return [_Line(source or "", text_of(source), list(found)) for source, found in grouped]

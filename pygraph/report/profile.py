@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pygraph.ir.source_lines import text_of
@@ -23,6 +23,7 @@ class OperationTime:
         operation: The operation's name.
         kernels: The microseconds of each kernel that it has launched.
         is_backward: Whether it is of the backward of that line.
+        node: The name of its node in the graph of the Program.
     """
 
     source: str | None
@@ -30,6 +31,7 @@ class OperationTime:
     operation: str
     kernels: tuple[float, ...]
     is_backward: bool = False
+    node: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +67,13 @@ class Profile:
         rows: The lines, those with most time first.
         us: The microseconds of all kernels.
         how: How they were measured.
+        nodes: The microseconds of each node's kernels, by the node's name in the graph of the Program.
     """
 
     rows: tuple[ProfileRow, ...]
     us: float
     how: str
+    nodes: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float], repr=False)
 
     @classmethod
     def of(cls, times: Iterable[OperationTime], how: str) -> Profile:
@@ -89,11 +93,12 @@ class Profile:
                 found.setdefault((one.source, one.is_backward, one.scopes), []).append(one)
         total = sum(sum(one.kernels) for operations in found.values() for one in operations)
         rows = [_row(operations, total) for operations in found.values()]
-        return cls(tuple(sorted(rows, key=lambda row: -row.us)), round(total, 3), how)
+        nodes = {one.node: sum(one.kernels) for operations in found.values() for one in operations if one.node}
+        return cls(tuple(sorted(rows, key=lambda row: -row.us)), round(total, 3), how, nodes)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data."""
-        return dataclasses.asdict(self)
+        return {"rows": [dataclasses.asdict(row) for row in self.rows], "us": self.us, "how": self.how}
 
 
 def _row(operations: Sequence[OperationTime], total: float) -> ProfileRow:

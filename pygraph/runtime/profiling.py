@@ -80,7 +80,7 @@ def operation_times(body: RegionBody, runs: Sequence[Sequence[KernelTime]]) -> l
         found.append(
             OperationTime(
                 forward or node.meta.get("source"), scopes_of(node), target_text(node.target), kernels,
-                is_backward=forward is not None,
+                is_backward=forward is not None, node=node.name,
             )
         )  # fmt: skip
     return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+import runpy
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import torch
 
 import pygraph
 from pygraph.ir.descriptors import Fallback, Region
+from pygraph.ir.drawing import Drawing
 from pygraph.ir.selections import Candidate, Compared, Selection
 from pygraph.report.call_report import NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
 from pygraph.report.explain import DonatedReport, Explanation
 from pygraph.report.page import fragment, page
+from pygraph.report.profile import OperationTime, Profile
 
 EVIL = "<script>alert('1')</script>&\"<b>"
 VOID = {"meta", "br"}
@@ -136,9 +138,7 @@ def test_all_text_is_escaped(device: torch.device) -> None:
         arguments=(EVIL,) * 5, regions=(region,), fallbacks=(fallback,), function=EVIL, baked={EVIL: EVIL},
         outline=pygraph.trace(lambda d: d[EVIL] + 1)({EVIL: torch.ones(2)}).draw().outline,
     )  # fmt: skip
-    report = Explanation(
-        EVIL, (named, named), {fallback: 1}, (DonatedReport(EVIL, EVIL, 1),), (EVIL,), EVIL, files=(EVIL,)
-    )
+    report = Explanation(EVIL, (named, named), {fallback: 1}, (DonatedReport(EVIL, EVIL, 1),), (EVIL,), EVIL)
     found = Checked(page(report))
     assert "script" not in found.tags
     assert found.tags.count("b") == 6  # the numbers of the one kind of call
@@ -197,10 +197,53 @@ def test_files(device: torch.device, tmp_path: Path) -> None:
     assert (tmp_path / "other.html").read_text(encoding="utf-8") == text
 
 
-def test_lines_of_a_file_that_is_not_known_are_left_out(device: torch.device) -> None:
-    report = three_regions(device).explain()
-    text = Checked(page(dataclasses.replace(report, files=()))).text
-    assert "test_page.py:" in text
-    assert "torch.relu(x * k)" not in text
-    same_name = (*report.files, "/elsewhere/test_page.py")
-    assert "torch.relu(x * k)" not in Checked(page(dataclasses.replace(report, files=same_name))).text
+def test_lines_of_every_file_have_their_code(device: torch.device, tmp_path: Path) -> None:
+    """Not only those of the function's own file; but where two files have the same name, neither is shown."""
+    sources = {"one/helper.py": "def helper(x):\n    return x * 3\n", "two/same.py": "def same(x):\n    return x + 4\n"}
+    sources["three/same.py"] = "\n" + "def same(x): return x - 5\n"
+    found: list[Any] = []
+    for name, source in sources.items():
+        path = tmp_path / name
+        path.parent.mkdir()
+        path.write_text(source, encoding="utf-8")
+        found.append(runpy.run_path(str(path))[path.stem])
+    helper, one, other = found
+    fast = pygraph.jit(lambda x: other(one(helper(x))))
+    fast(torch.ones(3, device=device))
+    text = Checked(page(fast.explain())).text
+    assert "helper.py:2 return x * 3" in text
+    assert "same.py:2" in text
+    assert "return x + 4" not in text
+    assert "return x - 5" not in text
+
+
+def test_kernel_times(device: torch.device) -> None:
+    """By line and by node; why there are none, where they were asked for."""
+    step = three_regions(device)
+    assert "µs (" not in Checked(page(step.explain())).text.replace("µs (host", "")
+    waiting = Checked(page(step.explain(profile=True)))
+    assert "Kernel times: the next call of this kind measures it" in waiting.text
+    assert "µs" not in waiting.texts  # no column
+    step(torch.ones(3, 4, device=device), 2.0)
+    report = step.explain(profile=True)
+    [profile] = [call.profile for call in report.calls]
+    assert isinstance(profile, Profile)
+    found = Checked(page(report))
+    assert f"Kernel times by line: {profile.us:,.1f} µs ({profile.how})" in found.text
+    for row in profile.rows:
+        assert row.text in found.text
+        assert f"{row.us:.1f}" in found.text
+    [outline] = [call.outline for call in report.calls]
+    assert outline is not None
+    times = {node.label: node.us for node in outline.nodes}
+    assert times["relu"] is not None
+    assert sum(us for us in times.values() if us is not None) == pytest.approx(profile.us, abs=0.01)
+    assert f"{times['relu']:,.1f} µs" in Drawing(outline).svg
+
+
+def test_many_lines_of_kernel_times_are_added_up() -> None:
+    times = [OperationTime(f"train.py:{n}", (), "aten.sin", (float(n),)) for n in range(1, 41)]
+    found = Checked(page(Explanation("f", (call(profile=Profile.of(times, "by the clock")),), {})))
+    assert "train.py:11" in found.text
+    assert "train.py:10" not in found.text
+    assert "10 more lines: 55.0 µs" in found.text

@@ -15,8 +15,8 @@ import torch
 
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 PYGRAPH_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_TRITON_FOLDER = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep + "triton" + os.sep
-_LIBRARIES = (TORCH_FOLDER, PYGRAPH_FOLDER, _TRITON_FOLDER, "<frozen", "<eval_with_key>")
+PACKAGES_FOLDER = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep
+LIBRARIES = (TORCH_FOLDER, PYGRAPH_FOLDER, f"{PACKAGES_FOLDER}triton{os.sep}", "<frozen", "<eval_with_key>")
 
 _files: dict[str, str | None] = {}  # by line, as `train.py:41`; None for lines of several files of that name
 
@@ -40,7 +40,7 @@ def line_in(stack: str | None) -> str | None:
     'train.py:41'
     """
     found: list[tuple[str, str]] = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
-    lines = [(name, int(number)) for name, number in found if not name.startswith(_LIBRARIES)]
+    lines = [(name, int(number)) for name, number in found if not name.startswith(LIBRARIES)]
     return _line(*lines[-1]) if lines else None
 
 
@@ -67,7 +67,7 @@ def text_of(line: str | None) -> str:
 
 def frame_outside(frame: FrameType | None) -> FrameType | None:
     """The innermost frame outside torch and pygraph, from this one on; None if there is none in its thread."""
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
         frame = frame.f_back
     return frame
 
@@ -78,7 +78,7 @@ def user_line(error: BaseException) -> str | None:
     entry = error.__traceback__
     while entry is not None:
         filename = entry.tb_frame.f_code.co_filename
-        if not filename.startswith(_LIBRARIES):
+        if not filename.startswith(LIBRARIES):
             line = _line(filename, entry.tb_lineno)
         entry = entry.tb_next
     return line
@@ -87,7 +87,7 @@ def user_line(error: BaseException) -> str | None:
 def user_lines(error: BaseException) -> list[str]:
     """The lines outside torch and pygraph in an error's traceback, as Python prints them."""
     frames = [
-        summary for summary in traceback.extract_tb(error.__traceback__) if not summary.filename.startswith(_LIBRARIES)
+        summary for summary in traceback.extract_tb(error.__traceback__) if not summary.filename.startswith(LIBRARIES)
     ]
     return traceback.format_list(frames)
 

@@ -1,4 +1,4 @@
-"""Locations where a function can find iterators: entries, variables, attributes, slots, defaults, bound arguments."""
+"""Locations of iterators and calls of the system: entries, variables, attributes, slots, defaults, bound arguments."""
 
 # Iterators give values of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -17,13 +17,18 @@ import torch
 from pygraph.guards.environment import Environment
 from pygraph.guards.iterators import is_generator, is_generator_or_method, is_opaque
 from pygraph.guards.locations import Item, Variable
+from pygraph.guards.system_calls import is_system_call
 
 Access: TypeAlias = tuple[Callable[[], object], Callable[[object], object], object]
 """How to read a location, how to set it, and its value."""
 
 
 def locations_of(environment: Environment) -> Iterator[Access]:
-    """Locations of iterators, torch's generators, and tuples with them: how to read and to set each, and its value."""
+    """Locations of iterators, torch's generators, calls of the system, and tuples with them.
+
+    Yields:
+        How to read a location, how to set it, and its value.
+    """
     for container, key, value in environment.guards.items():
         if _may_be(value):
             location = Item(container, key)
@@ -56,7 +61,7 @@ def generators_of(environment: Environment) -> list[torch.Generator]:
 def _may_be(value: object) -> bool:
     if issubclass(type(value), tuple):
         return is_opaque(value) or any(map(_may_be, value))  # pyright: ignore
-    return is_opaque(value) or is_generator_or_method(value)
+    return is_opaque(value) or is_generator_or_method(value) or is_system_call(value)
 
 
 def _inside(value: Any) -> Iterator[Access]:

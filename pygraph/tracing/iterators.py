@@ -1,4 +1,4 @@
-"""Iterators that were there before a call: refused as soon as a trace asks for an item, and not moved by it.
+"""Iterators from before a call, and calls of the system: refused as soon as a trace asks, and not moved by it.
 
 For the time of a trace, a proxy is stored wherever such an iterator was found. It refuses calls that would move the
 iterator on. Other threads that find the proxy meanwhile reach the iterator through it. Classes of torch and of the
@@ -22,12 +22,15 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
 from pygraph.guards.iterators import is_drawing, is_generator, is_generator_or_method, is_opaque
+from pygraph.guards.system_calls import is_system_call
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.explicit_generators import SEED_BEFORE, WatchedGenerator, is_watched
 from pygraph.tracing.iterator_classes import watched_classes
 from pygraph.tracing.iterator_locations import locations_of
+from pygraph.tracing.system_calls import SystemCall, original_of, watched_paths
 
 _PASS_IT = "Pass the batch or the number as an argument."
+_CALL_OUTSIDE = "Call it outside of the function, and pass what it gives as an argument."
 
 # What moves an iterator or a file on, or tells where it is, besides what the interpreter itself calls.
 _MOVING = frozenset(
@@ -68,6 +71,7 @@ class Iterators:
         self._thread = threading.get_ident()
         with contextlib.ExitStack() as undo:  # an error while one is put back keeps no other from it
             undo.enter_context(watched_classes(self.is_asking, self.refuse))
+            undo.enter_context(watched_paths(self._refuse_call))
             try:
                 for get, put, value in locations_of(self._environment):
                     instead = self.substitute(value)
@@ -95,6 +99,16 @@ class Iterators:
             self.source = user_frame(sys._getframe(1))
         raise TraceError(self.problem)
 
+    def _refuse_call(self, name: str) -> None:
+        """Note that the system was asked, and end the trace, if the function did it."""
+        if not self.is_asking():
+            return
+        if self.problem is None:
+            self.problem = f"it calls {name}(), which a replay would not"
+            self.remedy = _CALL_OUTSIDE
+            self.source = user_frame(sys._getframe(2))
+        raise TraceError(self.problem)
+
     def _refuse_seeding(self) -> None:
         """Note that a random generator was seeded or asked for its state, and end the trace, if the function did it."""
         if not self.is_asking():
@@ -113,6 +127,8 @@ class Iterators:
             return self.generators[id(value)]
         if is_generator_or_method(value) and not is_generator(value):
             return getattr(self.substitute(value.__self__), value.__name__)
+        if is_system_call(value):
+            return SystemCall(value, self._refuse_call)
         if is_opaque(value):
             return self._proxies.setdefault(id(value), IteratorProxy(value, self))
         if issubclass(type(value), tuple):
@@ -189,7 +205,7 @@ def unwrapped(value: object) -> Any:
     """The iterator of a proxy, or the generator of a substitute; any other value itself."""
     if type(value) is WatchedGenerator:
         return value.original
-    return _iterator_of(value) if type(value) is IteratorProxy else value
+    return _iterator_of(value) if type(value) is IteratorProxy else original_of(value)
 
 
 def _iterator_of(proxy: Any) -> Any:

@@ -42,11 +42,16 @@ def is_user_frame(frame: Any, question: Callable[[types.CodeType], frozenset[int
         name = frame.f_code.co_filename
         if name.startswith(_TORCH_AND_PYGRAPH):
             return False
-        if not name.startswith(_STANDARD) or name.startswith(_PACKAGES):
+        if not is_in_standard_library(name):
             return not direct or question is None or frame.f_lasti in question(frame.f_code)
         direct = direct and frame.f_code.co_name == "__instancecheck__"
         frame = frame.f_back
     return False
+
+
+def is_in_standard_library(file: str) -> bool:
+    """Whether a file of code belongs to the standard library."""
+    return file.startswith(_STANDARD) and not file.startswith(_PACKAGES)
 
 
 @functools.lru_cache(maxsize=4096)

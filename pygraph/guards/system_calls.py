@@ -1,0 +1,84 @@
+"""Functions that ask the system or change something there: the clock, files, processes, random bytes.
+
+What they gave to a trace is what every replay would repeat, and what they did is what no replay would do again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import types
+
+_CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime")
+_OPEN = frozenset({"open"})
+
+# By module, as functions name theirs. Python 3.12 has moved `open`.
+_CALLS = {
+    "time": frozenset([*_CLOCKS, *(f"{name}_ns" for name in _CLOCKS), "localtime", "gmtime", "ctime", "strftime"]),
+    "io": _OPEN,
+    "_io": _OPEN,
+    "builtins": frozenset({"input"}),
+    "posix": frozenset(
+        {
+            "open", "read", "write", "listdir", "scandir", "stat", "lstat", "urandom", "getrandom", "system",
+            "mkdir", "remove", "unlink", "rename", "replace", "rmdir", "getloadavg", "times",
+        }
+    ),
+    "os": frozenset({"popen", "makedirs", "walk"}),
+    "genericpath": frozenset({"exists", "isfile", "isdir", "getsize", "getmtime", "getatime", "getctime"}),
+    "subprocess": frozenset({"run", "call", "check_call", "check_output", "getoutput"}),
+    "shutil": frozenset({"copy", "copy2", "copyfile", "copytree", "move", "rmtree", "disk_usage"}),
+    "urllib.request": frozenset({"urlopen", "urlretrieve"}),
+    "uuid": frozenset({"uuid1", "uuid4"}),
+    "secrets": frozenset({"token_bytes", "token_hex", "token_urlsafe"}),
+    "numpy": frozenset({"load", "fromfile", "loadtxt", "genfromtxt", "save", "savez", "savez_compressed", "savetxt"}),
+    "torch.serialization": frozenset({"load", "save"}),
+}  # fmt: skip
+
+PATH_METHODS = (
+    "open", "read_text", "read_bytes", "write_text", "write_bytes", "stat", "exists", "is_file", "is_dir", "iterdir",
+    "glob", "rglob", "mkdir", "unlink", "touch", "rename", "replace",
+)  # fmt: skip
+"""Methods of `pathlib.Path` that ask the system or change something there."""
+
+CLOCK_METHODS = frozenset({"now", "utcnow", "today"})
+"""Methods of `datetime.datetime` and `datetime.date` that read the clock."""
+
+
+def is_system_call(value: object) -> bool:
+    """Whether a value is a function that asks the system, or a class of dates, which can.
+
+    >>> import os, time
+    >>> [is_system_call(one) for one in (time.time, open, os.urandom, os.getcwd, print)]
+    [True, True, True, False, False]
+    """
+    if value is datetime.datetime or value is datetime.date:
+        return True
+    if not issubclass(type(value), (types.BuiltinFunctionType, types.FunctionType)):
+        return False
+    module, name = _named(value)
+    return name in _CALLS.get(module, ()) and getattr(sys.modules.get(module), name, None) is value
+
+
+def name_of(function: object) -> str:
+    """The function's name as users write it.
+
+    >>> import os, time
+    >>> [name_of(one) for one in (time.time, open, os.urandom, os.path.exists)]
+    ['time.time', 'open', 'os.urandom', 'os.path.exists']
+    """
+    module, name = _named(function)
+    return f"{_WRITTEN.get(module, module)}.{name}".removeprefix("builtins.")
+
+
+_WRITTEN = {
+    "posix": "os",
+    "genericpath": "os.path",
+    "_io": "builtins",
+    "io": "builtins",
+    "torch.serialization": "torch",
+}
+
+
+def _named(value: object) -> tuple[str, str]:
+    return getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")

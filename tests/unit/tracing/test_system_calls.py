@@ -1,0 +1,208 @@
+"""Clocks, files and processes: a function that asks them runs as it is, by whatever name it finds them."""
+
+# A function that reads the clock by a name of its own module.
+from __future__ import annotations
+
+import datetime
+import functools
+import logging
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime as moment
+from pathlib import Path
+from time import perf_counter as clock
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pygraph
+from pygraph.errors import FallbackError
+from pygraph.guards.system_calls import PATH_METHODS
+
+
+class Clock:
+    """A clock that an object holds."""
+
+    def __init__(self) -> None:
+        self.read = time.monotonic_ns
+
+    def __call__(self) -> float:
+        return self.read() % 10**6
+
+
+held, partial = Clock(), functools.partial(time.time_ns)
+
+
+def elapsed() -> float:
+    return clock() % 1
+
+
+CLOCKS: dict[str, Callable[[], float]] = {
+    "time.time": lambda: time.time() % 1,
+    "time.perf_counter": elapsed,
+    "time.monotonic_ns": held,
+    "datetime.datetime.now": lambda: datetime.datetime.now().microsecond,
+    "datetime.datetime.utcnow": lambda: moment.utcnow().microsecond,
+    "os.urandom": lambda: int.from_bytes(os.urandom(3), "little"),
+    "uuid.uuid4": lambda: uuid.uuid4().int % 10**6,
+    "os.times": lambda: os.times().elapsed,
+}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_what_is_new_at_every_call(name: str, device: torch.device) -> None:
+    ask = CLOCKS[name]
+    fast = pygraph.jit(lambda x: x * ask())
+    x = torch.ones(2, device=device, dtype=torch.float64)
+    found: list[float] = []
+    for _ in range(3):
+        found.append(fast(x)[0].item())
+        time.sleep(0.02)  # the clock of `os.times` is coarse
+    assert len(set(found)) == 3
+    [fallback] = fast.explain().counted_fallbacks()
+    assert f"it calls {name}(), which a replay would not" in fallback.reason
+    assert "test_system_calls.py:" in str(fallback)
+
+
+def content(path: Path) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+FILES: dict[str, Callable[[Path], Any]] = {
+    "open": lambda path: content(path),
+    "pathlib.Path.read_text": lambda path: path.read_text(),
+    "os.path.getsize": lambda path: os.path.getsize(path),
+    "os.listdir": lambda path: len(os.listdir(path.parent)),
+    "pathlib.Path.iterdir": lambda path: len(list(path.parent.iterdir())),
+    "numpy.load": lambda path: np.load(path.with_suffix(".npy"))[0],
+    "torch.load": lambda path: torch.load(path.with_suffix(".pt")),
+    "subprocess.run": lambda path: subprocess.run(["cat", path], capture_output=True, check=True).stdout,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_read(name: str, device: torch.device, tmp_path: Path) -> None:
+    path, read = tmp_path / "value.txt", FILES[name]
+
+    def write(value: int) -> None:
+        path.write_text("1" * value)
+        np.save(path.with_suffix(".npy"), np.full(1, value))
+        torch.save(value, path.with_suffix(".pt"))
+        (tmp_path / f"{value}.more").touch()
+
+    fast = pygraph.jit(lambda x: x * float(read(path)))
+    x = torch.ones(2, device=device, dtype=torch.float64)
+    found: list[float] = []
+    for value in (1, 2, 3):
+        write(value)
+        found.append(fast(x)[0].item())
+    assert found == [found[0], *found[1:]]
+    assert len(set(found)) == 3
+    assert [f"it calls {name}()" in one.reason for one in fast.explain().counted_fallbacks()] == [True]
+
+
+def test_what_is_written(device: torch.device, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+
+    def opened(x: torch.Tensor) -> torch.Tensor:
+        with open(log, "a") as file:
+            file.write("x")
+        return x + 1
+
+    def saved(x: torch.Tensor) -> torch.Tensor:
+        torch.save(x, tmp_path / "x.pt")
+        return x + 1
+
+    fast, also = pygraph.jit(opened), pygraph.jit(saved)
+    for value in (1.0, 2.0, 3.0):
+        x = torch.full((2,), value, device=device)
+        assert torch.equal(fast(x), x + 1)
+        assert torch.equal(also(x), x + 1)
+        assert torch.equal(torch.load(tmp_path / "x.pt"), x)
+    assert log.read_text() == "xxx"
+
+
+def test_strict_refuses_with_the_line_and_what_to_do(device: torch.device) -> None:
+    fast = pygraph.jit(lambda x: x * time.time(), strict=True)
+    with pytest.raises(FallbackError) as found:
+        fast(torch.ones(2, device=device))
+    text = str(found.value)
+    assert "time.time()" in text
+    assert "test_system_calls.py:" in text
+    assert "Call it outside of the function, and pass what it gives as an argument." in text
+
+
+def test_what_others_ask_does_no_harm(device: torch.device) -> None:
+    """Logging, dates that are made of numbers, and what is named but not called."""
+
+    def function(x: torch.Tensor, is_timed: bool = False) -> torch.Tensor:
+        if is_timed:
+            return x * time.time()
+        logging.getLogger("test").warning("step")
+        day = datetime.date(2026, 11, 28)
+        assert isinstance(datetime.datetime(2026, 11, 28), datetime.date)
+        assert isinstance(day, datetime.date)
+        return x * day.day
+
+    logs: list[logging.LogRecord] = []
+    logger = logging.getLogger("test")
+    logger.addFilter(lambda record: bool(logs.append(record)))
+    fast = pygraph.jit(function)
+    for _ in range(3):
+        assert torch.equal(fast(torch.ones(2, device=device)), torch.full((2,), 28.0, device=device))
+    logger.filters.clear()
+    assert fast.explain().counted_fallbacks() == {}
+    assert [record.created > 0 for record in logs] == [True]
+
+
+def test_everything_is_as_it_was(device: torch.device) -> None:
+    """After the trace, and for another thread during it."""
+    before = (time.time, vars(Path).copy(), held.read, datetime.datetime, random.random)
+    seen: list[object] = []
+
+    def look() -> None:
+        seen.extend([time.time(), isinstance(moment.now(), datetime.datetime), Path(__file__).exists(), clock()])
+
+        class Later(moment):
+            """A class that is made of the proxy, if there is one."""
+
+        seen.append(Later.__mro__[1])
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return x + (0.0 if len(seen) else moment.now().microsecond + time.time())
+
+    fast = pygraph.jit(function)
+    x = torch.ones(2, device=device)
+    assert torch.equal(fast(x), x)
+    assert [type(one) for one in seen[:5]] == [float, bool, bool, float, type]
+    assert seen[4] is datetime.datetime
+    assert before == (time.time, vars(Path).copy(), held.read, datetime.datetime, random.random)
+    assert before[0] is sys.modules["time"].time
+    assert moment is datetime.datetime
+
+
+def test_a_function_that_is_returned_is_itself(device: torch.device) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, object, type]:
+        return x + 1, time.time, datetime.datetime
+
+    for _ in range(3):
+        _, read, cls = pygraph.jit(function)(torch.ones(2, device=device))
+        assert read is time.time
+        assert cls is datetime.datetime
+
+
+def test_all_methods_of_paths_exist() -> None:
+    assert all(callable(getattr(pathlib.Path, name)) for name in PATH_METHODS)

@@ -1,12 +1,14 @@
-"""The user's source lines: the innermost line outside torch and pygraph, as nodes, reports and errors name it."""
+"""The user's source lines: the innermost line outside of libraries, as nodes, reports and errors name it."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import linecache
 import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Generator
 from types import FrameType
@@ -16,11 +18,28 @@ import torch
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 PYGRAPH_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 PACKAGES_FOLDER = os.path.dirname(os.path.dirname(torch.__file__)) + os.sep
-LIBRARIES = (TORCH_FOLDER, PYGRAPH_FOLDER, f"{PACKAGES_FOLDER}triton{os.sep}", "<frozen", "<eval_with_key>")
+_LIBRARIES = (TORCH_FOLDER, PYGRAPH_FOLDER, f"{PACKAGES_FOLDER}triton{os.sep}", "<eval_with_key>")
+_STANDARD = ("<frozen", sysconfig.get_path("stdlib") + os.sep)
+_PACKAGES = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
 
 _files: dict[str, str | None] = {}  # by line, as `train.py:41`; None for lines of several files of that name
 
 _attributed: contextvars.ContextVar[str | None] = contextvars.ContextVar("attributed", default=None)
+
+
+def is_in_standard_library(file: str) -> bool:
+    """Whether a file of code belongs to the standard library."""
+    return file.startswith(_STANDARD) and not file.startswith(_PACKAGES)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_in_library(file: str) -> bool:
+    """Whether a file of code belongs to torch, Triton, pygraph or the standard library.
+
+    >>> is_in_library(torch.nn.__file__), is_in_library("train.py")
+    (True, False)
+    """
+    return file.startswith(_LIBRARIES) or is_in_standard_library(file)
 
 
 @contextlib.contextmanager
@@ -34,18 +53,18 @@ def attributed_to(line: str | None) -> Generator[None, None, None]:
 
 
 def line_in(stack: str | None) -> str | None:
-    """The innermost line outside torch and pygraph in the text of a stack, as the nodes of Dynamo's graphs have it.
+    """The innermost line outside of libraries in the text of a stack, as the nodes of Dynamo's graphs have it.
 
     >>> line_in('  File "src/train.py", line 41, in step')
     'train.py:41'
     """
     found: list[tuple[str, str]] = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
-    lines = [(name, int(number)) for name, number in found if not name.startswith(LIBRARIES)]
+    lines = [(name, int(number)) for name, number in found if not is_in_library(name)]
     return _line(*lines[-1]) if lines else None
 
 
 def user_frame(frame: FrameType | None) -> str | None:
-    """The innermost line outside torch and pygraph, as ``file.py:41``."""
+    """The innermost line outside of libraries, as ``file.py:41``."""
     if (line := _attributed.get()) is not None:
         return line
     found = frame_outside(frame)
@@ -66,29 +85,27 @@ def text_of(line: str | None) -> str:
 
 
 def frame_outside(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame outside torch and pygraph, from this one on; None if there is none in its thread."""
-    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+    """The innermost frame outside of libraries, from this one on; None if there is none in its thread."""
+    while frame is not None and is_in_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
 def user_line(error: BaseException) -> str | None:
-    """The innermost line outside torch and pygraph in an error's traceback."""
+    """The innermost line outside of libraries in an error's traceback."""
     line: str | None = None
     entry = error.__traceback__
     while entry is not None:
         filename = entry.tb_frame.f_code.co_filename
-        if not filename.startswith(LIBRARIES):
+        if not is_in_library(filename):
             line = _line(filename, entry.tb_lineno)
         entry = entry.tb_next
     return line
 
 
 def user_lines(error: BaseException) -> list[str]:
-    """The lines outside torch and pygraph in an error's traceback, as Python prints them."""
-    frames = [
-        summary for summary in traceback.extract_tb(error.__traceback__) if not summary.filename.startswith(LIBRARIES)
-    ]
+    """The lines outside of libraries in an error's traceback, as Python prints them."""
+    frames = [summary for summary in traceback.extract_tb(error.__traceback__) if not is_in_library(summary.filename)]
     return traceback.format_list(frames)
 
 

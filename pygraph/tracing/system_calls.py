@@ -17,8 +17,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from pygraph.guards.system_calls import CLOCK_METHODS, PATH_METHODS, name_of
-from pygraph.ir.source_lines import LIBRARIES, PACKAGES_FOLDER
-from pygraph.tracing.user_frames import is_in_standard_library
+from pygraph.ir.source_lines import PACKAGES_FOLDER, is_in_library
 
 Refuse = Callable[[str], None]
 """Ends the trace for a call of this name, if the traced function is running."""
@@ -107,9 +106,7 @@ def _method(original: Any, refuse: Refuse) -> Any:
 def asks_itself(frame: Any) -> bool:
     """Whether a frame is of code whose values depend on what it asks: no library's that caches, locks or logs."""
     name = frame.f_code.co_filename
-    if name.startswith(LIBRARIES) or is_in_standard_library(name):
-        return False
-    return not name.startswith(_APART)
+    return not is_in_library(name) and not name.startswith(_APART)
 
 
 # Packages that show progress or log, and those that torch compiles with.

@@ -23,6 +23,11 @@ _SYMBOL = re.compile(r"[a-z]+\d+")
 
 _TEXTS = (
     (
+        "WeakValueDictionary.__init__",  # of a fake tensor
+        "it pickles a tensor, whose values are on the device",
+        "Pickle before or after the call.",
+    ),
+    (
         ".numpy() is not supported for tensor subclasses",
         "it converts a tensor to NumPy, and its values are on the device",
         "Compute with torch instead, or convert before or after the call.",

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dis
 import functools
-import os
 import sys
-import sysconfig
 import types
 from collections.abc import Callable
 from typing import Any
 
-from pygraph.ir.source_lines import PYGRAPH_FOLDER, TORCH_FOLDER
+from pygraph.ir.source_lines import PYGRAPH_FOLDER, TORCH_FOLDER, is_in_standard_library
 
 _TORCH_AND_PYGRAPH = (TORCH_FOLDER, PYGRAPH_FOLDER)
-_STANDARD = ("<frozen", sysconfig.get_path("stdlib") + os.sep)
-_PACKAGES = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
-
 _CALLS = ("CALL", "PRECALL")  # Python 3.11 runs an isinstance() that is called often in the latter
 
 
@@ -47,11 +42,6 @@ def is_user_frame(frame: Any, question: Callable[[types.CodeType], frozenset[int
         direct = direct and frame.f_code.co_name == "__instancecheck__"
         frame = frame.f_back
     return False
-
-
-def is_in_standard_library(file: str) -> bool:
-    """Whether a file of code belongs to the standard library."""
-    return file.startswith(_STANDARD) and not file.startswith(_PACKAGES)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,3 +33,15 @@ def test_the_text_of_a_line_of_dynamos(tmp_path: Path) -> None:
     frame_of(tmp_path / "folder" / "of_dynamo.py")
     assert line_in(f'  File "{tmp_path / "folder" / "of_dynamo.py"}", line 1, in step') == "of_dynamo.py:1"
     assert text_of("of_dynamo.py:1") == "import sys"
+
+
+def test_lines_of_the_standard_library_are_not_the_users() -> None:
+    """What is copied or mapped by it is named by the line that asks for that."""
+
+    class Asked:
+        def __deepcopy__(self, memo: object) -> str | None:
+            return user_frame(sys._getframe(1))
+
+    line = copy.deepcopy(Asked())
+    assert str(line).startswith("test_source_lines.py:")
+    assert text_of(str(line)) == "line = copy.deepcopy(Asked())"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import traceback
 from collections.abc import Callable
@@ -36,6 +37,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "number": (lambda x: x * float(x.sum()), "decides by a data-dependent number, which is on the device. From"),
     "size": (lambda x: torch.zeros(int(x.sum())), "Python code decides by a data-dependent number"),
     "devices": (lambda x: x @ torch.ones(3, 3), "an operation has tensors of two devices, {device} and cpu"),
+    "pickle": (lambda x: x * len(pickle.dumps(x)), "it pickles a tensor, whose values are on the device"),
     "text": (lambda x: x + len(f"{x}"), ": it asks for the text of a tensor"),
     "none": (lambda x: x + None, "TypeError: unsupported operand type(s) for +: 'Tensor' and 'NoneType'"),  # type: ignore
     "of the function": (fails, "OurError: no key"),

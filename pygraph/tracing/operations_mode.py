@@ -116,6 +116,7 @@ class OperationsMode(TorchDispatchMode):
         self._assumptions.before_operation()
         out = without_undescribed(func, args, func(*args, **kwargs))
         self._assumptions.after_operation(graph, func)
+        _forget_read_numbers(func, (args, kwargs))
         with self._noticing():
             check_sizes(outs)
             _check_layout(out)
@@ -203,6 +204,20 @@ def _is_first_gradient(frame: Any) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _forget_read_numbers(func: Any, arguments: Any) -> None:
+    """Have numbers read anew after an operation that writes.
+
+    Torch remembers the number that ``item()`` has read from a fake tensor until the tensor's version changes. An update
+    does not change the version of what shares memory here: the alias of a closed-over tensor, and its views.
+    """
+    if isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable:
+        return
+    for leaf in pytree.tree_leaves(arguments):
+        if isinstance(leaf, FakeTensor):
+            leaf.fake_mode.epoch += 1  # checked with torch 2.11 and 2.13
+            return
 
 
 _CUDA = torch.device("cuda")

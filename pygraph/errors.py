@@ -48,7 +48,12 @@ class TraceError(PygraphError):
 
     Example: a Python ``if`` on a tensor's value. Remedy: ``torch.where`` or ``torch.cond``, or mark the
     argument static.
+
+    Attributes:
+        may_pass: Whether it may hold for the first call alone, as a message does that is logged once.
     """
+
+    may_pass: bool = False
 
 
 class StateChangeError(TraceError):

@@ -35,7 +35,7 @@ def failure_of(error: TraceError, *, is_first: bool, was_once: bool) -> Failure:
         was_once: Whether the last call of this kind failed as well, and that held for it alone.
     """
     if not isinstance(error, StateChangeError):
-        return Failure(once=False, is_unsteady=False, filled=(), gradients=False)
+        return Failure(once=is_first and error.may_pass, is_unsteady=False, filled=(), gradients=False)
     once = is_first or adds_again(error, was_once=was_once)
     return Failure(once, error.fills and not once, filled_locations(error), error.gradients)
 

@@ -20,6 +20,7 @@ from pygraph.ir.descriptors import Argument, Input, ScalarArgument, TensorSpec
 from pygraph.ir.leaves import is_live_number, overlap_groups, to_number
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.ir.ranges import holder, span_of
+from pygraph.tracing.caught_errors import Symbols
 from pygraph.tracing.descriptions import describe_own
 from pygraph.tracing.leaks import remember
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
@@ -53,7 +54,7 @@ class FakeArguments:
     symbols: dict[Any, int]
     asked: set[int]
     mode: FakeTensorMode
-    shapes: ShapeEnv
+    shapes: Symbols
 
     def unflatten(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments and keyword arguments that the function gets, in containers of their own."""
@@ -82,7 +83,7 @@ def fake_arguments(
     keyed, tree = flatten_with_path(arguments)
     paths = [argument_path(path) for path, _ in keyed]
     leaves = [leaf for _, leaf in keyed]
-    shapes = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+    shapes = Symbols(specialize_zero_one=False, duck_shape=False)
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     # A fake's address is an error, not garbage: on a device, a kernel that is launched with garbage ends the process.
     # Private; checked with torch 2.11 and 2.13.

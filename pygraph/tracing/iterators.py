@@ -27,10 +27,9 @@ from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.explicit_generators import SEED_BEFORE, WatchedGenerator, is_watched
 from pygraph.tracing.iterator_classes import watched_classes
 from pygraph.tracing.iterator_locations import locations_of
-from pygraph.tracing.system_calls import SystemCall, original_of, watched_paths
+from pygraph.tracing.system_calls import SystemCall, original_of, watched_outputs, watched_paths
 
 _PASS_IT = "Pass the batch or the number as an argument."
-_CALL_OUTSIDE = "Call it outside of the function, and pass what it gives as an argument."
 
 # What moves an iterator or a file on, or tells where it is, besides what the interpreter itself calls.
 _MOVING = frozenset(
@@ -72,6 +71,7 @@ class Iterators:
         with contextlib.ExitStack() as undo:  # an error while one is put back keeps no other from it
             undo.enter_context(watched_classes(self.is_asking, self.refuse))
             undo.enter_context(watched_paths(self._refuse_call))
+            undo.enter_context(watched_outputs(self._refuse_call))
             try:
                 for get, put, value in locations_of(self._environment):
                     instead = self.substitute(value)
@@ -99,13 +99,13 @@ class Iterators:
             self.source = user_frame(sys._getframe(1))
         raise TraceError(self.problem)
 
-    def _refuse_call(self, name: str) -> None:
+    def _refuse_call(self, what: str, remedy: str) -> None:
         """Note that the system was asked, and end the trace, if the function did it."""
         if not self.is_asking():
             return
         if self.problem is None:
-            self.problem = f"it calls {name}(), which a replay would not"
-            self.remedy = _CALL_OUTSIDE
+            self.problem = f"{what}, which a replay would not"
+            self.remedy = remedy
             self.source = user_frame(sys._getframe(2))
         raise TraceError(self.problem)
 

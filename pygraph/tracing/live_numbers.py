@@ -12,7 +12,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class _Live:
     def _note(self) -> None:
         if called_by_user(3, None):
             if self._argument is None:
-                raise TraceError(_NO_TEXT)
+                _refuse_text(self)
             self.known_value()
 
     def __getattr__(self, name: str) -> Any:
@@ -101,7 +101,10 @@ class _Live:
         return super().__format__(spec)
 
 
-_NO_TEXT = "it asks for the text of a number that is computed on the device"
+def _refuse_text(number: Any) -> NoReturn:
+    error = TraceError("it asks for the text of a number that is computed on the device")
+    number.node.shape_env.raised.append(error)
+    raise error
 
 
 class LiveFloat(_Live, torch.SymFloat):
@@ -143,7 +146,7 @@ def texts_noticed(symbols: Mapping[Any, int], asked: set[int]) -> Generator[None
             if threading.get_ident() == owner and called_by_user(2, None):
                 free = self.node.expr.free_symbols
                 if not free <= symbols.keys():
-                    raise TraceError(_NO_TEXT)
+                    _refuse_text(self)
                 asked.update(symbols[symbol] for symbol in free)
             return text(self)
 

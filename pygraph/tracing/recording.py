@@ -35,6 +35,7 @@ from pygraph.ir.source_lines import user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numbers
+from pygraph.tracing.caught_errors import caught_by_function
 from pygraph.tracing.context_variables import changed_variable
 from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.decisions import Questions
@@ -221,6 +222,13 @@ class _Watches:
         """The first refusal, also if the function has caught the error; None if there was none."""
         return self.operations.problem or self.refusals.problem or self.ignored.problem
 
+    def caught(self) -> str | None:
+        """The error of a trace that the function has caught, in words; errors are forgotten, as they hold frames."""
+        raised = [*self._arguments.shapes.raised, *self.refusals.raised]
+        self._arguments.shapes.raised.clear()
+        self.refusals.raised.clear()
+        return caught_by_function(raised)
+
     def gradients(self) -> list[torch.Tensor]:
         """The closed-over tensors whose ``.grad`` the function, or autograd for it, has read; each once."""
         read = (*self._gradient_reads.tensors, *self._accumulations.tensors)
@@ -243,16 +251,18 @@ class _Run:
         gradient: The ``.grad`` that it has changed, in words.
         thawed: Flags of tensors whose ``.grad`` it has changed, though they do not require grad before.
         seeded: The random generator that it has moved.
+        caught: The error that only a trace raises and that it has caught, in words.
     """
 
     module: fx.GraphModule | None
     results: Results | None
-    failure: Exception | None
+    failure: Exception | SystemExit | None
     changed: str | None
     locations: tuple[Location, ...] | None
     gradient: str | None
     thawed: tuple[RequiresGrad, ...]
     seeded: str | None
+    caught: str | None
 
 
 def _run(
@@ -275,14 +285,14 @@ def _run(
         return graph_values(returned[0].leaves)
 
     gradients_before = environment.gradients()
-    failure: Exception | None = None
+    failure: Exception | SystemExit | None = None
     module: fx.GraphModule | None = None
     try:
         with watches.around_trace():
             module = proxy_trace(body, arguments.values)
             watches.assumptions.write(module.graph)
             drop_idle_states(module.graph)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # it exits where it may not come to in eager
         failure = error
     finally:
         locations = environment.changed_locations()
@@ -292,6 +302,7 @@ def _run(
         elsewhere = changes.changed_attribute() or _clear_unreached_gradients(watches.operations.used.values())
         seeded = watches.generators.restore()
         forget_cached_fakes()
+        caught = watches.caught()
     if failure is None:
         elsewhere = elsewhere or watches.settings.changed or changed_variable(context)
     if locations is not None:
@@ -300,7 +311,7 @@ def _run(
     gradient = next((f"{environment.names.get(id(tensor), 'a tensor')}.grad" for tensor in gradients), None)
     thawed = tuple(flag_of(tensor, environment) for tensor in gradients if not tensor.requires_grad)
     return _Run(
-        module, returned[0] if returned else None, failure, changed, locations, gradient, thawed, seeded
+        module, returned[0] if returned else None, failure, changed, locations, gradient, thawed, seeded, caught
     )  # fmt: skip
 
 
@@ -327,13 +338,15 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
         raise DisturbedTraceError(
             describe(call, f"another thread changes {settings.others} meanwhile", remedy="Trace it again.")
         )
+    undecided = watches.questions.undecided
     if iterators.problem is not None:
-        raise TraceError(
-            describe(call, iterators.problem, source=iterators.source, remedy=iterators.remedy)
-        ) from run.failure
+        text = describe(call, iterators.problem, source=iterators.source, remedy=iterators.remedy)
+        error = (UndecidedError if undecided else TraceError)(text)
+        error.may_pass = True  # some messages are shown once, some files are read once
+        raise error from run.failure
     if run.failure is not None:
-        raise _failure_error(call, run.failure, undecided=watches.questions.undecided) from run.failure
-    problem = watches.problem()
+        raise _failure_error(call, run.failure, undecided=undecided) from run.failure
+    problem = watches.problem() or run.caught
     if problem is not None:  # the function has caught the error
         raise TraceError(describe(call, problem))
     weakly_held = next(filter(environment.reaches_weakly, watches.operations.used.values()), None)
@@ -352,7 +365,7 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
         )  # fmt: skip
 
 
-def _failure_error(call: str, failure: Exception, *, undecided: bool) -> TraceError:
+def _failure_error(call: str, failure: BaseException, *, undecided: bool) -> TraceError:
     problem, remedy = in_words(failure)
     kind = UndecidedError if undecided else TraceError
     return kind(describe(call, problem, source=user_line(failure), remedy=remedy))

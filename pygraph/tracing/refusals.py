@@ -57,6 +57,7 @@ class Refusals(TorchFunctionMode):
 
     Attributes:
         problem: The first refusal, also if the function catches the error; None if there was none.
+        raised: Errors of what the function has called, of which it may have caught some.
     """
 
     def __init__(self, arguments: Iterable[torch.Tensor], toggles: Toggles, data: DataAssignments) -> None:
@@ -65,6 +66,7 @@ class Refusals(TorchFunctionMode):
         self._arguments = {id(argument): argument for argument in arguments}
         self._storages = {argument.untyped_storage()._cdata for argument in self._arguments.values()}
         self.problem: str | None = None
+        self.raised: list[BaseException] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not torch.compiler.is_dynamo_compiling():  # which compiles branches, and this with them
@@ -88,7 +90,11 @@ class Refusals(TorchFunctionMode):
             self._check_layout(func, args[0])
         elif func in _DIFFERENTIATE and looks_at_gradients():
             self._refuse("anomaly detection is on, which looks at the values of all gradients")
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except Exception as error:
+            self.raised.append(error)
+            raise
         if func in _NUMBERS:
             return pytree.tree_map_only((torch.SymInt, torch.SymFloat), computed_number, out)
         return out

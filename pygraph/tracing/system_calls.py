@@ -1,4 +1,4 @@
-"""The clock, files and processes: a trace in which the function asks them ends, and the call runs as it is.
+"""The clock, files, processes and what is printed: a trace in which the function asks them ends, before it has.
 
 For the time of a trace, a proxy is stored wherever the function can find such a call by name. It lets through what
 others than the function ask: torch and pygraph, the standard library, as when it logs, other threads.
@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import pathlib
 import sys
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any
 
 from pygraph.guards.system_calls import CLOCK_METHODS, PATH_METHODS, name_of
-from pygraph.ir.source_lines import PACKAGES_FOLDER, is_in_library
+from pygraph.ir.source_lines import PACKAGES_FOLDER, is_in_library, is_in_standard_library
+from pygraph.tracing.patches import replaced
 
-Refuse = Callable[[str], None]
-"""Ends the trace for a call of this name, if the traced function is running."""
+Refuse = Callable[[str, str], None]
+"""Ends the trace, if the traced function is running: for what it does, in words, and what to do instead."""
+
+_CALL_OUTSIDE = "Call it outside of the function, and pass what it gives as an argument."
 
 
 class SystemCall:
@@ -47,12 +52,12 @@ class SystemCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, unless user code of the traced function does."""
         if not isinstance(self._original, type) and asks_itself(sys._getframe(1)):
-            self._refuse(name_of(self._original))
+            self._refuse(f"it calls {name_of(self._original)}()", _CALL_OUTSIDE)
         return self._original(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in CLOCK_METHODS and isinstance(self._original, type) and asks_itself(sys._getframe(1)):
-            self._refuse(f"{name_of(self._original)}.{name}")
+            self._refuse(f"it calls {name_of(self._original)}.{name}()", _CALL_OUTSIDE)
         return getattr(self._original, name)
 
     def __instancecheck__(self, value: object) -> bool:
@@ -97,10 +102,68 @@ def _method(original: Any, refuse: Refuse) -> Any:
     @functools.wraps(original)
     def method(self: pathlib.Path, *args: Any, **kwargs: Any) -> Any:
         if asks_itself(sys._getframe(1)):
-            refuse(f"pathlib.{original.__qualname__}")
+            refuse(f"it calls pathlib.{original.__qualname__}()", _CALL_OUTSIDE)
         return original(self, *args, **kwargs)
 
     return method
+
+
+@contextlib.contextmanager
+def watched_outputs(refuse: Refuse) -> Generator[None, None, None]:
+    """Have standard output, standard error and loggers refuse what user code prints and logs.
+
+    A warning is shown: Python has noted by then that it is, and would not show it again.
+    """
+
+    def handling(original: Any) -> Any:
+        @functools.wraps(original)
+        def callHandlers(self: logging.Logger, record: logging.LogRecord) -> None:
+            if _prints(sys._getframe(1)):
+                refuse("it logs", "Log after the call.")
+            original(self, record)
+
+        return callHandlers
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(logging.Logger, "callHandlers", handling))
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is not None:
+                stack.enter_context(replaced(sys, name, functools.partial(_Stream, refuse)))
+        yield
+
+
+class _Stream:
+    """A stream of text that refuses what user code prints."""
+
+    def __init__(self, refuse: Refuse, original: Any) -> None:
+        self._original, self._refuse = original, refuse
+
+    def write(self, text: str) -> Any:
+        if _prints(sys._getframe(1)):
+            self._refuse("it prints", "Print after the call.")
+        return self._original.write(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __iter__(self) -> Any:
+        return iter(self._original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+def _prints(frame: Any) -> bool:
+    """Whether user code prints or logs here, by itself or by what prints for it."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == warnings.__file__:
+            return False
+        if not is_in_standard_library(name) and not name.startswith(_PRINTERS):
+            break
+        frame = frame.f_back
+    return frame is not None and asks_itself(frame)
 
 
 def asks_itself(frame: Any) -> bool:
@@ -110,5 +173,6 @@ def asks_itself(frame: Any) -> bool:
 
 
 # Packages that show progress or log, and those that torch compiles with.
-_NAMES = ("tqdm", "rich", "loguru", "filelock", "sympy", "mpmath", "jinja2")
-_APART = tuple(f"{PACKAGES_FOLDER}{name}{os.sep}" for name in _NAMES)
+_PRINTERS = tuple(f"{PACKAGES_FOLDER}{name}{os.sep}" for name in ("rich", "loguru"))
+_OTHERS = ("tqdm", "filelock", "sympy", "mpmath", "jinja2")
+_APART = (*_PRINTERS, *(f"{PACKAGES_FOLDER}{name}{os.sep}" for name in _OTHERS))

@@ -6,10 +6,15 @@ from __future__ import annotations
 import re
 import traceback
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from pygraph.errors import PygraphError
+from pygraph.errors import PygraphError, TraceError
 from pygraph.ir.source_lines import TORCH_FOLDER, first_line
 
 _DECIDE_THERE = (
@@ -75,6 +80,20 @@ def in_words(failure: BaseException) -> tuple[str, str | None]:
             return problem, remedy
     return f"{type(failure).__name__}: {_FAKE.sub('Tensor', text)}", None
 
+
+def is_of_a_trace(failure: BaseException) -> bool:
+    """Whether an error is one that eager does not raise, since values are known there.
+
+    >>> is_of_a_trace(RuntimeError(".numpy() is not supported for tensor subclasses.")), is_of_a_trace(KeyError("x"))
+    (True, False)
+    """
+    return isinstance(failure, _OF_A_TRACE) or any(part in str(failure) for part, *_ in _TEXTS)
+
+
+_OF_A_TRACE = (
+    TraceError, GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException,
+    UnsupportedOperatorException, UnsupportedFakeTensorException,
+)  # fmt: skip
 
 _FAKE = re.compile(r"FakeTensor|FunctionalTensor")
 """Classes of tensors in a trace, by which Python names them in its own errors."""

@@ -3,17 +3,21 @@
 # A function that reads the clock by a name of its own module.
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
+import io
 import logging
 import os
 import pathlib
+import pprint
 import random
 import subprocess
 import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable
 from datetime import datetime as moment
 from pathlib import Path
@@ -143,31 +147,133 @@ def test_strict_refuses_with_the_line_and_what_to_do(device: torch.device) -> No
 
 
 def test_what_others_ask_does_no_harm(device: torch.device) -> None:
-    """Logging, dates that are made of numbers, and what is named but not called."""
+    """A logger that is not enabled, a warning, dates that are made of numbers, and what is named but not called."""
 
     def function(x: torch.Tensor, is_timed: bool = False) -> torch.Tensor:
         if is_timed:
             return x * time.time()
-        logging.getLogger("test").warning("step")
+        logging.getLogger("test").debug("step")
+        warnings.warn("it is slow", stacklevel=1)
         day = datetime.date(2026, 11, 28)
         assert isinstance(datetime.datetime(2026, 11, 28), datetime.date)
         assert isinstance(day, datetime.date)
         return x * day.day
 
-    logs: list[logging.LogRecord] = []
-    logger = logging.getLogger("test")
-    logger.addFilter(lambda record: bool(logs.append(record)))
+    fast = pygraph.jit(function)
+    x, expected = torch.ones(2, device=device), torch.full((2,), 28.0, device=device)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert torch.equal(fast(x), expected)
+    assert fast.explain().counted_fallbacks() == {}
+    assert fast.cache_info().captures == 1
+    assert len(shown) == 1
+
+
+OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "it prints": lambda x: print("the shape is", x.shape),
+    "it prints a value": lambda x: print("the sum is", x.sum()),
+    "it prints a number": lambda x: print("the sum is", x.sum().item()),
+    "it prints to stderr": lambda x: print("here", file=sys.stderr),
+    "it prints by sys": lambda x: sys.stdout.write("here"),
+    "it prints by pprint": lambda x: pprint.pprint(tuple(x.shape)),
+    "it logs": lambda x: LOGGER.warning("the shape is %s", tuple(x.shape)),
+    "it logs a value": lambda x: LOGGER.warning("the sum is %s", x.sum()),
+}
+LOGGER = logging.getLogger("of the test")
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_what_is_printed_is_that_of_eager(device: torch.device, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every call prints, once, and nothing is printed by a trace."""
+    output = OUTPUTS[kind]
+    handler = logging.StreamHandler(sys.stdout)
+    LOGGER.addHandler(handler)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        output(x)
+        return x * 2
+
+    inputs = [torch.full((2,), float(value), device=device) for value in range(4)]
+    for x in inputs:
+        function(x)
+    expected = capsys.readouterr()
+    fast = pygraph.jit(function)
+    for x in inputs:
+        assert torch.equal(fast(x), x * 2)
+    found = capsys.readouterr()
+    LOGGER.removeHandler(handler)
+    assert (found.out, found.err) == (expected.out, expected.err)
+    [fallback] = fast.explain().counted_fallbacks()
+    assert f"{' '.join(kind.split()[:2])}, which a replay would not" in fallback.reason
+    assert "test_system_calls.py" in str(fallback)
+    assert "after the call" in str(fallback)
+
+
+def test_what_prints_only_once_is_a_graph(device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a message of a library about its first call does, which it remembers."""
+
+    @functools.lru_cache
+    def warn_once(text: str) -> None:
+        print(text)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        warn_once("the first call")
+        return x * 2
+
+    fast = pygraph.jit(function)
+    for value in range(4):
+        x = torch.full((2,), float(value), device=device)
+        assert torch.equal(fast(x), x * 2)
+    assert capsys.readouterr().out == "the first call\n"
+    assert fast.cache_info().captures == 1
+
+
+def test_what_is_captured_by_the_function_itself_is_not_printed(device: torch.device) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            print(*x.shape)
+        return x * len(text.getvalue())
+
     fast = pygraph.jit(function)
     for _ in range(3):
-        assert torch.equal(fast(torch.ones(2, device=device)), torch.full((2,), 28.0, device=device))
-    logger.filters.clear()
-    assert fast.explain().counted_fallbacks() == {}
-    assert [record.created > 0 for record in logs] == [True]
+        assert torch.equal(fast(torch.ones(2, device=device)), torch.full((2,), 2.0, device=device))
+    assert fast.cache_info().captures == 1
+
+
+def test_a_branch_that_is_not_taken_does_nothing(
+    device: torch.device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trace may follow it before it is known that it is not taken. It exits, prints and writes as little as eager."""
+
+    def guarded(x: torch.Tensor) -> torch.Tensor:
+        y = x.sum()
+        if not torch.isfinite(y):
+            sys.exit(3)
+        if y < 0:
+            print("negative")
+            (tmp_path / "negative").touch()
+            torch.save(x, tmp_path / "negative.pt")
+            raise ValueError("negative")
+        return y * 2
+
+    fast = pygraph.jit(guarded)
+    for value in (1.0, 2.0, 3.0, 4.0):
+        assert fast(torch.full((2,), value, device=device)).item() == 4 * value
+    assert capsys.readouterr().out == ""
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="negative"):
+        fast(torch.full((2,), -1.0, device=device))
+    assert capsys.readouterr().out == "negative\n"
+    with pytest.raises(SystemExit):
+        fast(torch.full((2,), torch.inf, device=device))
+    assert fast(torch.ones(2, device=device)).item() == 4
 
 
 def test_everything_is_as_it_was(device: torch.device) -> None:
     """After the trace, and for another thread during it."""
-    before = (time.time, vars(Path).copy(), held.read, datetime.datetime, random.random)
+    before = (time.time, vars(Path).copy(), held.read, datetime.datetime, random.random, sys.stdout, sys.stderr)
+    handlers = logging.Logger.callHandlers
     seen: list[object] = []
 
     def look() -> None:
@@ -189,7 +295,10 @@ def test_everything_is_as_it_was(device: torch.device) -> None:
     assert torch.equal(fast(x), x)
     assert [type(one) for one in seen[:5]] == [float, bool, bool, float, type]
     assert seen[4] is datetime.datetime
-    assert before == (time.time, vars(Path).copy(), held.read, datetime.datetime, random.random)
+    assert before == (
+        time.time, vars(Path).copy(), held.read, datetime.datetime, random.random, sys.stdout, sys.stderr,
+    )  # fmt: skip
+    assert logging.Logger.callHandlers is handlers
     assert before[0] is sys.modules["time"].time
     assert moment is datetime.datetime
 

@@ -1,0 +1,114 @@
+"""Functions that catch an error which only a trace raises: they run as they are, where eager raises none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pygraph
+from pygraph.errors import FallbackError
+
+
+def integer(x: Tensor) -> Any:
+    return int(x.sum())
+
+
+def looped(x: Tensor) -> Any:
+    return sum(1 for _ in range(int(x.sum())))
+
+
+def copied(x: Tensor) -> Any:
+    return x.sum().cpu().numpy().item()
+
+
+def item(x: Tensor) -> Any:
+    return round(x.sum().item())
+
+
+def equal(x: Tensor) -> Any:
+    return 3 if torch.equal(x, x + 0) else 4
+
+
+def address(x: Tensor) -> Any:
+    return 1 if x.data_ptr() else 2
+
+
+def text(x: Tensor) -> Any:
+    return len(str(x))
+
+
+def text_of_number(x: Tensor) -> Any:
+    return len(str(x.sum().item()))
+
+
+def index(x: Tensor) -> Any:
+    return [1, 2, 3, 4, 5, 6, 7][int(x.sum().item())]
+
+
+ASKED = {one.__name__: one for one in (integer, looped, copied, item, equal, address, text, text_of_number, index)}
+CAUGHT: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
+    "RuntimeError": RuntimeError, "Exception": Exception, "several": (RuntimeError, ValueError, TypeError),
+    "suppressed": RuntimeError,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CAUGHT)
+@pytest.mark.parametrize("asked", ASKED)
+def test_the_branch_of_an_error_is_not_taken(device: torch.device, asked: str, kind: str) -> None:
+    ask: Callable[[Tensor], Any] = ASKED[asked]
+
+    def function(x: Tensor) -> Tensor:
+        n = -100
+        if kind == "suppressed":
+            with contextlib.suppress(RuntimeError):
+                n = ask(x)
+            return x + n
+        try:
+            n = ask(x)
+        except CAUGHT[kind]:
+            n = -200
+        return x + n
+
+    fast = pygraph.jit(function)
+    for value in (1.0, 2.0, 2.0, 3.0):
+        x = torch.full((2,), value, device=device)
+        torch.testing.assert_close(fast(x), function(x))
+
+
+def test_strict_says_what_was_caught(device: torch.device) -> None:
+    def function(x: Tensor) -> Tensor:
+        try:
+            return x + int(x.sum())
+        except RuntimeError:
+            return x
+
+    with pytest.raises(FallbackError, match="it catches the error, which is none in eager"):
+        pygraph.jit(function, strict=True)(torch.ones(2, device=device))
+
+
+def test_other_errors_may_be_caught(device: torch.device) -> None:
+    """Python's own, and those that an operator raises in eager, too."""
+
+    def function(x: Tensor) -> Tensor:
+        with contextlib.suppress(KeyError):
+            x = {}["missing"]
+        return x * 2
+
+    def wrong_shapes(x: Tensor) -> Tensor:
+        try:
+            return x @ torch.ones(7, 7, device=x.device)
+        except RuntimeError:
+            return x * 2
+
+    fast, also = pygraph.jit(function), pygraph.jit(wrong_shapes)
+    for _ in range(3):
+        x = torch.ones(2, device=device)
+        assert torch.equal(fast(x), x * 2)
+        assert torch.equal(also(x), x * 2)
+    assert fast.cache_info().captures == 1
+    assert fast.explain().counted_fallbacks() == {}

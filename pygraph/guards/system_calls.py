@@ -8,6 +8,10 @@ from __future__ import annotations
 import datetime
 import sys
 import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime")
 _OPEN = frozenset({"open"})
@@ -46,18 +50,35 @@ CLOCK_METHODS = frozenset({"now", "utcnow", "today"})
 
 
 def is_system_call(value: object) -> bool:
-    """Whether a value is a function that asks the system, or a class of dates, which can.
+    """Whether a value is a function that asks the system, or a class that can: of dates, or of random generators.
 
     >>> import os, time
     >>> [is_system_call(one) for one in (time.time, open, os.urandom, os.getcwd, print)]
     [True, True, True, False, False]
     """
-    if value is datetime.datetime or value is datetime.date:
+    if any(value is one for one in (*_DATES, *_SEEDED)):
         return True
     if not issubclass(type(value), (types.BuiltinFunctionType, types.FunctionType)):
         return False
     module, name = _named(value)
     return name in _CALLS.get(module, ()) and getattr(sys.modules.get(module), name, None) is value
+
+
+def asks(function: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of what `is_system_call` has found asks the system.
+
+    >>> asks(np.random.default_rng, (), {}), asks(np.random.default_rng, (7,), {})
+    (True, False)
+    """
+    if any(function is one for one in _SEEDED):
+        return next(iter((*args, *kwargs.values())), None) is None
+    return not isinstance(function, type)
+
+
+_DATES = (datetime.datetime, datetime.date)
+
+_SEEDED: tuple[object, ...] = (np.random.default_rng, np.random.RandomState)
+"""Random generators that are seeded by the system, if they are not given a seed."""
 
 
 def name_of(function: object) -> str:
@@ -77,6 +98,7 @@ _WRITTEN = {
     "_io": "builtins",
     "io": "builtins",
     "torch.serialization": "torch",
+    "numpy.random.mtrand": "numpy.random",
 }
 
 

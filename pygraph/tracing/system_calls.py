@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Generator
 from typing import Any
 
-from pygraph.guards.system_calls import CLOCK_METHODS, PATH_METHODS, name_of
+from pygraph.guards.system_calls import CLOCK_METHODS, PATH_METHODS, asks, name_of
 from pygraph.ir.source_lines import PACKAGES_FOLDER, is_in_library, is_in_standard_library
 from pygraph.tracing.patches import replaced
 
@@ -29,7 +29,7 @@ _CALL_OUTSIDE = "Call it outside of the function, and pass what it gives as an a
 
 
 class SystemCall:
-    """A proxy of a function that asks the system, or of a class of dates.
+    """A proxy of a function that asks the system, or of a class that can.
 
     Args:
         original: The function or class.
@@ -51,12 +51,12 @@ class SystemCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, unless user code of the traced function does."""
-        if not isinstance(self._original, type) and asks_itself(sys._getframe(1)):
+        if asks(self._original, args, kwargs) and asks_itself(sys._getframe(1)):
             self._refuse(f"it calls {name_of(self._original)}()", _CALL_OUTSIDE)
         return self._original(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name in CLOCK_METHODS and isinstance(self._original, type) and asks_itself(sys._getframe(1)):
+        if name in CLOCK_METHODS and asks_itself(sys._getframe(1)):
             self._refuse(f"it calls {name_of(self._original)}.{name}()", _CALL_OUTSIDE)
         return getattr(self._original, name)
 

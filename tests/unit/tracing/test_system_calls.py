@@ -58,6 +58,8 @@ CLOCKS: dict[str, Callable[[], float]] = {
     "datetime.datetime.utcnow": lambda: moment.utcnow().microsecond,
     "os.urandom": lambda: int.from_bytes(os.urandom(3), "little"),
     "uuid.uuid4": lambda: uuid.uuid4().int % 10**6,
+    "numpy.random.default_rng": lambda: np.random.default_rng().random(),
+    "numpy.random.RandomState": lambda: np.random.RandomState(None).rand(),
     "os.times": lambda: os.times().elapsed,
 }
 
@@ -268,6 +270,20 @@ def test_a_branch_that_is_not_taken_does_nothing(
     with pytest.raises(SystemExit):
         fast(torch.full((2,), torch.inf, device=device))
     assert fast(torch.ones(2, device=device)).item() == 4
+
+
+def test_a_generator_with_a_seed_draws_the_same_at_every_call(device: torch.device) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        old = np.random.RandomState(seed=3)
+        assert isinstance(old, np.random.RandomState)
+        return x * np.random.default_rng(7).random() + old.rand()
+
+    x = torch.ones(2, device=device, dtype=torch.float64)
+    fast = pygraph.jit(function)
+    for _ in range(3):
+        assert torch.equal(fast(x), function(x))
+    assert fast.cache_info().captures == 1
+    assert fast.explain().counted_fallbacks() == {}
 
 
 def test_everything_is_as_it_was(device: torch.device) -> None:

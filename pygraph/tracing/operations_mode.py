@@ -34,6 +34,7 @@ from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.explicit_generators import without_default
 from pygraph.tracing.function_modes import MetaDeviceUses
+from pygraph.tracing.known_numbers import KnownNumbers
 from pygraph.tracing.leaks import remember_line
 from pygraph.tracing.user_scopes import note_operation, open_scopes
 from pygraph.tracing.writes import check_sizes, check_write
@@ -72,6 +73,7 @@ class OperationsMode(TorchDispatchMode):
         devices = [tensor.device for tensor in self._outside.values() if tensor.device.type != "cpu"]
         self._default = next(iter(devices), torch.device("cpu"))
         self._dtype = torch.get_default_dtype()
+        self._known = KnownNumbers()
         self._backward_lines, self._thread = BackwardLines(), threading.get_ident()
         self.problem: str | None = None
         self.used: dict[int, torch.Tensor] = {}
@@ -116,7 +118,7 @@ class OperationsMode(TorchDispatchMode):
         self._assumptions.before_operation()
         out = without_undescribed(func, args, func(*args, **kwargs))
         self._assumptions.after_operation(graph, func)
-        _forget_read_numbers(func, (args, kwargs))
+        self._known.after_operation(func, args, kwargs, out, tracing.tracer)
         with self._noticing():
             check_sizes(outs)
             _check_layout(out)
@@ -204,20 +206,6 @@ def _is_first_gradient(frame: Any) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _forget_read_numbers(func: Any, arguments: Any) -> None:
-    """Have numbers read anew after an operation that writes.
-
-    Torch remembers the number that ``item()`` has read from a fake tensor until the tensor's version changes. An update
-    does not change the version of what shares memory here: the alias of a closed-over tensor, and its views.
-    """
-    if isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable:
-        return
-    for leaf in pytree.tree_leaves(arguments):
-        if isinstance(leaf, FakeTensor):
-            leaf.fake_mode.epoch += 1  # checked with torch 2.11 and 2.13
-            return
 
 
 _CUDA = torch.device("cuda")

@@ -35,7 +35,7 @@ OPTIMIZERS: Optimizers = {
 }
 
 
-@pytest.mark.parametrize("name", third(sorted(OPTIMIZERS)))
+@pytest.mark.parametrize("name", dict.fromkeys(["Adam", *third(sorted(OPTIMIZERS))]))
 def test_several_steps_of_an_optimizer_in_one_call(device: torch.device, name: str) -> None:
     torch.manual_seed(0)
     start = nn.Linear(3, 2)

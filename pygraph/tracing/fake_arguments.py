@@ -41,6 +41,7 @@ class FakeArguments:
         asked: The leaves of numbers whose value or text the function asks for.
         mode: The mode of the fake tensors.
         shapes: The environment of the symbols.
+        static: The leaves that are baked in, as they are marked or the trace needs their values.
     """
 
     leaves: list[Any]
@@ -54,6 +55,7 @@ class FakeArguments:
     asked: set[int]
     mode: FakeTensorMode
     shapes: ShapeEnv
+    static: frozenset[int]
 
     def unflatten(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments and keyword arguments that the function gets, in containers of their own."""
@@ -72,7 +74,7 @@ def fake_arguments(
     Args:
         call: What errors call the function.
         arguments: Its arguments and keyword arguments.
-        static: Leaves of numbers that are baked in.
+        static: Leaves that are baked in.
         asked: Gets the leaves of numbers whose value or text the function asks for.
         substitute: Returns what the function gets for a leaf that is neither a tensor nor a live number.
 
@@ -90,7 +92,7 @@ def fake_arguments(
     describe_own(mode)
     remember(mode)
     traced = [substitute(leaf) for leaf in leaves]
-    made = FakeArguments(leaves, paths, tree, traced, [], [], {}, {}, asked, mode, shapes)
+    made = FakeArguments(leaves, paths, tree, traced, [], [], {}, {}, asked, mode, shapes, static)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             if index in static:

@@ -25,6 +25,7 @@ from pygraph.errors import DisturbedTraceError, TraceError
 from pygraph.guards.environment import Environment, modes_of
 from pygraph.guards.locations import are_same
 from pygraph.ir.leaves import is_live_number
+from pygraph.ir.structures import unflatten
 from pygraph.ir.value_keys import structure_key, value_key
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.leaks import leaving_nothing
@@ -138,7 +139,7 @@ def _refuse(
 
 
 def _modes(function: Engine, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Environment | None:
-    return modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
+    return modes_of(function.fn, objects_among(*unflatten(leaves, tree)))
 
 
 def _values(leaves: Sequence[Any], numbers: Sequence[int]) -> tuple[Hashable, ...]:

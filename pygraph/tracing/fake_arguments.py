@@ -20,6 +20,7 @@ from pygraph.ir.descriptors import Argument, Input, ScalarArgument, TensorSpec
 from pygraph.ir.leaves import is_live_number, overlap_groups, to_number
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.ir.ranges import holder, span_of
+from pygraph.ir.structures import unflatten
 from pygraph.tracing.descriptions import describe_own
 from pygraph.tracing.leaks import remember
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
@@ -59,7 +60,7 @@ class FakeArguments:
 
     def unflatten(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments and keyword arguments that the function gets, in containers of their own."""
-        return pytree.tree_unflatten(self.traced, self.tree)
+        return unflatten(self.traced, self.tree)
 
 
 def fake_arguments(

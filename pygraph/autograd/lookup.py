@@ -21,6 +21,7 @@ from pygraph.calls.failed_traces import failure_of
 from pygraph.calls.keys import UnhashableError, form_of, object_key
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import InlineError, UntraceableError
+from pygraph.calls.unhashable import refusal
 from pygraph.errors import DisturbedTraceError, TraceError
 from pygraph.guards.environment import Environment, modes_of
 from pygraph.guards.locations import are_same
@@ -59,8 +60,9 @@ def find_site(
     settings = Settings.now()
     try:
         key = _Key(structure_key(tree), static, _leaf_keys(leaves, static), settings)
-    except UnhashableError:
-        raise InlineError("an argument cannot be part of a cache key") from None
+    except UnhashableError as error:
+        args, kwargs = unflatten(leaves, tree)
+        raise InlineError(refusal(args, kwargs, error.leaf)) from None
     # Threads take turns, as sites may be dropped; a handler that makes a call meanwhile has it run as it is.
     with function.turn():
         kind = (key, _values(leaves, sites.baked.get(key, ())))

@@ -197,6 +197,14 @@ def form(key: Hashable) -> Hashable:
     return key
 
 
+def has_objects_by_value(key: Hashable) -> bool:
+    """Whether part of a key stands for any object with the same attributes, of a class that has some."""
+    if type(key) is Parts:
+        lasts = key.kind in _ITEMS or key.kind is types.MethodType
+        return not lasts or any(map(has_objects_by_value, key.keys))
+    return type(key) is tuple and any(map(has_objects_by_value, key))
+
+
 def structure_key(spec: pytree.TreeSpec) -> Hashable:
     """A key of a structure, equal only for those with the same classes of containers and the same keys of dicts.
 
@@ -271,6 +279,8 @@ def _base_of(cls: type) -> type | None:
     """The class to whose objects those of a class only add attributes; None if they may be more, or are mutable."""
     base = next((base for base in _BASES if issubclass(cls, base)), object)
     if base is object and not _is_frozen_dataclass(cls):
+        return None
+    if cls.__hash__ is object.__hash__:  # its objects are equal to themselves alone
         return None
     if hasattr(cls, "n_sequence_fields"):  # a tuple of C's, which may have fields besides its items
         return None

@@ -122,6 +122,24 @@ def test_an_object_that_is_changed_later(device: torch.device, kind: str) -> Non
             check()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Itself:
+    scale: float
+
+
+@pytest.mark.parametrize("make", [Itself, lambda scale: Config("a", scale)], ids=["without equality", "by value"])
+@pytest.mark.parametrize("is_key", [False, True], ids=["argument", "key"])
+def test_an_equal_object_that_is_changed_later(device: torch.device, make: Any, is_key: bool) -> None:
+    function = first_scaled if is_key else scaled
+    fast, x = pygraph.jit(function), torch.ones(2, device=device)
+    one, other = make(1.0), make(1.0)
+    passed = [{one: 1}, {other: 1}] if is_key else [one, other]
+    for value in (*passed, *passed[1:] * 4):  # guards are those of the first, and calls pass the second
+        assert fast(x, value)[0].item() == 1.0
+    object.__setattr__(other, "scale", 2.0)
+    assert [fast(x, value)[0].item() for value in passed] == [1.0, 2.0]
+
+
 def test_objects_with_the_same_parts_are_one_kind(device: torch.device) -> None:
     fast, x = pygraph.jit(scaled, strict=True), torch.ones(2, device=device)
     for _ in range(4):

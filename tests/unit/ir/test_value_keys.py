@@ -44,6 +44,11 @@ class AlwaysEqual:
         return 0
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Itself:
+    scale: Any
+
+
 class Derived(Config):
     pass
 
@@ -165,7 +170,7 @@ OTHERS: list[tuple[Any, Any]] = [
     (Config("a", torch.zeros(1)), Config("a", torch.zeros(1))), (Config("a", Options(1)), Config("a", Options(1))),
     (with_attribute(Text("a"), unit=1), with_attribute(Text("a"), unit=2)), ("a", Text("a")),
     (with_attribute(Real(1.0), unit=1), with_attribute(Real(1.0), unit=2)), (Real(0.0), Real(-0.0)),
-    (time.gmtime(0), time.localtime(0)), (object(), object()),
+    (Itself(1), Itself(1)), (time.gmtime(0), time.localtime(0)), (object(), object()),
 ]  # fmt: skip
 
 

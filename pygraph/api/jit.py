@@ -102,7 +102,8 @@ def jit(  # noqa: PLR0913  # the options that users have
     Args:
         fn: A function over any pytree of tensors, numbers, ``None`` and static values, or an ``nn.Module``, whose
             parameters and buffers are found again when they move. None to use it as a decorator with options.
-        static_argnums: Positions of arguments that are baked in; a new value traces anew.
+        static_argnums: Positions of arguments that are baked in; a new value traces anew. As in JAX, ``==`` and the
+            hash of their classes decide which value is new.
         static_argnames: Names of keyword arguments that are baked in.
         max_graphs: How many kinds of calls are kept as graphs; the least recently used one makes room.
         strict: Raise FallbackError where something would not run as a graph.

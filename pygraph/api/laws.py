@@ -12,6 +12,7 @@ from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import CapturedGenerator
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.program import Program
+from pygraph.ir.structures import unflatten
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import random_states_restored
 
@@ -60,7 +61,7 @@ def _run(program: Program, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]
     leaves, tree = pytree.tree_flatten((args, kwargs))
     copies = {id(leaf): clone_strided(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
     copied = [copies.get(id(leaf), leaf) for leaf in leaves]
-    passed, named = pytree.tree_unflatten(copied, tree)
+    passed, named = unflatten(copied, tree)
     generators = [one.value for one in program.inputs if isinstance(one, CapturedGenerator)]
     with random_states_restored(driver_for(program.device), generators):
         results = pytree.tree_leaves(program(*passed, **named))

@@ -13,7 +13,7 @@ from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful, StateRunner
 from pygraph.calls.failed_traces import adds_again, failure_of
 from pygraph.calls.function import Call, Function
-from pygraph.calls.keys import Key, Keys, form_of
+from pygraph.calls.keys import Key, Keys, form_of, objects_by_value
 from pygraph.calls.memory import check_disjoint, check_updatable
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.pipeline import transformed_program
@@ -282,7 +282,7 @@ class Compiler:
             first = fallbacks[0]
             refused = "strict=True refuses what does not run as a graph; explain() lists all reasons."
             remedy = " ".join(filter(None, [remedy_of(first), refused]))
-            text = f"{first.what}: {first.reason}"
+            text = (first.reason if first.what == "the call" else f"{first.what}: {first.reason}").removesuffix(".")
             raise FallbackError(describe(f"{self._function.name}(…)", text, source=first.source, remedy=remedy))
 
     # -- without one ------------------------------------------------------------------------------------------------
@@ -337,6 +337,10 @@ class Compiler:
 
     def _add_stateful(self, key: Key, call: Call, runners: Runners, state: StateInputs) -> Entry:
         """An entry for calls that leave other state behind than there was, or find another learning rate."""
+        objects = objects_by_value(key.kind) if state.locations or state.numbers else None
+        if objects:  # the state may be theirs, and calls with equal objects leave it behind in these
+            self._cache.bake(key.kind, objects)
+            key = self._keys.of(call)
         return self._add_runner(key, call, runners.of_state(call.args, call.kwargs, state))
 
     def _add_runner(self, key: Key, call: Call, runner: StateRunner) -> Entry:

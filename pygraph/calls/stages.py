@@ -19,6 +19,7 @@ from pygraph.errors import ArgumentError, describe
 from pygraph.guards.torch_settings import KEY_TITLES, mode_key
 from pygraph.ir.evaluate import check_call, evaluate
 from pygraph.ir.program import Program
+from pygraph.ir.structures import unflatten
 from pygraph.process import progress
 from pygraph.process.reentrancy import reason_inside
 from pygraph.report.explain import Explanation
@@ -159,9 +160,9 @@ def _placement(leaf: Any) -> int:
     return alignment_of(leaf.data_ptr()) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu and leaf.numel() else 0
 
 
-def _with_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or zeros in its place if it is on the device ``meta``."""
-    if not tensor.is_meta:
+def _with_memory(tensor: Any) -> Any:
+    """The leaf, or zeros in its place if it is a tensor on the device ``meta``."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_meta:
         return tensor
     found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=default_device())
     return found.zero_().requires_grad_(tensor.requires_grad)
@@ -180,7 +181,8 @@ def lower(engine: Engine, donation: Donation | None, args: tuple[Any, ...], kwar
         TraceError: The function cannot be traced with these arguments.
     """
     if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves((args, kwargs))):
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _with_memory, (args, kwargs))
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        args, kwargs = unflatten([_with_memory(leaf) for leaf in leaves], tree)
     with progress.compiling(engine.name):
         traced, program = engine.programs(args, kwargs)
     return Lowered(engine, donation, traced, program, pytree.tree_leaves((args, kwargs)))

@@ -62,7 +62,7 @@ def _run(program: Program, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]
     copied = [copies.get(id(leaf), leaf) for leaf in leaves]
     passed, named = pytree.tree_unflatten(copied, tree)
     generators = [one.value for one in program.inputs if isinstance(one, CapturedGenerator)]
-    with random_states_restored(driver_for(program.device), generators):
+    with torch.no_grad(), random_states_restored(driver_for(program.device), generators):
         results = pytree.tree_leaves(program(*passed, **named))
     return [_plain(value) for value in results], [_plain(value) for value in copied]
 

@@ -17,7 +17,8 @@ from pygraph.calls.reports import report_of
 from pygraph.calls.requirements import Requirements
 from pygraph.errors import ArgumentError, describe
 from pygraph.guards.torch_settings import KEY_TITLES, mode_key
-from pygraph.ir.evaluate import check_call, evaluate
+from pygraph.ir.evaluate import check_call, evaluate_leaves
+from pygraph.ir.gradients import check_gradients
 from pygraph.ir.program import Program
 from pygraph.process import progress
 from pygraph.process.reentrancy import reason_inside
@@ -105,7 +106,8 @@ class Compiled:
                 in memory: less aligned, or sharing memory otherwise, also with what the function closes over and one
                 of them is written. Or the function would read something else now: a number or tensor that it closes
                 over is another, a tensor has other memory, or a setting of torch's has changed that operations depend
-                on. Nothing has been changed.
+                on. Or gradients are to be taken through the call: gradients are on, and something requires grad now
+                that did not when it was lowered. Nothing has been changed.
         """
         if self._donation is not None:
             return self._donation.around(self._call, args, kwargs)
@@ -114,6 +116,7 @@ class Compiled:
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         check_call(self.program, leaves, tree)
+        check_gradients(self.program, leaves)
         for index, needed in self._placements:
             if not is_aligned(leaves[index].data_ptr(), needed):
                 problem = f"tensor number {index} is not aligned as when it was compiled"
@@ -134,7 +137,7 @@ class Compiled:
                 return self._entry.executable(leaves)
         if not mine:
             reason_inside(self._name, leaves)  # raises where the device cannot be used at all
-        return evaluate(self.program, *args, **kwargs)
+        return evaluate_leaves(self.program, leaves)
 
     def explain(self, *, profile: bool = False) -> Explanation:
         """The report of how it runs, and why; with kernel times as of `Transformed.explain`."""

@@ -31,6 +31,7 @@ from pygraph.ir.descriptors import (
     TensorSpec,
 )
 from pygraph.ir.fields import ProgramFields
+from pygraph.ir.gradients import check_gradients
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.leaves import to_number
 from pygraph.ir.ranges import Ranges, holder
@@ -50,7 +51,8 @@ def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
         What the traced function returns.
 
     Raises:
-        ArgumentError: The arguments do not fit what was traced; nothing has been changed.
+        ArgumentError: The arguments do not fit what was traced, or gradients are to be taken through the call, which
+            computes values alone; nothing has been changed.
 
     Example:
         >>> import torch, pygraph
@@ -61,6 +63,12 @@ def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
     """
     leaves, tree = pytree.tree_flatten((args, kwargs))
     check_call(program, leaves, tree)
+    check_gradients(program, leaves)
+    return evaluate_leaves(program, leaves)
+
+
+def evaluate_leaves(program: ProgramFields, leaves: Sequence[Any]) -> Any:
+    """Run ``program`` on the leaves of ``(args, kwargs)`` that fit it, for their values alone."""
     with torch.no_grad(), without_autocast():
         inputs, stored = bind(program, leaves)
         layouts = expected_layouts(program.module.graph.nodes)

@@ -47,6 +47,8 @@ class Program:
         aliases: Returned leaves that are views of inputs or of other outputs.
         statics: Returned leaves that are constants of the trace.
         baked: Leaves of the arguments whose values the trace depends on.
+        gradients: Leaves of the arguments that may require grad while gradients are on, as results have none even so;
+            None if nothing that it reads may.
         in_tree: The pytree of ``(args, kwargs)``.
         out_tree: The pytree of the result.
         stage: How far the Program has come.
@@ -66,6 +68,7 @@ class Program:
     stage: Stage
     history: tuple[str, ...]
     baked: tuple[Baked, ...] = ()
+    gradients: frozenset[int] | None = None
     regions: tuple[Region, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
 
@@ -126,7 +129,8 @@ class Program:
         """Run the Program node by node on a call's arguments, see `pygraph.evaluate`.
 
         Raises:
-            ArgumentError: The arguments do not fit what was traced; nothing has been changed.
+            ArgumentError: The arguments do not fit what was traced, or gradients are to be taken through the call,
+                which computes values alone; nothing has been changed.
 
         Example:
             >>> import torch, pygraph

@@ -21,6 +21,7 @@ from typing import Any, ParamSpec
 
 from pygraph.errors import TraceError, describe
 from pygraph.ir.autocasting import without_autocast
+from pygraph.ir.gradients import differentiated_leaves, free_leaves
 from pygraph.ir.leaves import static_leaves
 from pygraph.ir.program import Program
 from pygraph.ir.source_lines import user_line
@@ -111,6 +112,7 @@ def trace_call(
 def _trace_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
 ) -> Traced:
+    differentiated = differentiated_leaves(args, kwargs)
     with turn(), no_collection(), preserved_dispatch_state():
         recording, static = record_specialized(fn, args, kwargs, static, name)
         outer = with_state_inputs(fn)
@@ -120,6 +122,7 @@ def _trace_call(
         read = [tensor for tensor in recording.gradients if id(tensor) not in inputs]
         now = reached_besides(fn, args, kwargs, read, recording.toggled)
         program = _functional(recording)
+        program = program.replace(gradients=free_leaves(program, differentiated))
         if isinstance(fn, WithStateInputs):
             program = _with_paths(program, fn.path)
         if isinstance(fn, Rebinding):

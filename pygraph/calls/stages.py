@@ -57,18 +57,20 @@ class Lowered:
 
         Raises:
             ArgumentError: What the function reads besides its arguments, or a setting of torch's, has changed since.
+            FallbackError: With ``strict``: something would not run as a graph.
         """
         recorder = self._engine.recorder
         requirements = self._requirements
         _check_unchanged(self.program, self._settings, requirements, requirements.hold_anywhere(same_offsets=True))
         with self._engine.turn() as mine, progress.compiling(self._engine.name):
             executable = recorder.record(self.program, self._leaves) if mine else None
+        fallbacks = recorder.reasons(self.program) if executable is None else executable.fallbacks
+        if self._engine.function.records:
+            self._engine.compiler.check_recorded(fallbacks, executable)
         entry: Entry
         if executable is None:
-            reasons = recorder.reasons(self.program)
-            entry = Evaluated(traced=self._traced, evaluated=self.program, fallbacks=reasons)
+            entry = Evaluated(traced=self._traced, evaluated=self.program, fallbacks=fallbacks)
         else:
-            fallbacks = executable.fallbacks
             entry = Recorded(traced=self._traced, graphs=executable, recordable=self.program, fallbacks=fallbacks)
         return Compiled(self._engine, entry, self._leaves, self._settings, self._donation)
 

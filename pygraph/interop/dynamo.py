@@ -47,7 +47,8 @@ def backend(
         inputs: Its example inputs.
         mode: As for ``torch.compile``; those with ``no-cudagraphs`` in their name replay nothing.
         options: ``max_graphs``, ``strict``, ``reuse_outputs`` and ``mechanism`` as in `pygraph.jit`; ``fuse`` (default
-            True) as there; all others are Inductor's.
+            True) as there; all others are Inductor's. ``strict`` concerns the graphs that Dynamo makes; what breaks
+            a graph runs between them, of which a backend is told nothing: ``fullgraph=True`` raises there.
 
     Returns:
         A function of the inputs.

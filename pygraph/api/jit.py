@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 import torch
 
 from pygraph.api.module import TransformedModule, transformed, transformed_behind
-from pygraph.api.options import make_options, merged_options, selection_policy
-from pygraph.api.transforms import completed, passes_of
+from pygraph.api.options import check_flag, make_options, merged_options, no_unknown_options, selection_policy
+from pygraph.api.passes import completed, passes_of
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.selections import Mode, Objective
@@ -18,6 +18,8 @@ from pygraph.transforms.passes import PASSES, UNFUSED, records
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_CALL = "jit(…)"
 
 
 @overload
@@ -80,6 +82,7 @@ def jit(
 ) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
 
 
+@no_unknown_options
 def jit(  # noqa: PLR0913  # the options that users have
     fn: Any = None,
     /,
@@ -147,17 +150,19 @@ def jit(  # noqa: PLR0913  # the options that users have
         "reuse_outputs": reuse_outputs,
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
-        "selection": selection_policy("jit(…)", objective, budget, mode),
+        "selection": selection_policy(_CALL, objective, budget, mode),
     }
+    check_flag(_CALL, "fuse", fuse)
+    if passes is not None and fuse:
+        raise ArgumentError(describe(_CALL, "fuse=True and passes", remedy="Put pygraph.fuse among the passes."))
+    stack = (PASSES if fuse else UNFUSED) if passes is None else passes_of(passes)
+    checked = make_options(_CALL, **options)
     if fn is None:
         options.pop("selection")
         return functools.partial(
             jit, fuse=fuse, passes=passes, objective=objective, budget=budget, mode=mode, **options
         )  # fmt: skip
-    if passes is not None and fuse:
-        raise ArgumentError(describe("jit(…)", "fuse=True and passes", remedy="Put pygraph.fuse among the passes."))
-    stack = (PASSES if fuse else UNFUSED) if passes is None else passes_of(passes)
     inner = transformed_behind(fn)
     if inner is not None and not records(inner.passes):
-        return transformed(inner.fn, completed(inner.passes, stack), merged_options(inner.options, options))
-    return transformed(fn, stack, make_options(**options))
+        return transformed(inner.fn, completed(inner.passes, stack), merged_options(_CALL, inner.options, options))
+    return transformed(fn, stack, checked)

@@ -30,7 +30,7 @@ from pygraph.ir.descriptors import (
     Stored,
     TensorSpec,
 )
-from pygraph.ir.fields import ProgramFields
+from pygraph.ir.fields import ProgramFields, check_is_program
 from pygraph.ir.gradients import check_gradients
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.leaves import to_number
@@ -61,6 +61,7 @@ def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
         >>> pygraph.evaluate(program, x) is x, x
         (True, tensor([2., 2.]))
     """
+    check_is_program("evaluate({}, …)", program)
     leaves, tree = pytree.tree_flatten((args, kwargs))
     check_call(program, leaves, tree)
     check_gradients(program, leaves)
@@ -128,6 +129,8 @@ def check_call(program: ProgramFields, leaves: Sequence[Any], tree: pytree.TreeS
         if isinstance(descriptor, ScalarArgument):
             if isinstance(value, torch.Tensor):
                 raise ArgumentError(describe(call, f"{descriptor.path} is a tensor", expected="a number"))
+            if not any(hasattr(value, way) for way in ("__float__", "__int__", "__index__")):
+                raise ArgumentError(describe(call, f"{descriptor.path} is {value!r}", expected="a number"))
             continue
         if not isinstance(value, torch.Tensor):
             raise ArgumentError(

@@ -8,6 +8,7 @@ of the returned tuple per entry of ``outputs``.
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.fx._lazy_graph_module import (
 )
 from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
 
+from pygraph.errors import ArgumentError, describe
 from pygraph.ir.descriptors import (
     Alias,
     Baked,
@@ -149,6 +151,9 @@ class Program:
         Returns:
             What notebooks show; ``save("step.svg")`` writes it, and ``dot`` is its text for Graphviz.
 
+        Raises:
+            ArgumentError: ``most`` is no positive integer.
+
         Example:
             >>> import torch, pygraph
             >>> picture = pygraph.trace(lambda x: torch.sin(x) + 1)(torch.ones(2)).draw()
@@ -157,6 +162,9 @@ class Program:
             >>> "float32[2] cpu" in picture.svg
             True
         """
+        if not isinstance(most, int) or isinstance(most, bool) or most < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            remedy = f"Write draw().save({most!r}) for a file." if isinstance(most, (str, os.PathLike)) else None
+            raise ArgumentError(describe("draw(…)", f"most={most!r}", expected="a positive integer", remedy=remedy))
         return Drawing(outline(self, most))
 
     def __str__(self) -> str:

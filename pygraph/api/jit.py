@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
+from pygraph.api.functions import is_descriptor
 from pygraph.api.module import TransformedModule, transformed, transformed_behind
 from pygraph.api.options import check_flag, make_options, merged_options, no_unknown_options, selection_policy
 from pygraph.api.passes import completed, passes_of
@@ -157,11 +158,12 @@ def jit(  # noqa: PLR0913  # the options that users have
         raise ArgumentError(describe(_CALL, "fuse=True and passes", remedy="Put pygraph.fuse among the passes."))
     stack = (PASSES if fuse else UNFUSED) if passes is None else passes_of(passes)
     checked = make_options(_CALL, **options)
-    if fn is None:
+    if fn is None or is_descriptor(fn):
         options.pop("selection")
-        return functools.partial(
+        decorator = functools.partial(
             jit, fuse=fuse, passes=passes, objective=objective, budget=budget, mode=mode, **options
         )  # fmt: skip
+        return decorator if fn is None else type(fn)(decorator(fn.__func__))
     inner = transformed_behind(fn)
     if inner is not None and not records(inner.passes):
         return transformed(inner.fn, completed(inner.passes, stack), merged_options(_CALL, inner.options, options))

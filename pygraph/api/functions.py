@@ -43,7 +43,7 @@ def check_function(transform: str, fn: Any) -> None:
         raise ArgumentError(describe(call, f"{name} is a generator function", expected=_EXPECTED, remedy=remedy))
 
 
-def is_descriptor(fn: object) -> bool:
+def is_method_wrapper(fn: object) -> bool:
     """Whether something is what ``@staticmethod`` or ``@classmethod`` makes of a function."""
     return isinstance(fn, (staticmethod, classmethod))
 

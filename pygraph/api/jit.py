@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
-from pygraph.api.functions import is_descriptor
+from pygraph.api.functions import is_method_wrapper
 from pygraph.api.module import TransformedModule, transformed, transformed_behind
 from pygraph.api.options import check_flag, make_options, merged_options, no_unknown_options, selection_policy
 from pygraph.api.passes import completed, passes_of
@@ -156,9 +156,11 @@ def jit(  # noqa: PLR0913  # the options that users have
     check_flag(_CALL, "fuse", fuse)
     if passes is not None and fuse:
         raise ArgumentError(describe(_CALL, "fuse=True and passes", remedy="Put pygraph.fuse among the passes."))
+    passes = list(passes) if isinstance(passes, Iterator) else passes
     stack = (PASSES if fuse else UNFUSED) if passes is None else passes_of(passes)
     checked = make_options(_CALL, **options)
-    if fn is None or is_descriptor(fn):
+    options = {name: getattr(checked, name) for name in options}  # what was an iterator has been read
+    if fn is None or is_method_wrapper(fn):
         options.pop("selection")
         decorator = functools.partial(
             jit, fuse=fuse, passes=passes, objective=objective, budget=budget, mode=mode, **options

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
 
-from pygraph.api.functions import is_descriptor
+from pygraph.api.functions import is_method_wrapper
 from pygraph.api.module import TransformedModule, transformed, transformed_behind
 from pygraph.api.options import check_choice, make_options, merged_options, no_unknown_options, selection_policy
 from pygraph.calls.measuring import measured_program
@@ -333,7 +333,7 @@ def _apply(
     """
     call = f"{one.name}(…)"
     made = make_options(call, **options)
-    if fn is None or is_descriptor(fn):
+    if fn is None or is_method_wrapper(fn):
         decorator = functools.partial(_apply, one, options=options, on_program=on_program)
         return decorator if fn is None else type(fn)(decorator(fn.__func__))
     if isinstance(fn, Program):

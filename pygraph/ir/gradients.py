@@ -44,10 +44,8 @@ def check_gradients(program: ProgramFields, leaves: Sequence[Any]) -> None:
         new = next((one.name for one in _captured(program.inputs) if one.value.requires_grad), None)
     if new is None:
         return
-    expected = "no gradient outside of the call, as when it was traced"
-    if known is None:
-        expected += " with gradients off"
-    problem = f"{new} requires grad, and results have no gradient"
+    expected = f"{'gradients off' if known is None else 'a tensor that does not'}, as when it was traced"
+    problem = f"{new} requires grad, and its gradient would be dropped"
     raise ArgumentError(describe(f"{program.name}(…)", problem, expected=expected, remedy=_REMEDY))
 
 

@@ -163,8 +163,11 @@ class Program:
             True
         """
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            remedy = f"Write draw().save({most!r}) for a file." if isinstance(most, (str, os.PathLike)) else None
-            raise ArgumentError(describe("draw(…)", f"most={most!r}", expected="a positive integer", remedy=remedy))
+            is_name = isinstance(most, (str, os.PathLike))
+            remedy = "For a file, write draw().save(…) with a name that ends in .svg, .dot or .gv."
+            raise ArgumentError(
+                describe("draw(…)", f"most={most!r}", expected="a positive integer", remedy=remedy if is_name else None)
+            )
         return Drawing(outline(self, most))
 
     def __str__(self) -> str:

@@ -148,3 +148,12 @@ def test_what_trace_takes() -> None:
 def test_misspelt_options(call: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         call()
+
+
+def test_iterators_are_read_once() -> None:
+    stack = [pygraph.devicify, pygraph.indirect, pygraph.graphify]
+    decorator = pygraph.jit(passes=iter(stack), static_argnums=iter([1]))  # pyright: ignore
+    for fast in (decorator(step), decorator(step), pygraph.jit(pygraph.devicify(step), static_argnums=iter([1]))):  # pyright: ignore
+        made: Any = fast
+        assert made.options.static_argnums == (1,)
+    assert [one.name for one in decorator(step).passes] == ["devicify", "indirect", "graphify"]

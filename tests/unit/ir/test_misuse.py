@@ -68,8 +68,8 @@ def test_numbers(program: pygraph.Program, x: torch.Tensor, value: Any) -> None:
 @pytest.mark.parametrize(
     ("most", "told"),
     [
-        ("x.svg", r"most='x.svg'; expected a positive integer\. Write draw\(\)\.save\('x.svg'\) for a file"),
-        (Path("x.svg"), r"Write draw\(\)\.save"),
+        ("x.svg", r"most='x.svg'; expected a positive integer\. For a file, write draw\(\)\.save"),
+        (Path("x.svg"), r"write draw\(\)\.save"),
         (0, r"most=0; expected a positive integer\.$"),
         (True, "most=True"),
         (2.5, "most=2.5"),

@@ -38,6 +38,7 @@ from pygraph.ir.program import Program
 from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import extension, progress
 from pygraph.report.remedies import remedy_of
+from pygraph.runtime.executable import Executable
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.function_kinds import StateInputs, Traced
 from pygraph.transforms.passes import FUSE
@@ -223,7 +224,9 @@ class Compiler:
         """The trace of a call, and what the passes make of it."""
         function = self._function
         args, kwargs, passes = call.args, call.kwargs, function.passes
-        return transformed_program(function.fn, args, kwargs, static, function.name, passes, function.options)
+        name, options = function.name, function.options
+        traced, program = transformed_program(function.fn, args, kwargs, static, name, passes, options)
+        return traced, _with_unguarded_state(program, traced.environment)
 
     def _static(self, call: Call) -> frozenset[int]:
         return self._keys.static_leaves(call.args, call.kwargs)
@@ -235,7 +238,6 @@ class Compiler:
             self._cache.bake(key.kind, found)
             key = self._keys.of(call)
             self._cache.make_room(key)
-        program = _with_unguarded_state(program, traced.environment)
         try:
             executable = self._recorder.record(program, call.leaves)
         except torch.OutOfMemoryError:  # recording and proving needs copies of arguments and results
@@ -244,12 +246,7 @@ class Compiler:
             return self._keep(key, call, Refused(fallbacks=[note]))
         fallbacks = self._recorder.reasons(program) if executable is None else executable.fallbacks
         if self._function.records:
-            try:
-                self.check_strict(fallbacks)
-            except FallbackError:
-                if executable is not None:
-                    executable.release()
-                raise
+            self.check_recorded(fallbacks, executable)
         entry: Entry
         if executable is not None and executable.graphs:
             entry = Recorded(traced=traced, graphs=executable, recordable=program, fallbacks=fallbacks)
@@ -275,6 +272,15 @@ class Compiler:
         """Measure the kernels of a call before it runs."""
         profiling.measure(entry, call.leaves)
         self._cache.native.renew(entry)
+
+    def check_recorded(self, fallbacks: list[Fallback], executable: Executable | None) -> None:
+        """Refuse fallbacks as options say; what has been recorded is given back then."""
+        try:
+            self.check_strict(fallbacks)
+        except FallbackError:
+            if executable is not None:
+                executable.release()
+            raise
 
     def check_strict(self, fallbacks: list[Fallback]) -> None:
         """Raise FallbackError if there is a fallback and options do not allow any."""

@@ -32,7 +32,7 @@ from pygraph.calls.retries import look_of
 from pygraph.calls.surroundings import InlineError, UntraceableError
 from pygraph.calls.unhashable import refusal
 from pygraph.ir.descriptors import Fallback
-from pygraph.ir.evaluate import evaluate
+from pygraph.ir.evaluate import evaluate_leaves
 from pygraph.ir.program import Program
 from pygraph.process.reentrancy import INSIDE_CALL, here, reason_inside, register
 from pygraph.report.explain import Explanation
@@ -234,7 +234,7 @@ class Engine:
 
     def _run_as_it_is(self, found: _AsItIs, args: Any, kwargs: Any, calls: int) -> Any:
         if found.program is not None:
-            return evaluate(found.program, *args, **kwargs)
+            return evaluate_leaves(found.program, pytree.tree_leaves((args, kwargs)))
         if found.entry is None and found.note is not None:
             with contextlib.nullcontext() if found.waiting is None else found.waiting.running(calls):
                 return self.run_inline(found.note, args, kwargs)

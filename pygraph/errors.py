@@ -46,9 +46,14 @@ class PygraphError(Exception):
 class TraceError(PygraphError):
     """A function cannot be written down as a Program.
 
-    Example: a Python ``if`` on a tensor's value. Remedy: ``torch.where`` or ``torch.cond``, or mark the
-    argument static.
+    Example: a Python ``if`` on a tensor's value. Remedy: ``torch.where``, or mark the argument static.
+
+    Attributes:
+        raised: The exception that ends the function in eager too, as its own code raises it; None if tracing is in the
+            way. With ``strict=True`` it is what a call raises.
     """
+
+    raised: Exception | None = None
 
 
 class StateChangeError(TraceError):

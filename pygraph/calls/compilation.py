@@ -16,6 +16,7 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of
 from pygraph.calls.memory import check_disjoint, check_updatable
 from pygraph.calls.outdated_state import outdated_inputs
+from pygraph.calls.own_errors import raise_own
 from pygraph.calls.pipeline import transformed_program
 from pygraph.calls.policy import Policy, Runners
 from pygraph.calls.recompilations import Recompilations
@@ -290,6 +291,8 @@ class Compiler:
     def _without_trace(self, key: Key, call: Call, past: _Past, error: TraceError, seconds: float) -> Entry:
         """The entry for a call whose trace has failed."""
         if self._function.options.strict:
+            if error.raised is not None:
+                raise_own(error.raised, self._function.name)
             # One error with one cause, if there is one: what torch, or the function, has raised.
             text = str(error).replace(f"trace({self._function.name})(…)", f"{self._function.name}(…)", 1)
             cause = error.__cause__

@@ -52,6 +52,7 @@ from pygraph.tracing.number_conditions import Comparison
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
 from pygraph.tracing.outside import CallerState, IgnoredErrors
+from pygraph.tracing.own_errors import is_own_error
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.recurrent import RecurrentLayersMode
 from pygraph.tracing.refusals import Refusals
@@ -332,7 +333,7 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
             describe(call, iterators.problem, source=iterators.source, remedy=iterators.remedy)
         ) from run.failure
     if run.failure is not None:
-        raise _failure_error(call, run.failure, undecided=watches.questions.undecided) from run.failure
+        raise _failure_error(call, run.failure, watches) from run.failure
     problem = watches.problem()
     if problem is not None:  # the function has caught the error
         raise TraceError(describe(call, problem))
@@ -352,10 +353,13 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
         )  # fmt: skip
 
 
-def _failure_error(call: str, failure: Exception, *, undecided: bool) -> TraceError:
+def _failure_error(call: str, failure: Exception, watches: _Watches) -> TraceError:
     problem, remedy = in_words(failure)
-    kind = UndecidedError if undecided else TraceError
-    return kind(describe(call, problem, source=user_line(failure), remedy=remedy))
+    kind = UndecidedError if watches.questions.undecided else TraceError
+    error = kind(describe(call, problem, source=user_line(failure), remedy=remedy))
+    if not watches.operations.depends_on_data and watches.problem() is None and is_own_error(failure):
+        error.raised = failure
+    return error
 
 
 def _state_change_error(call: str, run: _Run) -> StateChangeError | GradientChangeError:

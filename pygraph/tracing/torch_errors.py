@@ -57,9 +57,14 @@ def in_words(failure: BaseException) -> tuple[str, str | None]:
     >>> in_words(ZeroDivisionError("division by zero"))
     ('ZeroDivisionError: division by zero', None)
     """
-    text = first_line(failure)
     if isinstance(failure, PygraphError):
-        return text, None
+        return first_line(failure), None
+    return translation(failure) or (f"{type(failure).__name__}: {_FAKE.sub('Tensor', first_line(failure))}", None)
+
+
+def translation(failure: BaseException) -> tuple[str, str | None] | None:
+    """The problem and the remedy, of an error of torch's that only a trace meets; None for any other one."""
+    text = first_line(failure)
     if isinstance(failure, GuardOnDataDependentSymNode):
         return _of_a_decision(failure)
     if isinstance(failure, DataDependentOutputException):
@@ -73,7 +78,7 @@ def in_words(failure: BaseException) -> tuple[str, str | None]:
     for part, problem, remedy in _TEXTS:
         if part in text:
             return problem, remedy
-    return f"{type(failure).__name__}: {_FAKE.sub('Tensor', text)}", None
+    return None
 
 
 _FAKE = re.compile(r"FakeTensor|FunctionalTensor")

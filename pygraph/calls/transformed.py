@@ -19,6 +19,7 @@ from pygraph.calls.stages import Lowered, lower
 from pygraph.calls.users_policy import UsersPolicy
 from pygraph.errors import FallbackError
 from pygraph.report.explain import Explanation
+from pygraph.runtime.node_errors import has_line
 from pygraph.tracing.error_frames import without_ours
 from pygraph.transforms.passes import Pass, records
 
@@ -86,7 +87,7 @@ class Transformed(Generic[P, R]):
         except FallbackError as error:
             raise error.with_traceback(None) from error.__cause__  # without the frames that came to know of it
         except Exception as error:
-            error.__traceback__ = without_ours(error.__traceback__)
+            error.__traceback__ = None if has_line(error) else without_ours(error.__traceback__)
             raise
 
     def cache_info(self) -> CacheInfo:

@@ -7,7 +7,7 @@ import ast
 import contextlib
 import itertools
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from types import FrameType, FunctionType, TracebackType
 from typing import Any
 
@@ -64,30 +64,29 @@ def in_user_code(entry: TracebackType | None) -> TracebackType | None:
     is cleared. So each is a new one, of code that fails in the same file, function and line.
     """
     kept: TracebackType | None = None
-    for one in reversed(_entries(entry, lambda file: not is_in_library(file))):
-        kept = TracebackType(kept, *_like(one))
+    for one in reversed(_entries(entry)):
+        if not is_in_library(one.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, *_like(one))
     return kept
 
 
 def without_ours(entry: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of pygraph, if its innermost frame is the user's; else as it is."""
-    innermost = entry
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
-    if innermost is None or is_in_library(innermost.tb_frame.f_code.co_filename):
+    """A traceback without the frames of pygraph that lead to user code; as it is if there is no frame of user code."""
+    entries = _entries(entry)
+    users = [index for index, one in enumerate(entries) if not is_in_library(one.tb_frame.f_code.co_filename)]
+    if not users:
         return entry
     kept: TracebackType | None = None
-    for one in reversed(_entries(entry, lambda file: not file.startswith(PYGRAPH_FOLDER))):
-        kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    for index, one in reversed(list(enumerate(entries))):
+        if index > users[-1] or not one.tb_frame.f_code.co_filename.startswith(PYGRAPH_FOLDER):
+            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return kept
 
 
-def _entries(entry: TracebackType | None, is_wanted: Callable[[str], bool]) -> list[TracebackType]:
-    """The entries of a traceback of files that are wanted."""
+def _entries(entry: TracebackType | None) -> list[TracebackType]:
     entries: list[TracebackType] = []
     while entry is not None:
-        if is_wanted(entry.tb_frame.f_code.co_filename):
-            entries.append(entry)
+        entries.append(entry)
         entry = entry.tb_next
     return entries
 

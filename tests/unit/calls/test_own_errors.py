@@ -194,6 +194,14 @@ def test_under_vmap_and_grad_it_is_the_own_error_too(device: torch.device) -> No
             outer(torch.ones(3, device=device), 3)
 
 
+def test_an_error_of_an_operation_of_user_code_has_no_frames_of_the_library_before_it(device: torch.device) -> None:
+    x = torch.ones(3, device=device)
+    fast = pygraph.jit(lambda x, w: torch.relu(x) @ w)
+    with pytest.raises(RuntimeError) as caught:
+        fast(x, torch.ones(4, device=device))
+    assert [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)][:2] == [__file__] * 2
+
+
 def test_without_strict_eager_s_error_has_no_frames_of_the_library_between(device: torch.device) -> None:
     fast = pygraph.jit(too_large)
     x = torch.ones(3, device=device)

@@ -161,6 +161,9 @@ class Compiler:
             state = self._state_left_behind(past, error)
             if state is not None:
                 return self._add_stateful(key, call, runners, state)
+            first = runners.of_first_step(call.args, call.kwargs, error) if self._function.options.strict else None
+            if first is not None:
+                return self._add_runner(key, call, first)
             parts = self._parts(past, call, runners, error)
             if parts is not None:
                 return self._keep(key, call, Stateful(fallbacks=[], runner=parts))
@@ -290,7 +293,7 @@ class Compiler:
 
     def _without_trace(self, key: Key, call: Call, past: _Past, error: TraceError, seconds: float) -> Entry:
         """The entry for a call whose trace has failed."""
-        if self._function.options.strict:
+        if self._function.options.strict and not adds_again(error, was_once=past.was_once):
             if error.raised is not None:
                 raise_own(error.raised, self._function.name)
             # One error with one cause, if there is one: what torch, or the function, has raised.

@@ -286,8 +286,11 @@ def _run(
     except Exception as error:
         failure = error
     finally:
-        locations = environment.changed_locations()
+        found = environment.changed_locations()
+        locations, culprit = (None, found) if isinstance(found, str) else (found, None)
         changed = environment.restore()
+        if changed is not None and culprit is not None:
+            changed = culprit
         of_tensors = (*watches.toggles.restore(), *watches.data.locations())
         gradients = environment.restore_gradients(gradients_before)
         elsewhere = changes.changed_attribute() or _clear_unreached_gradients(watches.operations.used.values())
@@ -295,8 +298,10 @@ def _run(
         forget_cached_fakes()
     if failure is None:
         elsewhere = elsewhere or watches.settings.changed or changed_variable(context)
-    if locations is not None:
-        locations = (*locations, *of_tensors) if elsewhere is None else None
+    if locations is not None and elsewhere is not None:
+        locations, changed = None, elsewhere  # all else could be passed
+    elif locations is not None:
+        locations = (*locations, *of_tensors)
     changed = changed or elsewhere or next((location.name for location in of_tensors), None)
     gradient = next((f"{environment.names.get(id(tensor), 'a tensor')}.grad" for tensor in gradients), None)
     thawed = tuple(flag_of(tensor, environment) for tensor in gradients if not tensor.requires_grad)

@@ -82,7 +82,7 @@ class StateChangeError(TraceError):
 class UndecidedError(TraceError):
     """A function decides by a value on the device, which a trace does not know.
 
-    Example: ``pygraph.trace(f)(x)`` of a function with ``if x.sum() > 0``. Remedy: ``torch.where`` or ``torch.cond``; a
+    Example: ``pygraph.trace(f)(x)`` of a function with ``if x.sum() > 0``. Remedy: ``torch.where``; a
     jitted function is traced for each outcome, reads the value between graphs, and takes the trace that is right.
     """
 

@@ -286,7 +286,8 @@ class Compiler:
             first = fallbacks[0]
             refused = "strict=True refuses what does not run as a graph; explain() lists all reasons."
             remedy = " ".join(filter(None, [remedy_of(first), refused]))
-            text = f"{first.what}: {first.reason}"
+            text = first.reason if first.what == "the call" else f"{first.what}: {first.reason}"
+            text = text.removeprefix(f"trace({self._function.name})(…): ").removesuffix(".")  # of an error
             raise FallbackError(describe(f"{self._function.name}(…)", text, source=first.source, remedy=remedy))
 
     # -- without one ------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, CapturedGenerator, Input
 from pygraph.ir.random_states import drop_idle_states
-from pygraph.ir.source_lines import user_line
+from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numbers
@@ -59,7 +59,7 @@ from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.results import Results, graph_values
 from pygraph.tracing.settings import SettingsWatch, forget_cached_fakes
 from pygraph.tracing.toggles import Toggles, flag_of
-from pygraph.tracing.torch_errors import in_words
+from pygraph.tracing.torch_errors import in_words, translation
 from pygraph.tracing.user_scopes import scopes_noticed
 
 
@@ -364,6 +364,8 @@ def _failure_error(call: str, failure: Exception, watches: _Watches) -> TraceErr
     error = kind(describe(call, problem, source=user_line(failure), remedy=remedy))
     if not watches.operations.depends_on_data and watches.problem() is None and is_own_error(failure):
         error.raised = failure
+    if translation(failure) is not None:  # torch's own words for it take ten lines
+        failure.args = (first_line(failure), *failure.args[1:])
     return error
 
 

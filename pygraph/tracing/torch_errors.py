@@ -13,7 +13,7 @@ from pygraph.errors import PygraphError
 from pygraph.ir.source_lines import TORCH_FOLDER, first_line
 
 _DECIDE_THERE = (
-    "Decide there: keep it a tensor, by torch.where, index_copy_ or torch.cond, or pass a number of the host."
+    "Decide there: keep it a tensor, by torch.where, index_select or index_copy_, or pass a number of the host."
 )
 
 _OPTIMIZERS = TORCH_FOLDER + "optim"
@@ -36,6 +36,11 @@ _TEXTS = (
         "Cannot access data pointer of Tensor",
         "it asks for the data pointer of a tensor, which another call's tensors do not share",
         "Pass tensors to operations; a kernel of your own becomes one by torch.library.custom_op.",
+    ),
+    (
+        "but got _NoItem",  # of pygraph.guards.growth
+        "it reads a list to which it appends at every call",
+        "Pass its items as an argument, or write to a tensor of a fixed length.",
     ),
     (
         "symbolically trace a dynamo-optimized function",

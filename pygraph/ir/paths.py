@@ -66,6 +66,6 @@ def argument_path(path: pytree.KeyPath) -> str:
     first: Any = path[0]
     second: Any = path[1] if len(path) > 2 else None
     if isinstance(second, pytree.MappingKey) and second.key == OUTCOMES:
-        number: Any = path[2]
+        number: Any = path[-1]
         return f"decision {number.idx + 1}"
     return ("args", "kwargs")[first.idx] + pytree.keystr(path[1:])

@@ -118,7 +118,7 @@ def test_calls_are_found_natively(device: torch.device) -> None:
     pair = Pair(device)
     pair.check(6)
     assert pair.found_natively == 5
-    assert pair.fast.cache_info().hits > 5
+    assert pair.fast.cache_info().hits == 5  # each with its backward
     report = str(pair.fast.explain())
     assert "no fallbacks" in report
 

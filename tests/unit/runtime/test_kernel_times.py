@@ -128,7 +128,7 @@ def test_the_median_of_runs_counts() -> None:
     runs = [[KernelTime(0, "a", 1.0), KernelTime(1, "b", time)] for time in (5.0, 2.0, 3.0)]
     runs[1].insert(1, KernelTime(0, "another", 100.0))  # of one run alone
     first, second = operation_times(Body(), runs)  # pyright: ignore[reportArgumentType]
-    assert first == OperationTime("train.py:0", ("scope",), "aten.sin.default", (1.0,))
+    assert first == OperationTime("train.py:0", ("scope",), "aten.sin.default", (1.0,), node="sin_default")
     assert second.kernels == (3.0,)
     assert [one.kernels for one in operation_times(Body(), [[], []])] == [(), ()]  # pyright: ignore[reportArgumentType]
 

@@ -1,4 +1,4 @@
-"""The numbers of the README are those of the results that are committed."""
+"""The numbers of the README and of pages of results are those of the results that are committed."""
 
 from __future__ import annotations
 
@@ -30,4 +30,5 @@ def test_numbers(what: str, training: bool, way: str) -> None:
         f"| {len(rows)} {what} | {over['default'].mean:.2f} × | {over['reduce-overhead'].mean:.2f} × "
         f"| {len(best.lost)} |"
     )
-    assert line in (ROOT / "README.md").read_text().splitlines()
+    for page in ("README.md", "docs/results.md", "docs/bench.md"):
+        assert line in (ROOT / page).read_text().splitlines(), page

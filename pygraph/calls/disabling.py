@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _is_wanted = os.environ.get("PYGRAPH_DISABLE", "0") not in ("", "0")
 _here: contextvars.ContextVar[bool] = contextvars.ContextVar("pygraph.disable", default=_is_wanted)
@@ -14,9 +18,30 @@ blocks: int = int(_is_wanted)
 """Blocks that are open in any thread: a call looks no further where there are none."""
 
 
-@contextlib.contextmanager
-def disable() -> Generator[None, None, None]:
+class Block(Protocol):
+    """A block, or a decorator of functions whose calls are such blocks."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: Any) -> bool | None: ...
+
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
+        """Decorate a function."""
+        ...
+
+
+@overload
+def disable() -> Block: ...
+
+
+@overload
+def disable(function: Callable[P, R]) -> Callable[P, R]: ...
+
+
+def disable(function: Callable[..., Any] | None = None) -> Any:
     """Call transformed functions and modules as they are in this block, as ``jax.disable_jit`` does.
+
+    It is a decorator as well: in the calls of a function, they are as they are.
 
     For comparing with eager, and for debuggers: every line of a function runs, with real tensors. It holds for this
     thread, or this task of asyncio. What ``torch.compile(backend="pygraph")`` has compiled is not concerned; there,
@@ -33,6 +58,11 @@ def disable() -> Generator[None, None, None]:
         >>> fast.cache_info().misses
         0
     """
+    return _disabled() if function is None else _disabled()(function)
+
+
+@contextlib.contextmanager
+def _disabled() -> Generator[None, None, None]:
     global blocks
     token = _here.set(True)
     blocks += 1

@@ -398,7 +398,7 @@ class Engine:
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
-        engines, counts = list(self._family()), self.shared.counts
+        engines, counts = list(self.family()), self.shared.counts
         hits = counts.hits + sum(engine.cache.unsettled for engine in engines)
         size = sum(len(engine.cache) for engine in engines)
         return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
@@ -416,7 +416,7 @@ class Engine:
                 inlined += self.recorder.reused.notes
             report = report_of(self.name, self.cache.entries, inlined, profile=profile)
             report = report.with_derived(engine.explain(profile) for engine in self.derived())
-            totals = totals_of(self.shared.counts, (one.cache for one in self._family())) if self.is_root else None
+            totals = totals_of(self.shared.counts, (one.cache for one in self.family())) if self.is_root else None
             return dataclasses.replace(report, totals=totals)
 
     def derived(self) -> Iterator[Engine]:
@@ -431,11 +431,11 @@ class Engine:
                         seen.add(id(engine))
                         yield engine
 
-    def _family(self) -> Iterator[Engine]:
+    def family(self) -> Iterator[Engine]:
         """The engine and all that are derived from it, step by step."""
         yield self
         for engine in self.derived():
-            yield from engine._family()
+            yield from engine.family()
 
     def static_results(self) -> Iterator[Any]:
         """Results of the Programs of its calls that no input is part of."""

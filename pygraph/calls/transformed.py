@@ -140,7 +140,7 @@ class Transformed(Generic[P, R]):
             <lambda>: miss 1 (...): the first call; recorded as 1 graph, in ... s
             <lambda>: miss 2 (...): args[1] is 3 and was 2; recorded as 1 graph, in ... s
         """
-        engines = [self.engine, *self.engine.derived()]
+        engines = self.engine.family()
         return "\n".join(f"{one.name}: {miss}" for one in engines for miss in one.compiler.recompilations.misses.found)
 
     @overload

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pygraph.ir.descriptors import Fallback
 from pygraph.report.call_report import MEMORY_TITLES, NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
 from pygraph.report.profile import profile_of
+from pygraph.report.remedies import remedy_of
 from pygraph.report.verdict import Totals, differences, groups, title_of
 
 if TYPE_CHECKING:
@@ -160,7 +161,8 @@ class Explanation:
             yield Text(f"in Python: {lines}", style="yellow")
         fallbacks = self.counted_fallbacks()
         for fallback, count in fallbacks.items():
-            yield Text(f"fallback ×{count}: {fallback}", style="yellow")
+            remedy = remedy_of(fallback)
+            yield Text(f"fallback ×{count}: {fallback}{f'. {remedy}' if remedy else ''}", style="yellow")
         if not fallbacks:
             yield Text("no fallbacks", style="green")
         if self.slow_calls is not None:

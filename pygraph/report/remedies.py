@@ -13,6 +13,7 @@ _REMEDIES = (
     ("shape of its result depends on data", KEEP_SHAPE),
     ("synchronises with the host", "Let it run before or after the call, or replace it by operations of fixed shapes."),
     ("its result is on the", "Leave it on the device, and copy it after the call."),
+    ("kinds of calls seldom come again", "Pad to a few shapes, or pass a position as a tensor."),
     (ON_CPU, "Move the module, and what it is called with, to the device."),
 )
 """Parts of reasons, and what to do."""

@@ -75,7 +75,10 @@ class Results:
         if isinstance(leaf, torch.nn.Parameter) and is_new:
             raise TraceError(describe(call, f"{path} is a new torch.nn.Parameter", expected="a plain tensor"))
         if leaf.is_inference() and not inference:
-            raise TraceError(describe(call, f"{path} is made in inference mode", expected="an ordinary tensor"))
+            remedy = "Use torch.no_grad() inside it, or torch.inference_mode() around the call."
+            raise TraceError(
+                describe(call, f"{path} is made in inference mode", expected="an ordinary tensor", remedy=remedy)
+            )
         if leaf.is_meta:
             raise TraceError(describe(call, f"{path} is on meta", expected="a tensor with elements"))
         stored = stored_attribute(leaf) if is_new else None

@@ -53,9 +53,10 @@ def test_a_sample_has_times_of_host_and_device_apart() -> None:
     assert long.clock is not None
     assert 100 < long.clock < 10_000  # MHz
     small = torch.zeros(4, device="cuda")
-    short = sample(Run(lambda: [small.add_(1) for _ in range(5)]), DEVICE)  # within the longest sleep on a busy host
-    assert short.device < long.device
-    assert short.latency is None
+    shorts = [sample(Run(lambda: [small.add_(1) for _ in range(5)]), DEVICE) for _ in range(5)]
+    # On a busy host, launches may take longer than the longest sleep of the device: some times are those of the host.
+    assert min(short.device for short in shorts) < long.device
+    assert all(short.latency is None for short in shorts)
 
 
 def test_many_kernels_are_a_graph() -> None:

@@ -162,7 +162,12 @@ def test_calls_in_a_block_run_as_they_are(device: torch.device) -> None:
     def plainly() -> list[float]:
         return ways["jit"](x).tolist()
 
+    @pygraph.disable
+    def as_plainly(count: int) -> list[list[float]]:
+        return [ways["jit"](x).tolist() for _ in range(count)]
+
     assert plainly() == [2.0, 2.0]
+    assert as_plainly(count=2) == [[2.0, 2.0], [2.0, 2.0]]
     assert ways["jit"].cache_info().hits == 0  # type: ignore[attr-defined]
 
 

@@ -28,7 +28,7 @@ CALLS: dict[str, tuple[Calls, str]] = {
     "shape": (lambda fast, x: fast(x[:6], 2), "args[0] has shape (6, 4), was (9, 4)"),
     "strides": (lambda fast, x: fast(x.t().contiguous().t(), 2), "args[0] has strides (1, 9), was (4, 1)"),
     "static": (lambda fast, x: fast(x, 2, "b"), "the arguments have another structure"),
-    "type": (lambda fast, x: fast(x, True), "args[1] is True and was a int"),
+    "type": (lambda fast, x: fast(x, True), "args[1] is True and was an int"),
     "structure": (lambda fast, x: fast(x, 2, other=x), "the arguments have another structure"),
     "gradients": (lambda fast, x: no_grad(fast, x), "grad mode is another setting"),
 }

@@ -70,7 +70,7 @@ class Training:
 
     def count(self, name: str) -> int:
         """A count of all native replays: ``hits`` or ``patches``."""
-        made = [made for engine in self.steps[0].engine._family() for made in engine.cache.native._made]
+        made = [made for engine in self.steps[0].engine.family() for made in engine.cache.native._made]
         return sum(getattr(one.plan, name) for one in made if one.plan.way == "replay")
 
 

@@ -1,4 +1,4 @@
-"""Parts of the docs' site that are not pages of ``docs/``: a menu of the design records, files of results, a glossary."""
+"""Parts of the docs' site that are not pages of ``docs/``: design records, files of results, a glossary."""
 
 from __future__ import annotations
 

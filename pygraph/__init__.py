@@ -4,6 +4,7 @@ from pygraph import errors
 from pygraph.api.graphed_callables import make_graphed_callables
 from pygraph.api.jit import jit
 from pygraph.api.laws import check_transform
+from pygraph.api.trace import trace
 from pygraph.api.transforms import devicify, fuse, graphify, indirect, select, transform
 from pygraph.calls.disabling import disable
 from pygraph.calls.stages import Compiled, Lowered
@@ -18,7 +19,6 @@ from pygraph.ir.evaluate import evaluate
 from pygraph.ir.program import Program
 from pygraph.report.explain import Explanation
 from pygraph.runtime.devices import default_device
-from pygraph.tracing.trace import trace
 
 __version__ = "0.1.0"
 

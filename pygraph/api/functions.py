@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -24,11 +25,14 @@ def check_function(transform: str, fn: Any) -> None:
     Raises:
         ArgumentError: It is a class, an async function or a generator function, or cannot be called.
     """
-    name = getattr(fn, "__name__", repr(fn))
+    name, kind = getattr(fn, "__name__", repr(fn)), type(fn).__name__
     call = f"{transform}({name})"
     if isinstance(fn, type):
         remedy = f"Make an object of it, and transform that: {transform}({name}(…))."
         raise ArgumentError(describe(call, f"{name} is a class", expected=_EXPECTED, remedy=remedy))
+    if isinstance(fn, (property, functools.cached_property)):
+        remedy = f"Put @{transform} below @{kind}."
+        raise ArgumentError(describe(f"{transform}({kind})", f"it is a {kind}", expected=_EXPECTED, remedy=remedy))
     if not callable(fn):
         raise ArgumentError(describe(call, "not callable", expected=_EXPECTED))
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
@@ -37,6 +41,11 @@ def check_function(transform: str, fn: Any) -> None:
     if inspect.isgeneratorfunction(fn):
         remedy = "Transform the function that computes one item, and call that from the generator."
         raise ArgumentError(describe(call, f"{name} is a generator function", expected=_EXPECTED, remedy=remedy))
+
+
+def is_method_wrapper(fn: object) -> bool:
+    """Whether something is what ``@staticmethod`` or ``@classmethod`` makes of a function."""
+    return isinstance(fn, (staticmethod, classmethod))
 
 
 def check_parameters(transform: str, fn: Any, options: Options) -> None:

@@ -12,8 +12,10 @@ from typing import Any, TypeVar, cast, overload
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.api.functions import check_function
 from pygraph.api.jit import jit
 from pygraph.api.module import TransformedModule
+from pygraph.api.options import check_flag, no_unknown_options
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.guards.environment import Environment
@@ -50,6 +52,7 @@ def make_graphed_callables(
 ) -> C: ...
 
 
+@no_unknown_options
 def make_graphed_callables(
     callables: Any,
     sample_args: tuple[Any, ...],
@@ -99,6 +102,7 @@ def make_graphed_callables(
     given = cast("tuple[Any, ...]", callables if several else (callables,))
     samples: Any = sample_args if several else (sample_args,)
     _check(given, samples, several, num_warmup_iters, pool)
+    check_flag(_NAME, "allow_unused_input", allow_unused_input)
     graphed: list[Any] = []
     with contextlib.ExitStack() as undo:
         for fn in given:
@@ -121,6 +125,7 @@ def _check(callables: tuple[Any, ...], samples: Any, several: bool, num_warmup_i
             raise ArgumentError(
                 describe(_NAME, f"{where} is a {type(fn).__name__}", expected="a function or an nn.Module")
             )
+        check_function("make_graphed_callables", fn)
     if not isinstance(samples, tuple) or not all(isinstance(args, tuple) for args in samples):
         expected = "a tuple of tuples, one for each callable" if several else "a tuple of arguments"
         raise ArgumentError(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
+from pygraph.api.functions import is_method_wrapper
 from pygraph.api.module import TransformedModule, transformed, transformed_behind
-from pygraph.api.options import make_options, merged_options, selection_policy
-from pygraph.api.transforms import completed, passes_of
+from pygraph.api.options import check_flag, make_options, merged_options, no_unknown_options, selection_policy
+from pygraph.api.passes import completed, passes_of
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.selections import Mode, Objective
@@ -18,6 +19,8 @@ from pygraph.transforms.passes import PASSES, UNFUSED, records
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_CALL = "jit(…)"
 
 
 @overload
@@ -80,6 +83,7 @@ def jit(
 ) -> Callable[[Callable[P, R]], Transformed[P, R]]: ...
 
 
+@no_unknown_options
 def jit(  # noqa: PLR0913  # the options that users have
     fn: Any = None,
     /,
@@ -102,7 +106,8 @@ def jit(  # noqa: PLR0913  # the options that users have
     Args:
         fn: A function over any pytree of tensors, numbers, ``None`` and static values, or an ``nn.Module``, whose
             parameters and buffers are found again when they move. None to use it as a decorator with options.
-        static_argnums: Positions of arguments that are baked in; a new value traces anew.
+        static_argnums: Positions of arguments that are baked in; a new value traces anew. As in JAX, ``==`` and the
+            hash of their classes decide which value is new.
         static_argnames: Names of keyword arguments that are baked in.
         max_graphs: How many kinds of calls are kept as graphs; the least recently used one makes room.
         strict: Raise FallbackError where something would not run as a graph.
@@ -147,17 +152,22 @@ def jit(  # noqa: PLR0913  # the options that users have
         "reuse_outputs": reuse_outputs,
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
-        "selection": selection_policy("jit(…)", objective, budget, mode),
+        "selection": selection_policy(_CALL, objective, budget, mode),
     }
-    if fn is None:
+    check_flag(_CALL, "fuse", fuse)
+    if passes is not None and fuse:
+        raise ArgumentError(describe(_CALL, "fuse=True and passes", remedy="Put pygraph.fuse among the passes."))
+    passes = list(passes) if isinstance(passes, Iterator) else passes
+    stack = (PASSES if fuse else UNFUSED) if passes is None else passes_of(passes)
+    checked = make_options(_CALL, **options)
+    options = {name: getattr(checked, name) for name in options}  # what was an iterator has been read
+    if fn is None or is_method_wrapper(fn):
         options.pop("selection")
-        return functools.partial(
+        decorator = functools.partial(
             jit, fuse=fuse, passes=passes, objective=objective, budget=budget, mode=mode, **options
         )  # fmt: skip
-    if passes is not None and fuse:
-        raise ArgumentError(describe("jit(…)", "fuse=True and passes", remedy="Put pygraph.fuse among the passes."))
-    stack = (PASSES if fuse else UNFUSED) if passes is None else passes_of(passes)
+        return decorator if fn is None else type(fn)(decorator(fn.__func__))
     inner = transformed_behind(fn)
     if inner is not None and not records(inner.passes):
-        return transformed(inner.fn, completed(inner.passes, stack), merged_options(inner.options, options))
-    return transformed(fn, stack, make_options(**options))
+        return transformed(inner.fn, completed(inner.passes, stack), merged_options(_CALL, inner.options, options))
+    return transformed(fn, stack, checked)

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.errors import ProgramError, describe
+from pygraph.errors import ArgumentError, ProgramError, describe
 from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import CapturedGenerator
 from pygraph.ir.evaluate import clone_strided
+from pygraph.ir.fields import check_is_program
 from pygraph.ir.program import Program
+from pygraph.ir.structures import unflatten
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import random_states_restored
 
@@ -33,6 +35,7 @@ def check_transform(transform: Any, program: Program, *args: Any, rtol: float | 
         The Program that the transform returns.
 
     Raises:
+        ArgumentError: There is no transform, or no Program that it is applied to.
         ProgramError: A law is broken.
 
     Example:
@@ -41,8 +44,15 @@ def check_transform(transform: Any, program: Program, *args: Any, rtol: float | 
         >>> pygraph.check_transform(pygraph.devicify, pygraph.trace(torch.sin)(x), x).history
         ('trace', 'devicify')
     """
+    if isinstance(transform, Program) or not callable(transform):
+        problem = f"{type(transform).__name__} is no transform"
+        raise ArgumentError(describe("check_transform(…)", problem, expected="a transform, and then a Program"))
+    check_is_program("check_transform(…, {})", program)
     call, text = f"{getattr(transform, '__name__', transform)}({program.name})", str(program)
-    result: Program = check_program(transform(program))
+    result: Any = transform(program)
+    if not isinstance(result, Program):
+        raise ProgramError(describe(call, f"it returns a {type(result).__name__}", expected="a Program"))
+    check_program(result)
     if str(program) != text:
         raise ProgramError(
             describe(call, "it changes the Program that it is given", remedy="Edit program.copy_graph().")
@@ -60,9 +70,9 @@ def _run(program: Program, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]
     leaves, tree = pytree.tree_flatten((args, kwargs))
     copies = {id(leaf): clone_strided(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
     copied = [copies.get(id(leaf), leaf) for leaf in leaves]
-    passed, named = pytree.tree_unflatten(copied, tree)
+    passed, named = unflatten(copied, tree)
     generators = [one.value for one in program.inputs if isinstance(one, CapturedGenerator)]
-    with random_states_restored(driver_for(program.device), generators):
+    with torch.no_grad(), random_states_restored(driver_for(program.device), generators):
         results = pytree.tree_leaves(program(*passed, **named))
     return [_plain(value) for value in results], [_plain(value) for value in copied]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +26,8 @@ class TransformedModule(torch.nn.Module):
     """An ``nn.Module`` whose calls run as graphs.
 
     Parameters, buffers, submodules, hooks and the training flag are those of the original: both see every change of
-    either, and ``state_dict`` has the same keys. Other attributes and methods are looked up on the original.
+    either, and ``state_dict`` has the same keys. Other attributes and methods are looked up on the original,
+    and so are lengths, items and iteration, if its class has them.
     """
 
     __slots__ = ("_pygraph_module", "_pygraph_transformed")
@@ -86,6 +89,9 @@ class TransformedModule(torch.nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self._pygraph_module, name)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._pygraph_module)})
+
     def __reduce__(self) -> tuple[Any, ...]:
         # For pickles: the module goes along, what was compiled for it does not.
         function = self._pygraph_transformed
@@ -117,8 +123,31 @@ def transformed(fn: Any, passes: tuple[Pass, ...], options: Options, transform: 
     check_parameters(transform, fn, options)
     function = Transformed(fn, passes, options, Composed)
     if isinstance(fn, torch.nn.Module):
-        return TransformedModule(fn, function)
+        present = tuple(name for name in _CONTAINERS if getattr(type(fn), name, None) is not None)
+        return _class_with(present)(fn, function)
     return function
+
+
+# Python looks these up on the class; a class has them only if the module's does, as bool() asks for a length.
+_CONTAINERS = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__reversed__", "__contains__")
+
+
+@functools.cache
+def _class_with(methods: tuple[str, ...]) -> type[TransformedModule]:
+    """The class of transformed modules that have these methods of containers, as ``nn.Sequential`` has."""
+    if not methods:
+        return TransformedModule
+    forwarding = {name: _forwarding(name) for name in methods}
+    namespace = {"__slots__": (), "__module__": __name__, "__doc__": TransformedModule.__doc__, **forwarding}
+    return type(TransformedModule.__name__, (TransformedModule,), namespace)
+
+
+def _forwarding(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        return getattr(self._pygraph_module, name)(*args)
+
+    method.__name__ = name
+    return method
 
 
 def transformed_behind(fn: Any) -> Transformed[..., Any] | None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pygraph.calls.options import Options
 from pygraph.errors import ArgumentError, describe
-from pygraph.ir.selections import MODES, OBJECTIVES, Mechanism, Mode, Objective
+from pygraph.ir.selections import MECHANISMS, MODES, OBJECTIVES, Mechanism, Mode, Objective
 from pygraph.runtime.selecting import DEFAULT_POLICY, SelectionPolicy
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def make_options(
+
+def make_options(  # noqa: PLR0913  # the options that users have
+    call: str,
     *,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -23,17 +29,32 @@ def make_options(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
 ) -> Options:
-    """Check options and put them in one form."""
-    numbers, names = _positions("static_argnums", static_argnums), _names("static_argnames", static_argnames)
-    donated, donated_names = _positions("donate_argnums", donate_argnums), _names("donate_argnames", donate_argnames)
+    """Check options and put them in one form; errors call what has them ``call``."""
+    numbers = _positions(call, "static_argnums", static_argnums)
+    names = _names(call, "static_argnames", static_argnames)
+    donated = _positions(call, "donate_argnums", donate_argnums)
+    donated_names = _names(call, "donate_argnames", donate_argnames)
     both = [*(index for index in donated if index in numbers), *(name for name in donated_names if name in names)]
     if both:
-        raise ArgumentError(describe("jit(…)", f"{both[0]!r} is both static and donated", expected="one of them"))
-    if not _all_are(int, [max_graphs]) or isinstance(max_graphs, bool) or max_graphs < 1:
-        raise ArgumentError(describe("jit(…)", f"max_graphs={max_graphs!r}", expected="a positive integer"))
-    return Options(
-        numbers, names, max_graphs, strict, selection, mechanism, bool(reuse_outputs), donated, donated_names
-    )
+        raise ArgumentError(describe(call, f"{both[0]!r} is both static and donated", expected="one of them"))
+    if not _are_integers([max_graphs]) or max_graphs < 1:
+        raise ArgumentError(describe(call, f"max_graphs={max_graphs!r}", expected="a positive integer"))
+    check_flag(call, "strict", strict)
+    check_flag(call, "reuse_outputs", reuse_outputs)
+    check_choice(call, "mechanism", mechanism, MECHANISMS)
+    return Options(numbers, names, max_graphs, strict, selection, mechanism, reuse_outputs, donated, donated_names)
+
+
+def check_flag(call: str, name: str, value: object) -> None:
+    """Raise ArgumentError unless an option is True or False: ``strict="no"`` would be true."""
+    if not isinstance(value, bool):
+        raise ArgumentError(describe(call, f"{name}={value!r}", expected="True or False"))
+
+
+def check_choice(call: str, name: str, value: object, known: Sequence[str]) -> None:
+    """Raise ArgumentError unless an option is one of the known values."""
+    if value not in known:
+        raise ArgumentError(describe(call, f"{name}={value!r}", expected=" or ".join(map(repr, known))))
 
 
 def selection_policy(
@@ -51,9 +72,8 @@ def selection_policy(
     Raises:
         ArgumentError: One of them has a wrong value.
     """
-    for name, value, known in (("objective", objective, OBJECTIVES), ("mode", mode, MODES)):
-        if value not in known:
-            raise ArgumentError(describe(call, f"{name}={value!r}", expected=" or ".join(map(repr, known))))
+    check_choice(call, "objective", objective, OBJECTIVES)
+    check_choice(call, "mode", mode, MODES)
     is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_number or not 0 < budget < float("inf"):
         raise ArgumentError(describe(call, f"budget={budget!r}", expected="a positive number of seconds"))
@@ -62,24 +82,45 @@ def selection_policy(
     return SelectionPolicy(cast("Objective", objective), float(budget), cast("Mode", mode), timer)
 
 
-def merged_options(inner: Options, options: Mapping[str, Any]) -> Options:
-    """The options of a stack, with those of one more transform that are not the defaults."""
+def merged_options(call: str, inner: Options, options: Mapping[str, Any]) -> Options:
+    """The options of a stack, with those of one more transform that are not the defaults; errors call it ``call``."""
     kept = {key: getattr(inner, key) for key in Options.__dataclass_fields__}
     changed = {key: value for key, value in options.items() if value != getattr(Options(), key)}
-    return make_options(**{**kept, **changed})
+    return make_options(call, **{**kept, **changed})
 
 
-def _positions(option: str, value: int | Sequence[int]) -> tuple[int, ...]:
+def no_unknown_options(function: F) -> F:
+    """Have a function raise ArgumentError, which is a TypeError, for an option that it does not have."""
+    name, known = getattr(function, "__name__", ""), list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        unknown = next((option for option in kwargs if option not in known), None)
+        if unknown is not None:
+            raise ArgumentError(unknown_option(f"{name}(…)", unknown, known))
+        return function(*args, **kwargs)
+
+    return cast("F", checked)
+
+
+def unknown_option(call: str, option: str, known: Sequence[str], expected: str | None = None) -> str:
+    """The message for an option that there is not, with one that it may be meant for."""
+    similar = difflib.get_close_matches(option, known, n=1)
+    remedy = f"Did you mean {similar[0]}?" if similar else None
+    return describe(call, f"there is no option {option!r}", expected=expected, remedy=remedy)
+
+
+def _positions(call: str, option: str, value: int | Sequence[int]) -> tuple[int, ...]:
     positions = _as_tuple(value)
-    if not _all_are(int, positions):
-        raise ArgumentError(describe("jit(…)", f"{option}={value!r}", expected="integers"))
+    if not _are_integers(positions):
+        raise ArgumentError(describe(call, f"{option}={value!r}", expected="integers"))
     return positions
 
 
-def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
+def _names(call: str, option: str, value: str | Sequence[str]) -> tuple[str, ...]:
     names = _as_tuple(value)
-    if not _all_are(str, names):
-        raise ArgumentError(describe("jit(…)", f"{option}={value!r}", expected="strings"))
+    if not all(isinstance(name, str) for name in names):
+        raise ArgumentError(describe(call, f"{option}={value!r}", expected="strings"))
     return names
 
 
@@ -87,5 +128,5 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)  # pyright: ignore
 
 
-def _all_are(kind: type, values: Sequence[object]) -> bool:
-    return all(isinstance(value, kind) for value in values)
+def _are_integers(values: Sequence[object]) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) for value in values)

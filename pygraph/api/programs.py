@@ -8,6 +8,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.guards.environment import Environment
 from pygraph.ir.evaluate import check_call
+from pygraph.ir.gradients import check_gradients
 from pygraph.ir.program import Program
 from pygraph.tracing.function_kinds import SelfTracing, Traced
 
@@ -35,4 +36,5 @@ class ProgramFunction(SelfTracing):
         """
         leaves, tree = pytree.tree_flatten((args, kwargs))
         check_call(self.program, leaves, tree)
+        check_gradients(self.program, leaves)
         return Traced(self.program, frozenset(baked.leaf for baked in self.program.baked), Environment(None))

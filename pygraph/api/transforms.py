@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 import torch
 
+from pygraph.api.functions import is_method_wrapper
 from pygraph.api.module import TransformedModule, transformed, transformed_behind
-from pygraph.api.options import make_options, merged_options, selection_policy
+from pygraph.api.options import check_choice, make_options, merged_options, no_unknown_options, selection_policy
 from pygraph.calls.measuring import measured_program
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.descriptors import STAGES, Stage
 from pygraph.ir.program import Program
-from pygraph.ir.selections import MECHANISMS, Mechanism, Mode, Objective
+from pygraph.ir.selections import Mechanism, Mode, Objective
 from pygraph.transforms.passes import (
     DEVICIFY,
     FUSE,
@@ -24,8 +25,6 @@ from pygraph.transforms.passes import (
     SELECT,
     Pass,
     check_order,
-    check_passes,
-    with_pass,
 )
 
 P = ParamSpec("P")
@@ -61,6 +60,7 @@ def devicify(fn: Callable[P, R], /) -> Transformed[P, R]: ...
 def devicify(fn: None = None, /) -> Decorator: ...
 
 
+@no_unknown_options
 def devicify(fn: Any = None, /) -> Any:
     """Make Python numbers and CPU scalars inputs of the graph, so that they may change from call to call.
 
@@ -102,6 +102,7 @@ def fuse(fn: Callable[P, R], /) -> Transformed[P, R]: ...
 def fuse(fn: None = None, /) -> Decorator: ...
 
 
+@no_unknown_options
 def fuse(fn: Any = None, /) -> Any:
     """Have Inductor fuse the device's operations to fewer kernels.
 
@@ -142,6 +143,7 @@ def indirect(fn: Callable[P, R], /, *, mechanism: Mechanism = "auto") -> Transfo
 def indirect(fn: None = None, /, *, mechanism: Mechanism = "auto") -> Decorator: ...
 
 
+@no_unknown_options
 def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
     """Let a graph read arguments and write results at addresses that change at every call, instead of copying.
 
@@ -166,9 +168,6 @@ def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
         >>> pygraph.indirect(torch.exp)(x).shape
         torch.Size([2])
     """
-    if mechanism not in MECHANISMS:
-        expected = " or ".join(map(repr, MECHANISMS))
-        raise ArgumentError(describe("indirect(…)", f"mechanism={mechanism!r}", expected=expected))
     return _apply(INDIRECT, fn, {"mechanism": mechanism})
 
 
@@ -194,6 +193,7 @@ def graphify(
 ) -> Decorator: ...
 
 
+@no_unknown_options
 def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False) -> Any:
     """Record runs of kernels as CUDA graphs and replay them; what cannot be recorded runs between them.
 
@@ -268,6 +268,7 @@ def select(
 ) -> Decorator: ...
 
 
+@no_unknown_options
 def select(
     fn: Any = None,
     /,
@@ -330,16 +331,19 @@ def _apply(
         options: Options of the stack.
         on_program: What is done to a Program, if that is not the pass with its options.
     """
-    if fn is None:
-        return functools.partial(_apply, one, options=options, on_program=on_program)
+    call = f"{one.name}(…)"
+    made = make_options(call, **options)
+    if fn is None or is_method_wrapper(fn):
+        decorator = functools.partial(_apply, one, options=options, on_program=on_program)
+        return decorator if fn is None else type(fn)(decorator(fn.__func__))
     if isinstance(fn, Program):
         return on_program(fn) if on_program is not None else one(fn, **{name: options[name] for name in one.options})
     inner = transformed_behind(fn)
     if inner is None:
         check_order(one, (), getattr(fn, "__name__", type(fn).__name__))
-        return transformed(fn, (one,), make_options(**options), one.name)
+        return transformed(fn, (one,), made, one.name)
     check_order(one, inner.passes, inner.engine.name)
-    return transformed(inner.fn, (*inner.passes, one), merged_options(inner.options, options), one.name)
+    return transformed(inner.fn, (*inner.passes, one), merged_options(call, inner.options, options), one.name)
 
 
 class Transform:
@@ -361,6 +365,7 @@ class Transform:
         return f"<pygraph transform {self.applied.name}>"
 
 
+@no_unknown_options
 def transform(
     fn: Callable[[Program], Program] | None = None,
     /,
@@ -400,47 +405,17 @@ def transform(
         >>> pygraph.graphify(pygraph.indirect(sine_as_cosine(torch.sin)))(x).tolist()
         [1.0, 1.0]
     """
+    takes = cast("tuple[Stage, ...]", tuple(stage) if isinstance(stage, (tuple, list)) else (stage,))
+    for one in takes:
+        check_choice("transform(…)", "stage", one, STAGES)
+    if leaves is not None:
+        check_choice("transform(…)", "leaves", leaves, STAGES)
+    if name is not None and not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(describe("transform(…)", f"name={name!r}", expected="a string"))
     if fn is None:
         return functools.partial(transform, stage=stage, leaves=leaves, name=name)
-    if not callable(fn):
+    if not callable(fn) or isinstance(fn, type):
         raise ArgumentError(
-            describe(f"transform({fn!r})", "not callable", expected="a function from Program to Program")
+            describe(f"transform({fn!r})", "no function", expected="a function from Program to Program")
         )
-    takes = (stage,) if isinstance(stage, str) else tuple(stage)
-    for one in (*takes, *(() if leaves is None else (leaves,))):
-        if one not in STAGES:
-            expected = " or ".join(map(repr, STAGES))
-            raise ArgumentError(describe("transform(…)", f"there is no stage {one!r}", expected=expected))
     return Transform(Pass(name or getattr(fn, "__name__", type(fn).__name__), fn, takes, leaves))
-
-
-_STANDARD: tuple[tuple[Any, Pass], ...] = (
-    (devicify, DEVICIFY), (fuse, FUSE), (indirect, INDIRECT), (graphify, GRAPHIFY), (select, SELECT),
-)  # fmt: skip
-
-
-def passes_of(transforms: Iterable[Any]) -> tuple[Pass, ...]:
-    """The passes of transforms, in the order in which they are applied.
-
-    Raises:
-        ArgumentError: Something is no transform.
-        StageError: They are in an order in which one does not take what another leaves.
-    """
-    found: list[Pass] = []
-    for one in transforms:
-        known = one.applied if isinstance(one, Transform) else next((p for fn, p in _STANDARD if fn is one), None)
-        if known is None:
-            raise ArgumentError(
-                describe("jit(…)", f"{one!r} in passes is no transform",
-                         remedy="Pass pygraph's transforms, and what pygraph.transform returns.")
-            )  # fmt: skip
-        found.append(known)
-    return check_passes(found, "fn")
-
-
-def completed(passes: tuple[Pass, ...], defaults: Sequence[Pass]) -> tuple[Pass, ...]:
-    """Passes with those that are missing of a default stack, each where it fits."""
-    for one in defaults:
-        if one not in passes:
-            passes = with_pass(passes, one) or passes
-    return passes

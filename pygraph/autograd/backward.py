@@ -19,7 +19,7 @@ from pygraph.autograd.specialization import with_numbers, without_results
 from pygraph.guards.environment import Environment
 from pygraph.ir.autocasting import is_autocast_on
 from pygraph.ir.descriptors import TensorSpec
-from pygraph.ir.evaluate import evaluate
+from pygraph.ir.evaluate import evaluate_leaves
 from pygraph.ir.program import Program
 from pygraph.tracing.function_kinds import SelfTracing, Traced
 from pygraph.tracing.trace import trace_call
@@ -185,7 +185,7 @@ class _TracedBackward(SelfTracing):
         self._program = program
 
     def __call__(self, *args: Any) -> Any:
-        return self._cast(*args) if is_autocast_on() else evaluate(self._program, *args)
+        return self._cast(*args) if is_autocast_on() else evaluate_leaves(self._program, args)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str) -> Traced:
         if is_autocast_on():  # where a backward is called, it holds for that too

@@ -29,6 +29,7 @@ from pygraph.calls.engine import Engine
 from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
 from pygraph.ir.leaves import is_live_number
+from pygraph.ir.structures import unflatten
 from pygraph.tracing.call_environment import reached_besides
 from pygraph.tracing.recording import Recording
 from pygraph.tracing.specialization import record_call
@@ -52,7 +53,7 @@ def discover(
     Raises:
         TraceError: Calls like this cannot be made one operation of their tensors.
     """
-    args, kwargs = pytree.tree_unflatten(list(leaves), tree)
+    args, kwargs = unflatten(list(leaves), tree)
     environment = reached_besides(function.fn, args, kwargs)
     lifted = [tensor for tensor in environment.tensors if is_active(tensor)]
     probe, recording, decisive = _probe_closure(function, leaves, tree, static, settings, lifted)
@@ -98,7 +99,7 @@ def _probe_closure(
         probe = Probe(function, lifted, settings)
         count = len(leaves)
         row = _fake_leaves([*leaves, *lifted])
-        given = (*pytree.tree_unflatten(row[:count], tree), row[count:])
+        given = (*unflatten(row[:count], tree), row[count:])
         with temporarily_clear_interpreter_stack():
             recording, decisive = record_call(probe, given, {}, static, function.name)
         if not probe.found:

@@ -18,13 +18,16 @@ from pygraph.autograd.sites import Sites
 from pygraph.calls import retries
 from pygraph.calls.engine import Engine
 from pygraph.calls.failed_traces import failure_of
-from pygraph.calls.keys import UnhashableError, form_of, static_key
+from pygraph.calls.keys import UnhashableError, form_of, object_key
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import InlineError, UntraceableError
+from pygraph.calls.unhashable import refusal
 from pygraph.errors import DisturbedTraceError, TraceError
 from pygraph.guards.environment import Environment, modes_of
 from pygraph.guards.locations import are_same
 from pygraph.ir.leaves import is_live_number
+from pygraph.ir.structures import unflatten
+from pygraph.ir.value_keys import structure_key, value_key
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.leaks import leaving_nothing
 
@@ -32,7 +35,7 @@ from pygraph.tracing.leaks import leaving_nothing
 class _Key(NamedTuple):
     """A kind of call: structure, static leaves, a key for each leaf, and torch's settings."""
 
-    tree: pytree.TreeSpec
+    structure: Hashable
     static: frozenset[int]
     leaves: tuple[Hashable, ...]
     settings: Settings
@@ -56,9 +59,10 @@ def find_site(
     """
     settings = Settings.now()
     try:
-        key = _Key(tree, static, _leaf_keys(leaves, static), settings)
-    except UnhashableError:
-        raise InlineError("an argument cannot be part of a cache key") from None
+        key = _Key(structure_key(tree), static, _leaf_keys(leaves, static), settings)
+    except UnhashableError as error:
+        args, kwargs = unflatten(leaves, tree)
+        raise InlineError(refusal(args, kwargs, error.leaf)) from None
     # Threads take turns, as sites may be dropped; a handler that makes a call meanwhile has it run as it is.
     with function.turn():
         kind = (key, _values(leaves, sites.baked.get(key, ())))
@@ -137,11 +141,12 @@ def _refuse(
 
 
 def _modes(function: Engine, leaves: Sequence[Any], tree: pytree.TreeSpec) -> Environment | None:
-    return modes_of(function.fn, objects_among(*pytree.tree_unflatten(list(leaves), tree)))
+    return modes_of(function.fn, objects_among(*unflatten(leaves, tree)))
 
 
 def _values(leaves: Sequence[Any], numbers: Sequence[int]) -> tuple[Hashable, ...]:
-    return tuple(leaf.item() if isinstance(leaf := leaves[index], torch.Tensor) else leaf for index in numbers)
+    found = (leaves[index] for index in numbers)
+    return tuple(value_key(leaf.item() if isinstance(leaf, torch.Tensor) else leaf) for leaf in found)
 
 
 def _leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
@@ -153,5 +158,5 @@ def _leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable,
         elif index not in static and is_live_number(leaf):
             keys.append(leaf.__class__)
         else:
-            keys.append(static_key(leaf, index))
+            keys.append(object_key(leaf, index, is_marked=index in static))
     return tuple(keys)

@@ -19,6 +19,7 @@ from pygraph.autograd.result_spec import ResultSpec, flatten_result
 from pygraph.autograd.settings import Settings
 from pygraph.autograd.substitution import substituted
 from pygraph.calls.engine import Engine
+from pygraph.ir.structures import unflatten
 
 
 class Primal(TransformableFunction):
@@ -78,7 +79,7 @@ class Primal(TransformableFunction):
         leaves = list(self.leaves)
         for index, value in zip((*self.tensors, *self.numbers), (*tensors[: len(self.tensors)], *numbers), strict=True):
             leaves[index] = value
-        args, kwargs = pytree.tree_unflatten(leaves, self.tree)
+        args, kwargs = unflatten(leaves, self.tree)
         with self.settings.restored(), substituted(given):
             result = self.function.fn(*args, **kwargs)
         found, spec = flatten_result(result)

@@ -13,7 +13,7 @@ from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful, StateRunner
 from pygraph.calls.failed_traces import adds_again, failure_of
 from pygraph.calls.function import Call, Function
-from pygraph.calls.keys import Key, Keys, form_of
+from pygraph.calls.keys import Key, Keys, form_of, objects_by_value
 from pygraph.calls.memory import check_disjoint, check_updatable
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.pipeline import transformed_program
@@ -38,6 +38,7 @@ from pygraph.ir.program import Program
 from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import extension, progress
 from pygraph.report.remedies import remedy_of
+from pygraph.runtime.executable import Executable
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.function_kinds import StateInputs, Traced
 from pygraph.transforms.passes import FUSE
@@ -223,7 +224,9 @@ class Compiler:
         """The trace of a call, and what the passes make of it."""
         function = self._function
         args, kwargs, passes = call.args, call.kwargs, function.passes
-        return transformed_program(function.fn, args, kwargs, static, function.name, passes, function.options)
+        name, options = function.name, function.options
+        traced, program = transformed_program(function.fn, args, kwargs, static, name, passes, options)
+        return traced, _with_unguarded_state(program, traced.environment)
 
     def _static(self, call: Call) -> frozenset[int]:
         return self._keys.static_leaves(call.args, call.kwargs)
@@ -235,7 +238,6 @@ class Compiler:
             self._cache.bake(key.kind, found)
             key = self._keys.of(call)
             self._cache.make_room(key)
-        program = _with_unguarded_state(program, traced.environment)
         try:
             executable = self._recorder.record(program, call.leaves)
         except torch.OutOfMemoryError:  # recording and proving needs copies of arguments and results
@@ -244,12 +246,7 @@ class Compiler:
             return self._keep(key, call, Refused(fallbacks=[note]))
         fallbacks = self._recorder.reasons(program) if executable is None else executable.fallbacks
         if self._function.records:
-            try:
-                self.check_strict(fallbacks)
-            except FallbackError:
-                if executable is not None:
-                    executable.release()
-                raise
+            self.check_recorded(fallbacks, executable)
         entry: Entry
         if executable is not None and executable.graphs:
             entry = Recorded(traced=traced, graphs=executable, recordable=program, fallbacks=fallbacks)
@@ -276,13 +273,22 @@ class Compiler:
         profiling.measure(entry, call.leaves)
         self._cache.native.renew(entry)
 
+    def check_recorded(self, fallbacks: list[Fallback], executable: Executable | None) -> None:
+        """Refuse fallbacks as options say; what has been recorded is given back then."""
+        try:
+            self.check_strict(fallbacks)
+        except FallbackError:
+            if executable is not None:
+                executable.release()
+            raise
+
     def check_strict(self, fallbacks: list[Fallback]) -> None:
         """Raise FallbackError if there is a fallback and options do not allow any."""
         if self._function.options.strict and fallbacks:
             first = fallbacks[0]
             refused = "strict=True refuses what does not run as a graph; explain() lists all reasons."
             remedy = " ".join(filter(None, [remedy_of(first), refused]))
-            text = f"{first.what}: {first.reason}"
+            text = (first.reason if first.what == "the call" else f"{first.what}: {first.reason}").removesuffix(".")
             raise FallbackError(describe(f"{self._function.name}(…)", text, source=first.source, remedy=remedy))
 
     # -- without one ------------------------------------------------------------------------------------------------
@@ -337,6 +343,10 @@ class Compiler:
 
     def _add_stateful(self, key: Key, call: Call, runners: Runners, state: StateInputs) -> Entry:
         """An entry for calls that leave other state behind than there was, or find another learning rate."""
+        objects = objects_by_value(key.kind) if state.locations or state.numbers else None
+        if objects:  # the state may be theirs, and calls with equal objects leave it behind in these
+            self._cache.bake(key.kind, objects)
+            key = self._keys.of(call)
         return self._add_runner(key, call, runners.of_state(call.args, call.kwargs, state))
 
     def _add_runner(self, key: Key, call: Call, runner: StateRunner) -> Entry:

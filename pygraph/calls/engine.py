@@ -30,9 +30,9 @@ from pygraph.calls.reports import report_of, totals_of
 from pygraph.calls.requirements import Requirements
 from pygraph.calls.retries import look_of
 from pygraph.calls.surroundings import InlineError, UntraceableError
+from pygraph.calls.unhashable import refusal
 from pygraph.ir.descriptors import Fallback
-from pygraph.ir.evaluate import evaluate
-from pygraph.ir.paths import flatten_with_path
+from pygraph.ir.evaluate import evaluate_leaves
 from pygraph.ir.program import Program
 from pygraph.process.reentrancy import INSIDE_CALL, here, reason_inside, register
 from pygraph.report.explain import Explanation
@@ -174,7 +174,7 @@ class Engine:
         try:
             key = self.keys.of(call)
         except UnhashableError as error:
-            return _AsItIs(_unhashable(call, error.leaf))
+            return _AsItIs(Fallback("the call", refusal(args, kwargs, error.leaf)))
         # Replays of one function share memory, so threads take turns; what runs as it is needs no turn.
         with self._lock:
             here.inside = True
@@ -234,7 +234,7 @@ class Engine:
 
     def _run_as_it_is(self, found: _AsItIs, args: Any, kwargs: Any, calls: int) -> Any:
         if found.program is not None:
-            return evaluate(found.program, *args, **kwargs)
+            return evaluate_leaves(found.program, pytree.tree_leaves((args, kwargs)))
         if found.entry is None and found.note is not None:
             with contextlib.nullcontext() if found.waiting is None else found.waiting.running(calls):
                 return self.run_inline(found.note, args, kwargs)
@@ -442,9 +442,3 @@ class Engine:
         for entry in self.cache.entries:
             program = entry.reported
             yield from (static.value for static in program.statics) if program is not None else ()
-
-
-def _unhashable(call: Call, leaf: int) -> Fallback:
-    path = pytree.keystr(flatten_with_path((call.args, call.kwargs))[0][leaf][0][1:])
-    kind = type(call.leaves[leaf]).__name__
-    return Fallback("the call", f"argument {path} is a {kind}, which cannot be part of a cache key")

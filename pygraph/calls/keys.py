@@ -1,10 +1,13 @@
 """The cache key of a call: everything that its trace and its kernels depend on, besides what is read live."""
 
+# Arguments are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -13,6 +16,7 @@ from pygraph.guards.iterators import is_opaque
 from pygraph.guards.torch_settings import mode_key
 from pygraph.ir.leaves import is_live_number, overlap_groups
 from pygraph.ir.ranges import are_disjoint, holder, span_of
+from pygraph.ir.value_keys import SIMPLE, Identity, Parts, form, structure_key, value_key
 from pygraph.runtime.alignment import ALIGNMENT, alignment_of
 
 
@@ -39,7 +43,8 @@ class Key(NamedTuple):
 
     Attributes:
         kind: What is known before the trace.
-        numbers: By leaf, the values of the numbers that decide what calls of this kind do, as their traces have shown.
+        numbers: By leaf, the values of the numbers that decide what calls of this kind do, as their traces have shown,
+            and the identities of the objects whose state calls change.
     """
 
     kind: Kind
@@ -60,7 +65,7 @@ class HasLeaves(Protocol):
 
 
 class UnhashableError(TypeError):
-    """A static argument cannot be part of a key; ``leaf`` is its position."""
+    """An argument cannot be part of a key; ``leaf`` is its position."""
 
     def __init__(self, leaf: int) -> None:
         super().__init__(leaf)
@@ -75,12 +80,13 @@ def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[An
     leaves = [*args, *kwargs.values()]
     for leaf in leaves:
         if not isinstance(leaf, _LEAVES):
-            return pytree.tree_flatten((args, kwargs))
+            leaves, structure = pytree.tree_flatten((args, kwargs))
+            return leaves, structure_key(structure)
     return leaves, (len(args), *kwargs)
 
 
 def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, ...]:
-    """Per leaf: a tensor's class and layout, a live number's type, or a static value itself."""
+    """Per leaf: a tensor's class and layout, a live number's type, or the key of a value."""
     keys: list[Hashable] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
@@ -92,8 +98,34 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
         elif index not in static and is_live_number(leaf):
             keys.append(leaf.__class__)
         else:
-            keys.append(static_key(leaf, index))
+            keys.append(object_key(leaf, index, is_marked=index in static))
     return tuple(keys)
+
+
+def object_key(leaf: Any, index: int, *, is_marked: bool) -> Hashable:
+    """The key of an argument that is neither a tensor nor a number which is read at every call.
+
+    Args:
+        leaf: The argument.
+        index: Its position among the leaves.
+        is_marked: Whether the user has marked it as static: then its ``==`` and its hash decide, as in JAX. Else all
+            that can be read of it decides, see `value_key`.
+
+    Raises:
+        UnhashableError: It cannot be part of a key.
+    """
+    kind = type(leaf)
+    if kind in SIMPLE:
+        return (kind, leaf)
+    if is_opaque(leaf):  # by whatever key, it gives something else at every call
+        raise UnhashableError(index)
+    if kind is not slice:
+        try:
+            hash(leaf)
+        except TypeError:
+            raise UnhashableError(index) from None
+    # Of numbers, 0.0 and -0.0 differ all the same, and NaN is itself.
+    return (kind, leaf) if is_marked and not issubclass(kind, (float, complex, np.number)) else value_key(leaf)
 
 
 def form_of(kind: HasLeaves) -> object:
@@ -101,27 +133,25 @@ def form_of(kind: HasLeaves) -> object:
 
     It is the kind itself where there are no such objects.
     """
-    formed = tuple(leaf[0] if _is_identity(leaf) else leaf for leaf in kind.leaves)
+    formed = tuple(map(_form, kind.leaves))
     return kind if formed == kind.leaves else tuple(formed if part is kind.leaves else part for part in kind)
 
 
-def _is_identity(leaf: Any) -> TypeGuard[tuple[Hashable, Any]]:
-    """Whether a leaf's part of a key is equal to that of no other object."""
-    return type(leaf) is tuple and len(leaf) == 2 and type(leaf[1]).__hash__ is object.__hash__  # pyright: ignore
+def objects_by_value(kind: Kind) -> frozenset[int]:
+    """Positions of the leaves that are objects, and equal to others of which all that can be read is the same."""
+    return frozenset(index for index, key in enumerate(kind.leaves) if isinstance(key, Parts))
 
 
-def static_key(leaf: Any, index: int) -> Hashable:
-    """A key that is equal for equal values only: 1, 1.0 and True differ, as do 0.0 and -0.0."""
-    kind: Hashable = leaf.__class__
-    if isinstance(leaf, (float, complex)):
-        return (kind, repr(leaf))
-    if not isinstance(leaf, _LEAVES) and is_opaque(leaf):  # by whatever key, it gives something else at every call
-        raise UnhashableError(index)
-    try:
-        hash(leaf)
-    except TypeError:
-        raise UnhashableError(index) from None
-    return (kind, leaf)
+def _baked_key(key: Hashable, leaf: Any) -> Hashable:
+    """The key of a leaf whose value decides what calls of its kind do, given its part of the kind."""
+    return Identity(leaf) if isinstance(key, Parts) else value_key(leaf)
+
+
+def _form(leaf: Hashable) -> Hashable:
+    """A leaf's key without the object, if it is that of an object without a value which the user has marked."""
+    if type(leaf) is tuple and len(leaf) == 2 and type(leaf[1]) not in SIMPLE:
+        return leaf[0] if type(leaf[1]).__hash__ is object.__hash__ else leaf
+    return form(leaf)
 
 
 def overlap_key(leaves: Sequence[Any]) -> Hashable:
@@ -171,7 +201,7 @@ class Keys:
         settings = mode_key(self.device_type(leaves))
         kind = Kind(call.structure, static, leaf_keys(leaves, static), overlap_key(leaves), settings)
         baked = self._baked.get(kind)
-        return Key(kind, tuple([(i, static_key(leaves[i], i)) for i in sorted(baked)]) if baked else ())
+        return Key(kind, tuple([(i, _baked_key(kind.leaves[i], leaves[i])) for i in sorted(baked)]) if baked else ())
 
     def live_numbers(self, key: Key, call: Call) -> frozenset[int]:
         """Positions of the leaves that a call of this kind reads as numbers."""

@@ -15,6 +15,7 @@ from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Entry
 from pygraph.calls.function import Call
 from pygraph.calls.plan_description import describe_plan, is_describable
+from pygraph.ir.value_keys import has_objects_by_value
 from pygraph.process import extension
 from pygraph.process.reentrancy import here, members
 from pygraph.runtime.driver import Counters, add_replay_source
@@ -78,6 +79,8 @@ class CallPath:
         """
         module = extension.loaded()
         if module is None or entry.plans >= limits.LIMITS.plans or not is_describable(call.leaves, plan.live):
+            return None
+        if has_objects_by_value(call.structure):  # a key of a dict, whose guards are those of an earlier call's
             return None
         most_hits = self._most_hits(entry)
         if most_hits == 0:

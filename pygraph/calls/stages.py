@@ -17,8 +17,10 @@ from pygraph.calls.reports import report_of
 from pygraph.calls.requirements import Requirements
 from pygraph.errors import ArgumentError, describe
 from pygraph.guards.torch_settings import KEY_TITLES, mode_key
-from pygraph.ir.evaluate import check_call, evaluate
+from pygraph.ir.evaluate import check_call, evaluate_leaves
+from pygraph.ir.gradients import check_gradients
 from pygraph.ir.program import Program
+from pygraph.ir.structures import unflatten
 from pygraph.process import progress
 from pygraph.process.reentrancy import reason_inside
 from pygraph.report.explain import Explanation
@@ -56,18 +58,20 @@ class Lowered:
 
         Raises:
             ArgumentError: What the function reads besides its arguments, or a setting of torch's, has changed since.
+            FallbackError: With ``strict``: something would not run as a graph.
         """
         recorder = self._engine.recorder
         requirements = self._requirements
         _check_unchanged(self.program, self._settings, requirements, requirements.hold_anywhere(same_offsets=True))
         with self._engine.turn() as mine, progress.compiling(self._engine.name):
             executable = recorder.record(self.program, self._leaves) if mine else None
+        fallbacks = recorder.reasons(self.program) if executable is None else executable.fallbacks
+        if self._engine.function.records:
+            self._engine.compiler.check_recorded(fallbacks, executable)
         entry: Entry
         if executable is None:
-            reasons = recorder.reasons(self.program)
-            entry = Evaluated(traced=self._traced, evaluated=self.program, fallbacks=reasons)
+            entry = Evaluated(traced=self._traced, evaluated=self.program, fallbacks=fallbacks)
         else:
-            fallbacks = executable.fallbacks
             entry = Recorded(traced=self._traced, graphs=executable, recordable=self.program, fallbacks=fallbacks)
         return Compiled(self._engine, entry, self._leaves, self._settings, self._donation)
 
@@ -105,7 +109,8 @@ class Compiled:
                 in memory: less aligned, or sharing memory otherwise, also with what the function closes over and one
                 of them is written. Or the function would read something else now: a number or tensor that it closes
                 over is another, a tensor has other memory, or a setting of torch's has changed that operations depend
-                on. Nothing has been changed.
+                on. Or gradients are to be taken through the call: gradients are on, and something requires grad now
+                that did not when it was lowered. Nothing has been changed.
         """
         if self._donation is not None:
             return self._donation.around(self._call, args, kwargs)
@@ -114,6 +119,7 @@ class Compiled:
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         check_call(self.program, leaves, tree)
+        check_gradients(self.program, leaves)
         for index, needed in self._placements:
             if not is_aligned(leaves[index].data_ptr(), needed):
                 problem = f"tensor number {index} is not aligned as when it was compiled"
@@ -134,7 +140,7 @@ class Compiled:
                 return self._entry.executable(leaves)
         if not mine:
             reason_inside(self._name, leaves)  # raises where the device cannot be used at all
-        return evaluate(self.program, *args, **kwargs)
+        return evaluate_leaves(self.program, leaves)
 
     def explain(self, *, profile: bool = False) -> Explanation:
         """The report of how it runs, and why; with kernel times as of `Transformed.explain`."""
@@ -159,9 +165,9 @@ def _placement(leaf: Any) -> int:
     return alignment_of(leaf.data_ptr()) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu and leaf.numel() else 0
 
 
-def _with_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or zeros in its place if it is on the device ``meta``."""
-    if not tensor.is_meta:
+def _with_memory(tensor: Any) -> Any:
+    """The leaf, or zeros in its place if it is a tensor on the device ``meta``."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_meta:
         return tensor
     found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=default_device())
     return found.zero_().requires_grad_(tensor.requires_grad)
@@ -180,7 +186,8 @@ def lower(engine: Engine, donation: Donation | None, args: tuple[Any, ...], kwar
         TraceError: The function cannot be traced with these arguments.
     """
     if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves((args, kwargs))):
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _with_memory, (args, kwargs))
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        args, kwargs = unflatten([_with_memory(leaf) for leaf in leaves], tree)
     with progress.compiling(engine.name):
         traced, program = engine.programs(args, kwargs)
     return Lowered(engine, donation, traced, program, pytree.tree_leaves((args, kwargs)))

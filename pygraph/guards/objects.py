@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import struct
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,15 +18,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.guards.attributes import slots_of
+from pygraph.ir.value_keys import attributes_of, has_only_attributes
 
 # Classes whose objects have state besides their attributes, or are compared by identity.
 _WHOLE = (
     torch.Tensor, torch.nn.Module, torch.optim.Optimizer, BaseException, type,
     torch.SymInt, torch.SymFloat, torch.SymBool,
 )  # fmt: skip
-
-_POINTER = struct.calcsize("P")
 
 # Objects in attributes of objects are followed this deep.
 _DEEP = 6
@@ -96,7 +93,7 @@ def with_parts(result: Any, is_leaf: Callable[[Any], bool] | None = None, kind: 
             return value
         seen.add(id(value))
         deeper = functools.partial(convert, depth=depth + 1)
-        parts = {name: pytree.tree_map(deeper, item, is_leaf=is_leaf) for name, item in _attributes(value).items()}
+        parts = {name: pytree.tree_map(deeper, item, is_leaf=is_leaf) for name, item in attributes_of(value).items()}
         return _Parts(type(value), parts)
 
     return pytree.tree_map(convert, result, is_leaf=is_leaf)
@@ -111,13 +108,8 @@ def holds_tensors(value: Any, kind: type[Any] = torch.Tensor, depth: int = 0) ->
     """Whether an object that can be flattened has a tensor of a class in its attributes, or in theirs."""
     if depth > _DEEP or not _has_parts(type(value)):
         return False
-    leaves = pytree.tree_leaves(list(_attributes(value).values()))
+    leaves = pytree.tree_leaves(list(attributes_of(value).values()))
     return any(isinstance(leaf, kind) or holds_tensors(leaf, kind, depth + 1) for leaf in leaves)
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    slots = slots_of(value)
-    return {**({} if slots is None else slots[0]), **getattr(value, "__dict__", {})}
 
 
 @functools.cache
@@ -130,6 +122,4 @@ def _has_parts(cls: type) -> bool:
         return False
     if cls.__reduce_ex__ is not object.__reduce_ex__ or any(hasattr(cls, name) for name in ("__del__", "__setstate__")):
         return False
-    slots = sum(isinstance(value, types.MemberDescriptorType) for base in cls.__mro__ for value in vars(base).values())
-    # A class that is written in C has fields besides slots, a dict and a list of weak references.
-    return cls.__basicsize__ <= object.__basicsize__ + (slots + 2) * _POINTER
+    return has_only_attributes(cls)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.api.options import make_options
+from pygraph.api.options import check_flag, make_options, unknown_option
 from pygraph.errors import ArgumentError, describe
 from pygraph.interop import live
 from pygraph.interop.compiled_function import without_wrappers
@@ -26,6 +26,7 @@ from pygraph.lowering.inductor import SETTINGS, settings, start_workers
 from pygraph.process import progress
 from pygraph.tracing.descriptions import described
 
+_CALL = "torch.compile(backend='pygraph')"
 # Options that are not Inductor's.
 _OWN = ("max_graphs", "strict", "reuse_outputs", "mechanism", "fuse")
 
@@ -47,7 +48,8 @@ def backend(
         inputs: Its example inputs.
         mode: As for ``torch.compile``; those with ``no-cudagraphs`` in their name replay nothing.
         options: ``max_graphs``, ``strict``, ``reuse_outputs`` and ``mechanism`` as in `pygraph.jit`; ``fuse`` (default
-            True) as there; all others are Inductor's.
+            True) as there; all others are Inductor's. ``strict`` concerns the graphs that Dynamo makes; what breaks
+            a graph runs between them, of which a backend is told nothing: ``fullgraph=True`` raises there.
 
     Returns:
         A function of the inputs.
@@ -90,20 +92,17 @@ def _settings(mode: str | None, options: Mapping[str, Any]) -> Settings:
     inductor = {key.replace("-", "_"): value for key, value in options.items() if key not in _OWN}
     modes: Mapping[str, Any] = list_mode_options()
     if mode is not None and mode not in modes:
-        raise ArgumentError(describe("torch.compile(backend='pygraph')", f"mode={mode!r}", expected=", ".join(modes)))
+        raise ArgumentError(describe(_CALL, f"mode={mode!r}", expected=", ".join(modes)))
     known = config.get_config_copy()
     for key in inductor:
         if key not in known:
-            raise ArgumentError(
-                describe(
-                    "torch.compile(backend='pygraph')", f"there is no option {key!r}",
-                    expected=f"{', '.join(_OWN)}, or one of torch._inductor.list_options()",
-                )
-            )  # fmt: skip
+            expected = f"{', '.join(_OWN)}, or one of torch._inductor.list_options()"
+            raise ArgumentError(unknown_option(_CALL, key, [*_OWN, *known], expected))
     of_mode = {key: value for key, value in (modes[mode] if mode else {}).items() if key != "triton.cudagraphs"}
-    fuse = bool(own.pop("fuse", True))
+    fuse = own.pop("fuse", True)
+    check_flag(_CALL, "fuse", fuse)
     replay = mode is None or "no-cudagraphs" not in mode
-    return Settings(make_options(**own), fuse, replay, {**of_mode, **inductor})
+    return Settings(make_options(_CALL, **own), fuse, replay, {**of_mode, **inductor})
 
 
 def _register_reset() -> None:

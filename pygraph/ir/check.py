@@ -33,6 +33,7 @@ from pygraph.ir.descriptors import (
     Stored,
 )
 from pygraph.ir.effects import is_selection
+from pygraph.ir.fields import check_is_program
 from pygraph.ir.printing import target_text
 from pygraph.ir.program import Program
 
@@ -64,6 +65,7 @@ def check_program(program: Program) -> Program:
     """Return ``program`` if it keeps the rules of its stage.
 
     Raises:
+        ArgumentError: It is no Program.
         ProgramError: With the fault, the node as text, its source line, and the nodes around it.
 
     Example:
@@ -71,6 +73,7 @@ def check_program(program: Program) -> Program:
         >>> check_program(pygraph.trace(torch.cos)(torch.ones(1))).stage
         'aten'
     """
+    check_is_program("check_program({})", program)
     rules = _LEGAL[program.stage]
     placeholders = program.placeholders
     if len(placeholders) != len(program.inputs):

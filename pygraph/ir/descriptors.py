@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from pygraph.ir.selections import Mechanism, Selection, Way
+from pygraph.ir.value_keys import value_key
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -274,20 +275,24 @@ class Static:
 
 @dataclasses.dataclass(frozen=True)
 class Baked:
-    """A leaf of the arguments that is no input: the trace depends on its value, which a call must repeat."""
+    """A leaf of the arguments that is no input: the trace depends on its value, which a call must repeat.
+
+    ``is_marked`` says that the user has marked it as static: what its class calls equal is the same value then.
+    """
 
     path: str
     leaf: int
     value: Any
+    is_marked: bool = False
 
     def admits(self, value: Any) -> bool:
-        """Whether ``value`` is the one that was baked in: of the same type, and with the same text if a float."""
+        """Whether ``value`` is the one that was baked in: of the same type, and with all that can be read the same."""
         if value is self.value:
             return True
         if type(value) is not type(self.value):
             return False
-        if isinstance(value, (float, complex)):
-            return repr(value) == repr(self.value)
+        if not self.is_marked or isinstance(value, (float, complex)):
+            return value_key(value) == value_key(self.value)
         try:
             return bool(value == self.value)
         except Exception:  # what cannot be compared is not known to be the same

@@ -16,9 +16,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from torch import fx
 
-from pygraph.errors import ArgumentError, describe
 from pygraph.ir.descriptors import Input, PointerTable, Result
 from pygraph.ir.effects import is_load
+from pygraph.ir.fields import check_is_program
 from pygraph.ir.printing import Namer, input_name, input_text, node_text, operation_name, program_text, spec_text
 from pygraph.ir.program import Program
 
@@ -108,11 +108,7 @@ def diff(before: Program, after: Program) -> ProgramDiff:
         nodes: 1 removed (_local_scalar_dense ×1), 1 changed (mul ×1), 3 the same
     """
     for name, program in (("before", before), ("after", after)):
-        if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(
-                describe(f"diff(…, {name}={type(program).__name__})", "not a Program", expected="a Program",
-                         remedy="Take trace(f)(…), or the program of f.lower(…).")
-            )  # fmt: skip
+        check_is_program(f"diff(…, {name}={{}})", program)
     first = Namer()
     old = program_text(before, first).splitlines()
     alignment = _Alignment(before, after, first.names)

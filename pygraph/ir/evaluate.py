@@ -30,7 +30,8 @@ from pygraph.ir.descriptors import (
     Stored,
     TensorSpec,
 )
-from pygraph.ir.fields import ProgramFields
+from pygraph.ir.fields import ProgramFields, check_is_program
+from pygraph.ir.gradients import check_gradients
 from pygraph.ir.interpreter import Interpreter
 from pygraph.ir.leaves import to_number
 from pygraph.ir.ranges import Ranges, holder
@@ -50,7 +51,8 @@ def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
         What the traced function returns.
 
     Raises:
-        ArgumentError: The arguments do not fit what was traced; nothing has been changed.
+        ArgumentError: The arguments do not fit what was traced, or gradients are to be taken through the call, which
+            computes values alone; nothing has been changed.
 
     Example:
         >>> import torch, pygraph
@@ -59,8 +61,15 @@ def evaluate(program: ProgramFields, *args: Any, **kwargs: Any) -> Any:
         >>> pygraph.evaluate(program, x) is x, x
         (True, tensor([2., 2.]))
     """
+    check_is_program("evaluate({}, …)", program)
     leaves, tree = pytree.tree_flatten((args, kwargs))
     check_call(program, leaves, tree)
+    check_gradients(program, leaves)
+    return evaluate_leaves(program, leaves)
+
+
+def evaluate_leaves(program: ProgramFields, leaves: Sequence[Any]) -> Any:
+    """Run ``program`` on the leaves of ``(args, kwargs)`` that fit it, for their values alone."""
     with torch.no_grad(), without_autocast():
         inputs, stored = bind(program, leaves)
         layouts = expected_layouts(program.module.graph.nodes)
@@ -120,6 +129,8 @@ def check_call(program: ProgramFields, leaves: Sequence[Any], tree: pytree.TreeS
         if isinstance(descriptor, ScalarArgument):
             if isinstance(value, torch.Tensor):
                 raise ArgumentError(describe(call, f"{descriptor.path} is a tensor", expected="a number"))
+            if not any(hasattr(value, way) for way in ("__float__", "__int__", "__index__")):
+                raise ArgumentError(describe(call, f"{descriptor.path} is {value!r}", expected="a number"))
             continue
         if not isinstance(value, torch.Tensor):
             raise ArgumentError(

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import fx
 from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
 
+from pygraph.errors import ArgumentError, describe
 from pygraph.ir.descriptors import (
     Alias,
     Baked,
@@ -44,6 +45,8 @@ class ProgramFields(Protocol):
     @property
     def baked(self) -> tuple[Baked, ...]: ...
     @property
+    def gradients(self) -> frozenset[int] | None: ...
+    @property
     def regions(self) -> tuple[Region, ...]: ...
     @property
     def fallbacks(self) -> tuple[Fallback, ...]: ...
@@ -57,3 +60,17 @@ class ProgramFields(Protocol):
     def in_tree(self) -> pytree.TreeSpec: ...
     @property
     def out_tree(self) -> pytree.TreeSpec: ...
+
+
+def check_is_program(call: str, value: object) -> None:
+    """Raise ArgumentError unless a value is a Program.
+
+    Args:
+        call: What it was passed to, with ``{}`` in its place.
+        value: The value.
+    """
+    if isinstance(getattr(value, "module", None), fx.GraphModule) and hasattr(value, "in_tree"):
+        return
+    remedy = "Take trace(f)(…), or the program of f.lower(…)."
+    name = getattr(value, "__name__", type(value).__name__)
+    raise ArgumentError(describe(call.format(name), "not a Program", expected="a Program", remedy=remedy))

@@ -8,6 +8,7 @@ of the returned tuple per entry of ``outputs``.
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.fx._lazy_graph_module import (
 )
 from torch.utils import _pytree as pytree  # checked with torch 2.11 and 2.13; public as torch.utils._pytree
 
+from pygraph.errors import ArgumentError, describe
 from pygraph.ir.descriptors import (
     Alias,
     Baked,
@@ -47,6 +49,8 @@ class Program:
         aliases: Returned leaves that are views of inputs or of other outputs.
         statics: Returned leaves that are constants of the trace.
         baked: Leaves of the arguments whose values the trace depends on.
+        gradients: Leaves of the arguments that may require grad while gradients are on, as results have none even so;
+            None if nothing that it reads may.
         in_tree: The pytree of ``(args, kwargs)``.
         out_tree: The pytree of the result.
         stage: How far the Program has come.
@@ -66,6 +70,7 @@ class Program:
     stage: Stage
     history: tuple[str, ...]
     baked: tuple[Baked, ...] = ()
+    gradients: frozenset[int] | None = None
     regions: tuple[Region, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
 
@@ -126,7 +131,8 @@ class Program:
         """Run the Program node by node on a call's arguments, see `pygraph.evaluate`.
 
         Raises:
-            ArgumentError: The arguments do not fit what was traced; nothing has been changed.
+            ArgumentError: The arguments do not fit what was traced, or gradients are to be taken through the call,
+                which computes values alone; nothing has been changed.
 
         Example:
             >>> import torch, pygraph
@@ -145,6 +151,9 @@ class Program:
         Returns:
             What notebooks show; ``save("step.svg")`` writes it, and ``dot`` is its text for Graphviz.
 
+        Raises:
+            ArgumentError: ``most`` is no positive integer.
+
         Example:
             >>> import torch, pygraph
             >>> picture = pygraph.trace(lambda x: torch.sin(x) + 1)(torch.ones(2)).draw()
@@ -153,6 +162,12 @@ class Program:
             >>> "float32[2] cpu" in picture.svg
             True
         """
+        if not isinstance(most, int) or isinstance(most, bool) or most < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            is_name = isinstance(most, (str, os.PathLike))
+            remedy = "For a file, write draw().save(…) with a name that ends in .svg, .dot or .gv."
+            raise ArgumentError(
+                describe("draw(…)", f"most={most!r}", expected="a positive integer", remedy=remedy if is_name else None)
+            )
         return Drawing(outline(self, most))
 
     def __str__(self) -> str:

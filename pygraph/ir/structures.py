@@ -1,16 +1,43 @@
-"""Differences between two structures of arguments, by their paths."""
+"""Structures of arguments: made again of leaves, and differences between two, by their paths."""
 
 # A structure's context is whatever a container's class says it is.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 _MOST = 4
 """Differences that a text has."""
+
+
+def unflatten(leaves: Iterable[Any], structure: pytree.TreeSpec) -> Any:
+    """`tree_unflatten` that makes a ``torch.Size`` of one, for which torch makes a tuple.
+
+    >>> leaves, structure = pytree.tree_flatten({"a": torch.Size([2, 3])})
+    >>> unflatten(leaves, structure)
+    {'a': torch.Size([2, 3])}
+    """
+    if not _has_sizes(structure):
+        return pytree.tree_unflatten(leaves, structure)
+    return _unflatten(iter(leaves), structure)
+
+
+def _has_sizes(structure: pytree.TreeSpec) -> bool:
+    return structure.type is torch.Size or any(map(_has_sizes, structure.children()))
+
+
+def _unflatten(leaves: Iterator[Any], structure: pytree.TreeSpec) -> Any:
+    if structure.is_leaf():
+        return next(leaves)
+    parts = [_unflatten(leaves, child) for child in structure.children()]
+    if structure.type is torch.Size:
+        return torch.Size(parts)
+    return pytree.SUPPORTED_NODES[structure.type].unflatten_fn(parts, structure.context)
 
 
 def structure_differences(found: pytree.TreeSpec, expected: pytree.TreeSpec) -> str:

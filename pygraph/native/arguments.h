@@ -222,10 +222,11 @@ bool match_tree(const ArgumentSpec& spec, size_t& position, PyObject* object, Ca
       return match_leaf(spec, spec.leaves[call.leaves.size()], object, call);
     case TreeNode::Tuple:
     case TreeNode::List:
+    case TreeNode::Size:
       if (GradientsObject* gradients = as_gradients(object)) {
         return node.kind == TreeNode::List && match_gradients(spec, position, node.size, gradients, call);
       }
-      if (Py_TYPE(object) != (node.kind == TreeNode::Tuple ? &PyTuple_Type : &PyList_Type)) return false;
+      if (Py_TYPE(object) != sequence_type(node.kind)) return false;
       if (PySequence_Fast_GET_SIZE(object) != node.size) return false;
       for (Py_ssize_t i = 0; i < node.size; ++i) {
         if (i >= PySequence_Fast_GET_SIZE(object)) return false;  // a list may change while a number is read

@@ -37,7 +37,8 @@ bool collect_leaves(const Tree& tree, size_t& position, PyObject* object, Borrow
       return true;
     case TreeNode::Tuple:
     case TreeNode::List:
-      if (Py_TYPE(object) != (node.kind == TreeNode::Tuple ? &PyTuple_Type : &PyList_Type)) return false;
+    case TreeNode::Size:
+      if (Py_TYPE(object) != sequence_type(node.kind)) return false;
       if (PySequence_Fast_GET_SIZE(object) != node.size) return false;
       for (Py_ssize_t i = 0; i < node.size; ++i) {
         if (!collect_leaves(tree, position, PySequence_Fast_GET_ITEM(object, i), leaves)) return false;

@@ -1,7 +1,9 @@
-// Nested tuples, lists and dicts: described by an example of them, and built of leaves.
+// Nested tuples, lists, dicts and sizes: described by an example of them; all but sizes are also built of leaves.
 #pragma once
 
 #include <Python.h>
+
+#include <torch/csrc/Size.h>
 
 #include <utility>
 #include <vector>
@@ -10,10 +12,15 @@ namespace pygraph {
 namespace {
 
 struct TreeNode {
-  enum Kind { Tuple, List, Dict, Leaf } kind;
+  enum Kind { Tuple, List, Dict, Size, Leaf } kind;
   Py_ssize_t size = 0;
   std::vector<PyObject*> keys;  // of a dict, in order; borrowed from the plan
 };
+
+// The class of tuples, lists or sizes, of which `PySequence_Fast` reads the items.
+inline PyTypeObject* sequence_type(TreeNode::Kind kind) {
+  return kind == TreeNode::Tuple ? &PyTuple_Type : kind == TreeNode::List ? &PyList_Type : &THPSizeType;
+}
 
 using Tree = std::vector<TreeNode>;  // each node before its children
 
@@ -21,9 +28,10 @@ using Tree = std::vector<TreeNode>;  // each node before its children
 template <typename Add>
 void describe_tree(Tree& tree, PyObject* object, Add add) {
   PyTypeObject* type = Py_TYPE(object);
-  if (type == &PyTuple_Type || type == &PyList_Type) {
+  if (type == &PyTuple_Type || type == &PyList_Type || type == &THPSizeType) {
     Py_ssize_t size = PySequence_Fast_GET_SIZE(object);
-    tree.push_back({type == &PyTuple_Type ? TreeNode::Tuple : TreeNode::List, size, {}});
+    const auto kind = type == &PyTuple_Type ? TreeNode::Tuple : type == &PyList_Type ? TreeNode::List : TreeNode::Size;
+    tree.push_back({kind, size, {}});
     for (Py_ssize_t i = 0; i < size; ++i) describe_tree(tree, PySequence_Fast_GET_ITEM(object, i), add);
   } else if (type == &PyDict_Type) {
     TreeNode node{TreeNode::Dict, PyDict_GET_SIZE(object), {}};

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pygraph.errors import ArgumentError, describe
 from pygraph.ir.descriptors import Fallback
 from pygraph.report.call_report import MEMORY_TITLES, NO_COUNTS, NO_MECHANISMS, NO_MEMORY, CallReport
 from pygraph.report.profile import profile_of
@@ -19,6 +20,9 @@ from pygraph.report.verdict import Totals, differences, groups, title_of
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
+
+
+_SUFFIXES = (".html", ".htm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +123,16 @@ class Explanation:
 
         Args:
             path: The file, as ``report.html``.
+
+        Raises:
+            ArgumentError: It ends otherwise than in ``.html`` or ``.htm``.
         """
         from pygraph.report.page import page
 
+        if Path(path).suffix.lower() not in _SUFFIXES:
+            expected = "a name that ends in " + ", ".join(_SUFFIXES)
+            call = f"explain().save({os.fspath(path)!r})"
+            raise ArgumentError(describe(call, "unknown kind of file", expected=expected))
         Path(path).write_text(page(self), encoding="utf-8")
 
     def _repr_html_(self) -> str:

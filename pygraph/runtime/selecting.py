@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import math
+import numbers
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from pygraph.errors import ArgumentError, describe
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.effects import count_kernels
 from pygraph.ir.selections import Candidate, Mode, Objective, Selection
@@ -64,6 +67,9 @@ class SelectionPolicy:
 
         def timed() -> Sample:
             microseconds = timer(run)
+            if not isinstance(microseconds, numbers.Real) or not 0 <= microseconds < math.inf:
+                expected = "the microseconds of a run, a number from 0 on"
+                raise ArgumentError(describe("select(…)", f"the timer returns {microseconds!r}", expected=expected))
             return Sample(microseconds, microseconds, microseconds)
 
         return timed

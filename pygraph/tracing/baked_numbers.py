@@ -42,8 +42,9 @@ def needed_numbers(
 def baked_leaves(arguments: FakeArguments) -> tuple[Baked, ...]:
     """The leaves that are no inputs."""
     live = {entry.leaf for entry in arguments.inputs if isinstance(entry, (Argument, ScalarArgument))}
+    paths, static = arguments.paths, arguments.static
     leaves = enumerate(arguments.leaves)
-    return tuple(Baked(arguments.paths[index], index, leaf) for index, leaf in leaves if index not in live)
+    return tuple(Baked(paths[index], index, leaf, index in static) for index, leaf in leaves if index not in live)
 
 
 def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule, taken: Collection[Comparison]) -> frozenset[int]:

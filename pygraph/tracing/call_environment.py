@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from pygraph.guards.environment import Environment
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.paths import flatten_with_path
+from pygraph.ir.value_keys import dict_keys
 from pygraph.tracing.function_kinds import Rebinding, WithStateInputs
 
 
@@ -50,6 +51,13 @@ def with_state_inputs(fn: Any) -> WithStateInputs | None:
 
 
 def objects_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments whose attributes a trace bakes in, by path; tensors and containers are part of the cache key."""
-    keyed = flatten_with_path((args, kwargs))[0]
-    return {pytree.keystr(path): leaf for path, leaf in keyed if not isinstance(leaf, (torch.Tensor, *IMMUTABLE))}
+    """The arguments whose attributes a trace bakes in, by path, and such keys of dicts.
+
+    Tensors and containers are part of the cache key.
+    """
+    keyed, structure = flatten_with_path((args, kwargs))
+    found = {pytree.keystr(path): leaf for path, leaf in keyed if not isinstance(leaf, (torch.Tensor, *IMMUTABLE))}
+    for number, key in enumerate(dict_keys(structure)):
+        if type(key) not in IMMUTABLE:
+            found[f"key {number} of dicts among the arguments"] = key
+    return found

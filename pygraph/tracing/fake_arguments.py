@@ -20,6 +20,7 @@ from pygraph.ir.descriptors import Argument, Input, ScalarArgument, TensorSpec
 from pygraph.ir.leaves import is_live_number, overlap_groups, to_number
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.ir.ranges import holder, span_of
+from pygraph.ir.structures import unflatten
 from pygraph.tracing.caught_errors import Symbols
 from pygraph.tracing.descriptions import describe_own
 from pygraph.tracing.leaks import remember
@@ -42,6 +43,7 @@ class FakeArguments:
         asked: The leaves of numbers whose value or text the function asks for.
         mode: The mode of the fake tensors.
         shapes: The environment of the symbols.
+        static: The leaves that are baked in, as they are marked or the trace needs their values.
     """
 
     leaves: list[Any]
@@ -55,10 +57,11 @@ class FakeArguments:
     asked: set[int]
     mode: FakeTensorMode
     shapes: Symbols
+    static: frozenset[int]
 
     def unflatten(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments and keyword arguments that the function gets, in containers of their own."""
-        return pytree.tree_unflatten(self.traced, self.tree)
+        return unflatten(self.traced, self.tree)
 
 
 def fake_arguments(
@@ -73,7 +76,7 @@ def fake_arguments(
     Args:
         call: What errors call the function.
         arguments: Its arguments and keyword arguments.
-        static: Leaves of numbers that are baked in.
+        static: Leaves that are baked in.
         asked: Gets the leaves of numbers whose value or text the function asks for.
         substitute: Returns what the function gets for a leaf that is neither a tensor nor a live number.
 
@@ -91,7 +94,7 @@ def fake_arguments(
     describe_own(mode)
     remember(mode)
     traced = [substitute(leaf) for leaf in leaves]
-    made = FakeArguments(leaves, paths, tree, traced, [], [], {}, {}, asked, mode, shapes)
+    made = FakeArguments(leaves, paths, tree, traced, [], [], {}, {}, asked, mode, shapes, static)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             if index in static:

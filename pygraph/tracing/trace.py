@@ -15,13 +15,12 @@ repeated; the caller finds its leaf among `Traced.static_leaves`.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from collections.abc import Callable
+from typing import Any
 
 from pygraph.errors import TraceError, describe
 from pygraph.ir.autocasting import without_autocast
-from pygraph.ir.leaves import static_leaves
+from pygraph.ir.gradients import differentiated_leaves, free_leaves
 from pygraph.ir.program import Program
 from pygraph.ir.source_lines import user_line
 from pygraph.process.collection import no_collection
@@ -36,47 +35,6 @@ from pygraph.tracing.recording import Recording
 from pygraph.tracing.specialization import record_specialized
 from pygraph.tracing.torch_errors import in_words
 from pygraph.tracing.turn import turn
-
-P = ParamSpec("P")
-
-
-def trace(
-    fn: Callable[P, Any], *, static_argnums: Sequence[int] = (), static_argnames: Sequence[str] = ()
-) -> Callable[P, Program]:
-    """Return a function that traces ``fn`` on its arguments and returns the Program, like ``jax.make_jaxpr``.
-
-    Args:
-        fn: A function or module over pytrees of tensors, numbers, ``None`` and static values.
-        static_argnums: Positions of arguments that are baked in as they are.
-        static_argnames: The same for keyword arguments.
-
-    Returns:
-        A function with the signature of ``fn`` that returns a `Program` at stage ``aten``.
-
-    Raises:
-        TraceError: The function cannot be traced; the message says why and where.
-
-    Example:
-        >>> import torch, pygraph
-        >>> print(pygraph.trace(lambda x, k: x * k + 1)(torch.ones(3), 2.0), end="")  # doctest: +ELLIPSIS
-        # <lambda> (aten): trace
-        def program(
-            args_0: "float32[3] cpu",  # args[0]
-            args_1: "float",  # args[1], live
-        ):
-            mul: "float32[3] cpu" = aten.mul.Tensor(args_0, args_1)  # ...:1
-            add: "float32[3] cpu" = aten.add.Tensor(mul, 1)  # ...:1
-            return (
-                add,  # result
-            )
-    """
-
-    @functools.wraps(fn, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
-    def traced(*args: P.args, **kwargs: P.kwargs) -> Program:
-        static = static_leaves(args, kwargs, static_argnums, static_argnames)
-        return trace_call(fn, args, kwargs, static=static).program
-
-    return traced
 
 
 def trace_call(
@@ -111,6 +69,7 @@ def trace_call(
 def _trace_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[int], name: str
 ) -> Traced:
+    differentiated = differentiated_leaves(args, kwargs)
     with turn(), no_collection(), preserved_dispatch_state():
         recording, static = record_specialized(fn, args, kwargs, static, name)
         outer = with_state_inputs(fn)
@@ -120,6 +79,7 @@ def _trace_call(
         read = [tensor for tensor in recording.gradients if id(tensor) not in inputs]
         now = reached_besides(fn, args, kwargs, read, recording.toggled)
         program = _functional(recording)
+        program = program.replace(gradients=free_leaves(program, differentiated))
         if isinstance(fn, WithStateInputs):
             program = _with_paths(program, fn.path)
         if isinstance(fn, Rebinding):

@@ -326,8 +326,20 @@ FAULTS = (
     Fault(
         "key-of-equal-numbers",
         "1.0 and True, or 0.0 and -0.0, as static arguments run the same trace.",
-        "        return (kind, repr(leaf))\n",
-        "        return (kind, leaf)\n",
+        "        return (kind, text(value))\n",
+        "        return (kind, value)\n",
+    ),
+    Fault(
+        "key-of-equal-objects",
+        "Objects that their class calls equal run the same trace, whatever it read of them.",
+        "        return mine is not None and mine is other._value()\n",
+        "        return mine is not None and mine == other._value()\n",
+    ),
+    Fault(
+        "keys-of-dicts-unguarded",
+        "An attribute of an object that is a key of a dict is baked in for ever.",
+        "            if not isinstance(key, _KEYS):\n",
+        "            if False:\n",
     ),
     Fault(
         "key-without-overlap",

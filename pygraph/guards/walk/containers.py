@@ -6,20 +6,27 @@
 from __future__ import annotations
 
 import collections
+import enum
 import gc
+import types
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 
 from pygraph.guards.attributes import attributes_of
 from pygraph.guards.contents import Contents, contents_of, factory_of, length_of
 from pygraph.guards.report_names import key_name
 from pygraph.guards.storage import stored_items, stored_length
 from pygraph.guards.walk.state import Walk
+from pygraph.ir.constants import IMMUTABLE
 
 #: A container with more entries than this (a vocabulary) is guarded by identity and length only.
 LARGE = 2000
+
+#: Keys that have no state of the user's, or are reached otherwise.
+_KEYS = (*IMMUTABLE, torch.Tensor, type, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
 
 def walk_container(walk: Walk, name: str, value: Any, depth: int) -> None:
@@ -31,7 +38,10 @@ def walk_container(walk: Walk, name: str, value: Any, depth: int) -> None:
     if length > LARGE or not walk.may_go_deeper(name, depth):
         return
     if issubclass(kind, dict):
-        walk.guards.key_orders[id(value)] = tuple(dict.__iter__(value))
+        walk.guards.key_orders[id(value)] = keys = tuple(dict.__iter__(value))
+        for key in keys:
+            if not isinstance(key, _KEYS):
+                walk.visit(f"a key of {name}", key, depth + 1)
     if issubclass(kind, collections.defaultdict):
         walk.guard_contents(f"{name}.default_factory", factory_of(value))
         walk.visit(f"{name}.default_factory", value.default_factory, depth)

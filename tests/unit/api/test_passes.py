@@ -119,7 +119,7 @@ def test_what_is_no_transform(x: torch.Tensor) -> None:
     for other in (torch.sin, [pygraph.devicify]):
         with pytest.raises(ArgumentError, match=r"in passes is no transform"):
             pygraph.jit(step, passes=[other])
-    with pytest.raises(ArgumentError, match="there is no stage 'atens'"):
+    with pytest.raises(ArgumentError, match="stage='atens'; expected 'aten'"):
         pygraph.transform(lambda program: program, stage="atens")
     with pytest.raises(ArgumentError, match="expected a function from Program to Program"):
         pygraph.transform(3)

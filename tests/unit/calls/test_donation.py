@@ -44,7 +44,7 @@ STILL_READ = "it is still read when a result of its layout is written"
 
 def replayed(fn: Any, **options: Any) -> Any:
     """Donating, and always as graphs: jit runs tiny functions as ordinary launches, which take over no memory."""
-    return transformed(fn, UNFUSED[:-1], make_options(**options))
+    return transformed(fn, UNFUSED[:-1], make_options("jit(…)", **options))
 
 
 def notes(fn: Any) -> dict[str, set[str | None]]:

@@ -10,7 +10,7 @@ import torch
 
 import pygraph
 from pygraph.calls.stages import Compiled, Lowered
-from pygraph.errors import ArgumentError, TraceError
+from pygraph.errors import ArgumentError, FallbackError, TraceError
 
 
 def step(x: torch.Tensor, k: float = 2.0, *, flip: bool = False) -> torch.Tensor:
@@ -173,3 +173,34 @@ def test_explain_of_one_call(x: torch.Tensor) -> None:
     report = compiled.explain().to_dict()
     assert report["kernels"] == report["kernels_in_graphs"] > 0
     assert report["bytes_copied_per_replay"] == 0
+
+
+STRICT_CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a shape that depends on data": lambda x: x[x > 0] * 2,
+    "a value that is needed on the host": lambda x: x * x.nonzero()[0, 1],
+    "part of it": lambda x: ((x * 2)[x > 0] * 2).sum() + x,
+}
+
+
+@pytest.mark.parametrize("fn", STRICT_CALLS.values(), ids=STRICT_CALLS)
+def test_strict_stages_raise_what_a_call_raises(x: torch.Tensor, fn: Any) -> None:
+    jitted = pygraph.jit(fn, strict=True)
+    with pytest.raises(FallbackError) as of_call:
+        jitted(x)
+    lowered = jitted.lower(x)
+    with pytest.raises(FallbackError) as of_stage:
+        lowered.compile()
+    assert str(of_stage.value) == str(of_call.value)
+    assert pygraph.jit(fn).lower(x).compile().explain().to_dict()["fallbacks"]
+
+
+def test_strict_stages_raise_on_the_cpu() -> None:
+    jitted, x = pygraph.jit(step, strict=True), torch.ones(2, 3)
+    with pytest.raises(FallbackError, match="its tensors are on the cpu"):
+        jitted.lower(x, 2.0).compile()
+
+
+def test_strict_stages_that_are_graphs(x: torch.Tensor) -> None:
+    compiled = pygraph.jit(step, strict=True).lower(x, 2.0).compile()
+    assert torch.equal(compiled(x, 3.0), x * 3)
+    assert torch.equal(pygraph.devicify(step).lower(x, 2.0).compile()(x, 3.0), x * 3)  # which records nothing

@@ -447,6 +447,20 @@ def test_strict(device: torch.device) -> None:
         fast(torch.ones(3).to(device))
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: x.nonzero() * 2, lambda x: x.sin() if x.sum() > 0 else x],
+    ids=["a shape by data", "a branch by data"],
+)
+def test_strict_is_of_graphs_and_fullgraph_of_graph_breaks(device: torch.device, fn: Any) -> None:
+    x = torch.ones(3).to(device)
+    same(torch.compile(fn, backend=pygraph.backend, options={"strict": True})(x), fn(x))
+    torch.compiler.reset()
+    refusals = (torch._dynamo.exc.Unsupported, pygraph.errors.FallbackError)  # the latter of what it then takes in
+    with pytest.raises(refusals):
+        torch.compile(fn, backend=pygraph.backend, fullgraph=True, options={"strict": True})(x)
+
+
 def test_misaligned_inputs(device: torch.device) -> None:
     check(lambda x: (x * 2).relu() + 1, lambda: (torch.randn(65).to(device)[1:],))
     fast = compiled(lambda x: (x * 2).relu() + 1)

@@ -190,5 +190,5 @@ def test_notebooks_get_escaped_text() -> None:
 def test_what_is_no_program_is_refused(name: str) -> None:
     program: Any = pygraph.trace(torch.sin)(X)
     arguments: dict[str, Any] = {"before": program, "after": program, name: fn}
-    with pytest.raises(ArgumentError, match=rf"diff\(…, {name}=function\): not a Program; .* Take trace"):
+    with pytest.raises(ArgumentError, match=rf"diff\(…, {name}=fn\): not a Program; .* Take trace"):
         pygraph.diff(**arguments)

@@ -39,6 +39,19 @@ def matches(function: Any, *args: Any, **kwargs: Any) -> bool:
     return function.engine.cache.native._dispatcher.match(args, kwargs) is not None
 
 
+def test_sizes(device: torch.device) -> None:
+    x = torch.ones(6, device=device)
+    function = planned(lambda x, size: (x * 2).view(size), x, torch.Size([2, 3]))
+    assert matches(function, x, torch.Size([2, 3]))
+    for size in (torch.Size([3, 2]), torch.Size([6]), torch.Size([2, 3, 1]), (2, 3), [2, 3]):
+        assert not matches(function, x, size)
+    function = planned(lambda x, size: x * size[0], x, torch.Size([2, 3]))
+    assert matches(function, x, torch.Size([5, 3]))
+    assert not matches(function, x, (2, 3))
+    function = planned(lambda x, size: x * size[0], x, (2, 3))
+    assert not matches(function, x, torch.Size([2, 3]))
+
+
 def check_misses(function: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """The call is not served natively, and is right."""
     before = served(function)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
+from pygraph.api.trace import trace
 from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import Argument, Captured, Mutation, ScalarArgument, TensorSpec
 from pygraph.ir.evaluate import evaluate
 from pygraph.ir.program import Program
-from pygraph.tracing.trace import trace
 from pygraph.transforms.devicify import devicify_program, undevicified_scalars
 from pygraph.transforms.rules.emitter import SCALAR, Emitter, HostNumber, aten
 from pygraph.transforms.rules.scalar_rules import RULES

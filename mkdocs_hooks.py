@@ -1,4 +1,4 @@
-"""Parts of the docs' site that are not pages of ``docs/``: design records, files of results, a glossary."""
+"""Parts of the docs' site that are not pages of ``docs/``: design records, files of results."""
 
 from __future__ import annotations
 
@@ -48,3 +48,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if name.startswith(RESULTS):
         return markdown.replace("](../../docs/", "](../../")
     return re.sub(r"\]\(\.\./((?:\.\./)*benchmarks/results/)", r"](\1", markdown)
+
+
+def on_post_build(config: Any) -> None:
+    """Remove the sitemap, which without an address of the site has no entries."""
+    if not config.site_url:
+        for name in ("sitemap.xml", "sitemap.xml.gz"):
+            (Path(config.site_dir) / name).unlink(missing_ok=True)

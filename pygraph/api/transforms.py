@@ -147,8 +147,8 @@ def indirect(fn: None = None, /, *, mechanism: Mechanism = "auto") -> Decorator:
 def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
     """Let a graph read arguments and write results at addresses that change at every call, instead of copying.
 
-    Before a replay, the pointers in the graph are changed, not the data moved. Without it, arguments are copied to fixed
-    addresses.
+    Before a replay, the pointers in the graph are changed, and no data is moved. Without it, arguments are copied to
+    fixed addresses.
 
     Args:
         fn: A function, a module, or a Program.

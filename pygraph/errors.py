@@ -46,14 +46,16 @@ class PygraphError(Exception):
 class TraceError(PygraphError):
     """A function cannot be written down as a Program.
 
-    Example: a Python ``if`` on a tensor's value. Remedy: ``torch.where`` or ``torch.cond``, or mark the
-    argument static.
+    Example: a Python ``if`` on a tensor's value. Remedy: ``torch.where``, or mark the argument static.
 
     Attributes:
         may_pass: Whether it may hold for the first call alone, as a message does that is logged once.
+        raised: The exception that ends the function in eager too, as its own code raises it; None if tracing is in the
+            way. With ``strict=True`` it is what a call raises.
     """
 
     may_pass: bool = False
+    raised: Exception | None = None
 
 
 class StateChangeError(TraceError):
@@ -82,7 +84,7 @@ class StateChangeError(TraceError):
 class UndecidedError(TraceError):
     """A function decides by a value on the device, which a trace does not know.
 
-    Example: ``pygraph.trace(f)(x)`` of a function with ``if x.sum() > 0``. Remedy: ``torch.where`` or ``torch.cond``; a
+    Example: ``pygraph.trace(f)(x)`` of a function with ``if x.sum() > 0``. Remedy: ``torch.where``; a
     jitted function is traced for each outcome, reads the value between graphs, and takes the trace that is right.
     """
 

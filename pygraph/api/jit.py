@@ -110,7 +110,8 @@ def jit(  # noqa: PLR0913  # the options that users have
             hash of their classes decide which value is new.
         static_argnames: Names of keyword arguments that are baked in.
         max_graphs: How many kinds of calls are kept as graphs; the least recently used one makes room.
-        strict: Raise FallbackError where something would not run as a graph.
+        strict: Raise FallbackError where something would not run as a graph, but for a call that makes state once, as
+            the first step of an optimizer. What the function's own code raises is raised as in eager.
         reuse_outputs: Write results to the same memory at every call instead of allocating it, as torch.compile's
             ``mode="reduce-overhead"`` does: any later call of this function may overwrite them. A result may be an
             argument of the next call, which copies it; what is to be kept longer must be cloned.

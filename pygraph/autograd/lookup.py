@@ -19,6 +19,7 @@ from pygraph.calls import retries
 from pygraph.calls.engine import Engine
 from pygraph.calls.failed_traces import failure_of
 from pygraph.calls.keys import UnhashableError, form_of, object_key
+from pygraph.calls.own_errors import raise_own
 from pygraph.calls.retries import Traces
 from pygraph.calls.surroundings import InlineError, UntraceableError
 from pygraph.calls.unhashable import refusal
@@ -100,6 +101,8 @@ def _discover_site(
     except DisturbedTraceError as error:
         raise InlineError(str(error)) from error  # the next call is traced again
     except TraceError as error:
+        if error.raised is not None and function.function.options.strict:
+            raise_own(error.raised, function.name)
         seconds = retries.clock() - began
         raise _refuse(sites, kind, error, traces, seconds, lambda: _modes(function, leaves, tree)) from error
     site.baked = sites.baked[key] = baked

@@ -16,6 +16,7 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of, objects_by_value
 from pygraph.calls.memory import check_disjoint, check_updatable
 from pygraph.calls.outdated_state import outdated_inputs
+from pygraph.calls.own_errors import raise_own
 from pygraph.calls.pipeline import transformed_program
 from pygraph.calls.policy import Policy, Runners
 from pygraph.calls.recompilations import Recompilations
@@ -161,6 +162,9 @@ class Compiler:
             state = self._state_left_behind(past, error)
             if state is not None:
                 return self._add_stateful(key, call, runners, state)
+            first = runners.of_first_step(call.args, call.kwargs, error) if self._function.options.strict else None
+            if first is not None:
+                return self._add_runner(key, call, first)
             parts = self._parts(past, call, runners, error)
             if parts is not None:
                 return self._keep(key, call, Stateful(fallbacks=[], runner=parts))
@@ -288,14 +292,17 @@ class Compiler:
             first = fallbacks[0]
             refused = "strict=True refuses what does not run as a graph; explain() lists all reasons."
             remedy = " ".join(filter(None, [remedy_of(first), refused]))
-            text = (first.reason if first.what == "the call" else f"{first.what}: {first.reason}").removesuffix(".")
+            text = first.reason if first.what == "the call" else f"{first.what}: {first.reason}"
+            text = text.removeprefix(f"trace({self._function.name})(…): ").removesuffix(".")  # of an error
             raise FallbackError(describe(f"{self._function.name}(…)", text, source=first.source, remedy=remedy))
 
     # -- without one ------------------------------------------------------------------------------------------------
 
     def _without_trace(self, key: Key, call: Call, past: _Past, error: TraceError, seconds: float) -> Entry:
         """The entry for a call whose trace has failed."""
-        if self._function.options.strict:
+        if self._function.options.strict and not adds_again(error, was_once=past.was_once):
+            if error.raised is not None:
+                raise_own(error.raised, self._function.name)
             # One error with one cause, if there is one: what torch, or the function, has raised.
             text = str(error).replace(f"trace({self._function.name})(…)", f"{self._function.name}(…)", 1)
             cause = error.__cause__

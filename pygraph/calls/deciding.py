@@ -30,14 +30,12 @@ from pygraph.errors import GradientError, StateChangeError, TraceError
 from pygraph.guards.environment import Environment
 from pygraph.ir.decisions import DecisionError
 from pygraph.ir.descriptors import Fallback
+from pygraph.ir.paths import OUTCOMES
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import RandomStates
 from pygraph.tracing.decisions import MAX_DECISIONS, deciding
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.iterator_locations import generators_of
-
-# The keyword of a call's outcomes, which comes last, so that other leaves keep their positions.
-_OUTCOMES = "pygraph_outcomes"
 
 _AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than the last one by values on the device")
 _CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
@@ -63,8 +61,8 @@ class DecidedFunction:
         self.trying: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; the outcomes are the last keyword argument."""
-        given: tuple[bool, ...] = kwargs.pop(_OUTCOMES)
+        """Call the function; the outcomes are the last keyword argument, so that other leaves keep their positions."""
+        given: tuple[bool, ...] = kwargs.pop(OUTCOMES)
         if get_proxy_mode() is None:
             if self.trying == threading.get_ident():
                 raise _AsItIsError
@@ -122,7 +120,7 @@ class DecidingPolicy(Policy):
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions that the options of the user's function make static."""
-        return self._keys.static_leaves(args, {k: v for k, v in kwargs.items() if k != _OUTCOMES})
+        return self._keys.static_leaves(args, {k: v for k, v in kwargs.items() if k != OUTCOMES})
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace.
@@ -151,7 +149,7 @@ class DecidingPolicy(Policy):
         Raises:
             _PartsError: It can be.
         """
-        users = {name: value for name, value in kwargs.items() if name != _OUTCOMES}
+        users = {name: value for name, value in kwargs.items() if name != OUTCOMES}
         runner = self._users.part_runner(self._engine, args, users, reason)
         if runner is not None:
             raise _PartsError(runner)
@@ -214,7 +212,7 @@ class DecidingCalls:
             begin = retries.clock()
             outcomes = self._instead.get(outcomes, outcomes)
             try:
-                result = self.engine(*args, **kwargs, **{_OUTCOMES: outcomes})
+                result = self.engine(*args, **kwargs, **{OUTCOMES: outcomes})
             except DecisionError as error:
                 known = itertools.chain(outcomes, itertools.repeat(False))
                 outcomes = _canonical((*itertools.islice(known, error.index), error.outcome))

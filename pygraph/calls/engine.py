@@ -224,7 +224,7 @@ class Engine:
             return entry.runner(call.args, call.kwargs) if refusal is None else _AsItIs(refusal)
         if shared:
             return _AsItIs(_SHARED)
-        if self.function.records:
+        if self.function.records and not (isinstance(entry, Refused) and entry.for_one_call):
             self.compiler.check_strict(entry.fallbacks)
         if isinstance(entry, Evaluated):
             return _AsItIs(None, entry, entry.program)
@@ -240,10 +240,10 @@ class Engine:
                 return self.run_inline(found.note, args, kwargs)
         return self.fn(*args, **kwargs)
 
-    def run_inline(self, fallback: Fallback, args: Any, kwargs: Any) -> Any:
-        """Run the function itself, and count why."""
+    def run_inline(self, fallback: Fallback, args: Any, kwargs: Any, *, once: bool = False) -> Any:
+        """Run the function itself, and count why; ``strict`` raises it, but not if it holds only ``once``."""
         self.cache.inlined[fallback] += 1
-        if fallback.reason not in _EXPECTED:
+        if not once and fallback.reason not in _EXPECTED:
             self.compiler.check_strict([fallback])
         return self.fn(*args, **kwargs)
 

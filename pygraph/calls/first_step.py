@@ -50,7 +50,7 @@ class FirstStep:
             return self._runner(args, kwargs)
         if optimizers:
             before = _gradients(optimizers)
-            result = function.run_inline(_NOTE, args, kwargs)
+            result = function.run_inline(_NOTE, args, kwargs, once=True)
             is_step = any(one.state for one in optimizers) or any(
                 now is not then for now, then in zip(_gradients(optimizers), before, strict=False)
             )

@@ -64,12 +64,14 @@ class Policy:
         """A runner of calls of an engine that leave state behind."""
         raise NotImplementedError
 
-    def first_step(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
+    def first_step(
+        self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: TraceError | None = None
+    ) -> StateRunner | None:
         """A runner of calls of an engine that are steps of training by their code; None if they are not.
 
-        It is asked before the first trace of the engine's function.
+        It is asked before the first trace of the engine's function, and with ``strict`` for its error as well.
         """
-        del engine, args, kwargs
+        del engine, args, kwargs, error
         return None
 
     def of_part(self, note_unsteady: Callable[[str], None]) -> Policy:
@@ -134,9 +136,11 @@ class Runners:
         """The runner of calls that take and return state."""
         return self.policy.state_runner(self.engine, args, kwargs, state)
 
-    def of_first_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
+    def of_first_step(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], error: TraceError | None = None
+    ) -> StateRunner | None:
         """The runner of calls that are steps of training by their code; None if they are not."""
-        return self.policy.first_step(self.engine, args, kwargs)
+        return self.policy.first_step(self.engine, args, kwargs, error)
 
     def of_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> StateRunner | None:
         """The runner of calls that cannot be traced as a whole; None if they cannot be cut into parts either."""

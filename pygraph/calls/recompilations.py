@@ -16,6 +16,7 @@ from pygraph.calls.requirements import Requirements
 from pygraph.errors import RecompilationWarning, describe
 from pygraph.ir.source_lines import frame_outside, user_frame
 from pygraph.process.log import log
+from pygraph.report.remedies import remedy_of_values
 from pygraph.report.verdict import varying
 
 Values = dict[str, str]
@@ -82,9 +83,7 @@ class Recompilations:
         shown = "; and ".join(f"{path}, which was {', '.join(texts)}" for path, texts in different.items())
         often = f"compiled {len(values)} times, in {seconds:.1f} s"
         problem = f"{often}, for calls that differ in nothing but {shown}"
-        remedy = "Pass it as a tensor, if the function only computes with it, or let it take few values."
-        if not self._numbers.issuperset(different):
-            remedy = "Pass the same value, or object, at every call, or let there be few."
+        remedy = remedy_of_values(are_numbers=self._numbers.issuperset(different))
         text = describe(f"{self._name}(…)", problem, remedy=remedy)
         frame = frame_outside(sys._getframe(1))
         if frame is None:

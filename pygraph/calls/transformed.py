@@ -19,6 +19,8 @@ from pygraph.calls.stages import Lowered, lower
 from pygraph.calls.users_policy import UsersPolicy
 from pygraph.errors import FallbackError
 from pygraph.report.explain import Explanation
+from pygraph.runtime.node_errors import has_line
+from pygraph.tracing.error_frames import without_ours
 from pygraph.transforms.passes import Pass, records
 
 P = ParamSpec("P")
@@ -76,14 +78,17 @@ class Transformed(Generic[P, R]):
         if self.donation is not None:
             return self.donation.around(self.engine, args, kwargs)
         native = self._native
-        if native.dispatch is not None and not torch.compiler.is_compiling():
-            result = native.dispatch(args, kwargs)
-            if result is not native.miss:
-                return result
         try:
+            if native.dispatch is not None and not torch.compiler.is_compiling():
+                result = native.dispatch(args, kwargs)
+                if result is not native.miss:
+                    return result
             return self.engine.call(args, kwargs)
         except FallbackError as error:
             raise error.with_traceback(None) from error.__cause__  # without the frames that came to know of it
+        except Exception as error:
+            error.__traceback__ = None if has_line(error) else without_ours(error.__traceback__)
+            raise
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""

@@ -19,7 +19,7 @@ from pygraph.calls.part_runner import PartRunner
 from pygraph.calls.policy import Policy
 from pygraph.calls.state_policy import reached_state, state_left_behind
 from pygraph.calls.stateful import StatefulCalls
-from pygraph.errors import TraceError, UndecidedError
+from pygraph.errors import StateChangeError, TraceError, UndecidedError
 from pygraph.tracing.function_kinds import StateInputs
 
 
@@ -41,6 +41,7 @@ class UsersPolicy(Policy):
         self.carries_state, self.decides = carries_state, decides
         self._cutting = Cutting(self.of_part, note_unsteady)
         self._is_begun = False
+        self._new_optimizers: tuple[torch.optim.Optimizer, ...] = ()
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
@@ -63,8 +64,16 @@ class UsersPolicy(Policy):
         self._cutting.cut(engine, args, kwargs, reason)
         return None if self._cutting.parts() is None else PartRunner(engine, self._cutting, reason)
 
-    def first_step(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateRunner | None:
-        """A runner of calls of an engine that are steps of training by their code; None if they are not."""
+    def first_step(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], error: TraceError | None = None
+    ) -> StateRunner | None:
+        """A runner of calls of an engine that are steps of training by their code; None if they are not.
+
+        With ``strict``, a first step is traced as well, since it may be a graph, or be none for another reason.
+        """
+        if error is not None:
+            new, self._new_optimizers = self._new_optimizers, ()
+            return FirstStep(engine, self, new) if new and isinstance(error, StateChangeError) else None
         if self._is_begun or not self.carries_state or self._cutting.is_of_part:
             return None
         self._is_begun, options = True, engine.function.options
@@ -75,7 +84,10 @@ class UsersPolicy(Policy):
         except TraceError:  # by something whose state cannot be seen: the trace is refused for it, which is the reason
             return None
         if found.new_optimizers:
-            return None if options.strict else FirstStep(engine, self, found.new_optimizers)
+            if not options.strict:
+                return FirstStep(engine, self, found.new_optimizers)
+            self._new_optimizers = tuple(found.new_optimizers)
+            return None
         if not found.may_train:
             return None
         return StatefulCalls(engine, args, kwargs, StateInputs(gradients=True), self._cutting, is_expected=True)

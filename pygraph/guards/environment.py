@@ -146,8 +146,8 @@ class Environment:
 
     # -- undoing what a trace changes ---------------------------------------------------------------------------------
 
-    def changed_locations(self) -> tuple[Location, ...] | None:
-        """Where another value is stored now; None if something has changed that is not stored in such a location."""
+    def changed_locations(self) -> tuple[Location, ...] | str:
+        """Where another value is stored now; or the name of something that has changed and is in no such location."""
 
         def grown(name: str, container: list[Any], before: list[Any]) -> Location | None:
             return growth_of(container, before, name, self.guards.locations(container), self.reaches)

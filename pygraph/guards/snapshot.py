@@ -76,46 +76,57 @@ class Snapshot:
 
     def changed_locations(
         self, grown: Callable[[str, list[Any], list[Any]], Location | None]
-    ) -> tuple[Location, ...] | None:
-        """Where another value is stored now; None if something has changed that is not stored in such a location.
+    ) -> tuple[Location, ...] | str:
+        """Where another value is stored now; or the name of something that has changed and is in no such location.
 
         Args:
             grown: Returns, for the name of a list, the list and its items from before, the location of new items at
                 its end; None if it has changed in another way.
         """
-        if any(not contents[0] for _, contents in self.contents if id(contents) not in self._packaged):
-            return None
-        if self._attributes.changed() is not None or self._has_new_class_attributes():
-            return None
+        elsewhere = self._changed_elsewhere()
+        if elsewhere is not None:
+            return elsewhere
         found: list[Location] = []
         for name, container, before in self._changed_containers():
             if isinstance(container, list):
                 end = grown(name, container, before)
                 if end is None:
-                    return None
+                    return changed_entry(name, container, before, self._names)
                 found.append(end)
                 continue
             keys = changed_keys(container, before)
-            if not all(isinstance(key, IMMUTABLE) for key in keys):
-                return None  # the class or a tensor of a trace, perhaps
+            odd = [key for key in keys if not isinstance(key, IMMUTABLE)]
+            if odd:  # the class or a tensor of a trace, perhaps
+                return entry_name(name, odd[0], self._names)
             found += [Item(container, key, entry_name(name, key, self._names)) for key in keys]
         for name, owner, key, before in self.variables:
             now = _lookup(owner, key)
             if now is before or id(owner) in self._packaged or (_is_code(now) and before is MISSING):
                 continue
             if isinstance(owner, type):
-                return None
+                return join(name, key)
             found.append(Item(owner, key, join(name, key)))
         cells = [cell for cell, before in self.cells if stored_in_cell(cell) is not before]
         return (*found, *(Variable(cell, self._name_of(cell)) for cell in cells))
+
+    def _changed_elsewhere(self) -> str | None:
+        """The name of the first change that is neither of a dict, a list nor a variable."""
+        contents = (name for name, one in self.contents if id(one) not in self._packaged and not one[0])
+        attributes = (
+            join(name, key)
+            for name, cls, keys in self.classes
+            if id(cls) not in self._packaged
+            for key in _new_attributes(cls, keys)
+        )
+        first = next(contents, None)
+        if first is not None:
+            return first or "an object"
+        return self._attributes.changed() or next(attributes, None)
 
     def _changed_containers(self) -> Iterator[tuple[str, Any, Any]]:
         for name, container, before in self.containers:
             if id(container) not in self._packaged and not is_shallowly_equal(container, before):
                 yield name, container, before
-
-    def _has_new_class_attributes(self) -> bool:
-        return any(id(cls) not in self._packaged and _new_attributes(cls, keys) for _, cls, keys in self.classes)
 
     def _name_of(self, cell: types.CellType) -> str:
         return self._names.get(id(cell), "a closed-over variable")

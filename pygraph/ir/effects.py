@@ -217,7 +217,8 @@ def _reason_of_operation(node: fx.Node) -> str | None:
     target: Any = node.target
     name: str = target._schema.name
     if name == "aten::_local_scalar_dense":
-        return "it needs a value on the host"
+        is_returned = bool(node.users) and all(user.op == "output" for user in node.users)
+        return "it needs a value on the host, to return it" if is_returned else "it needs a value on the host"
     if name in _SYNCHRONIZING:
         return "it synchronises with the host"
     if target is aten._grouped_mm.default and _reads_offsets(node):
@@ -254,7 +255,8 @@ def _reason_of_arguments(node: fx.Node) -> str | None:
     for argument in node.all_input_nodes:
         spec = argument.meta.get("spec")
         if spec is None and not is_selection(argument):
-            return "the shape of an argument depends on data"
+            is_item = argument.target is aten.select.int
+            return "where an argument lies depends on data" if is_item else "the shape of an argument depends on data"
         if isinstance(spec, type) and name != "pygraph::scalar":
             return f"it takes the host value {argument.name} by value"
         if isinstance(spec, TensorSpec) and spec.device.type == "cpu":

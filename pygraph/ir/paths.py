@@ -57,7 +57,15 @@ def _paths(path: pytree.KeyPath, tree: Any, is_leaf: Callable[[Any], bool] | Non
         yield from _paths((*path, key), part, is_leaf)
 
 
+OUTCOMES = "pygraph_outcomes"
+"""The keyword argument with the outcomes of a call's decisions by values on the device, which no user passes."""
+
+
 def argument_path(path: pytree.KeyPath) -> str:
-    """``args[0]['w']`` or ``kwargs['x']`` from a key path of ``(args, kwargs)``."""
+    """``args[0]['w']`` or ``kwargs['x']`` from a key path of ``(args, kwargs)``; ``decision 1`` of an outcome."""
     first: Any = path[0]
+    second: Any = path[1] if len(path) > 2 else None
+    if isinstance(second, pytree.MappingKey) and second.key == OUTCOMES:
+        number: Any = path[-1]
+        return f"decision {number.idx + 1}"
     return ("args", "kwargs")[first.idx] + pytree.keystr(path[1:])

@@ -8,8 +8,14 @@ from pygraph.ir.effects import ON_CPU
 KEEP_SHAPE = "Keep the shape: torch.where or a mask instead of fewer rows, or padding."
 
 _REMEDIES = (
-    ("needs a value on the host", "Decide on the device (torch.where, torch.cond, index_copy_), or pass the value."),
-    ("by value", "Keep it a tensor on the device, or read it before the call and pass it."),
+    ("on the host, to return it", "Return the tensor, and read it after the call."),
+    ("needs a value on the host", "Decide on the device (torch.where, index_copy_), or pass the value."),
+    (
+        "by value",
+        "Take an operation that has a tensor there (index_select, index_copy_), or pass a number of the host.",
+    ),
+    ("where an argument lies depends on data", "Index by a tensor: index_select, gather or index_copy_."),
+    (" changes at every call", "Pass it as an argument."),
     ("shape of its result depends on data", KEEP_SHAPE),
     ("synchronises with the host", "Let it run before or after the call, or replace it by operations of fixed shapes."),
     ("its result is on the", "Leave it on the device, and copy it after the call."),
@@ -25,4 +31,20 @@ def remedy_of(fallback: Fallback) -> str | None:
     >>> remedy_of(Fallback("aten.nonzero.default", "it synchronises with the host"))
     'Let it run before or after the call, or replace it by operations of fixed shapes.'
     """
+    if fallback.what.endswith("higher_order.cond"):
+        return "Compute what both branches give, and choose by torch.where."
     return next((remedy for part, remedy in _REMEDIES if part in fallback.reason), None)
+
+
+def remedy_of_values(*, are_numbers: bool) -> str:
+    """The remedy for calls that are compiled for every other value of an argument.
+
+    Args:
+        are_numbers: Whether all such values are numbers.
+    """
+    if not are_numbers:
+        return "Pass the same value, or object, at every call, or let there be few."
+    return (
+        "Pass it as a tensor if the function only computes with it; for an index, pass a tensor to index_select or "
+        "index_copy_; a size, or the length of a loop, should take few values."
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 
 from pygraph.report.call_report import CallReport
+from pygraph.report.remedies import remedy_of_values
 
 _MOST_VALUES = 8
 """Values of one argument that a line shows."""
@@ -76,8 +78,8 @@ def differences(calls: Sequence[CallReport]) -> list[str]:
         different = varying([call.baked for call in group])
         shown = [f"{path} was {_listed(values)}" for path, values in different.items()]
         if shown:
-            remedy = "pass it as a tensor if the function only computes with it, or let it take few values"
-            lines.append(f"{len(group)} kinds of calls differ in nothing but values: {'; '.join(shown)}: {remedy}")
+            remedy = remedy_of_values(are_numbers=all(map(_is_number, itertools.chain(*different.values()))))
+            lines.append(f"{len(group)} kinds of calls differ in nothing but values: {'; '.join(shown)}. {remedy}")
     return lines
 
 
@@ -89,6 +91,20 @@ def varying(kinds: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     """
     texts = {path: [kind[path] for kind in kinds] for path in kinds[0]}
     return {path: found for path, found in texts.items() if len(set(found)) > 1}
+
+
+def _is_number(text: str) -> bool:
+    """Whether the text of a value is that of a number.
+
+    >>> _is_number("2"), _is_number("np.float64(0.5)"), _is_number("True"), _is_number("'2'")
+    (True, True, True, False)
+    """
+    text = text.partition("(")[2].removesuffix(")") if text.startswith("np.") else text
+    try:
+        complex(text)
+    except ValueError:
+        return text in ("True", "False")
+    return True
 
 
 def _listed(values: Sequence[str]) -> str:

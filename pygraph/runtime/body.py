@@ -29,6 +29,7 @@ from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
 from pygraph.ir.result_layouts import expected_layouts, in_layout
 from pygraph.runtime.indices import Reach, index_reach
+from pygraph.runtime.node_errors import node_of, note_line
 from pygraph.runtime.straight_line import Straight, straight_line
 
 
@@ -84,6 +85,8 @@ class RegionBody:
         self._module = program.module
         self.last_use = self._last_uses()
         self._straight: Straight | None = None
+        self._operations: dict[int, fx.Node] = {}
+        self._name = program.name
         self._unused_states = [
             (i, device) for i, node in enumerate(self.outputs) if is_unused_state(node) and (device := device_of(node))
         ]
@@ -164,8 +167,14 @@ class RegionBody:
             if mark is not None:
                 return self._interpret(inputs, numbers, mark, statics, generators or {}, allocated or {})
             if self._straight is None:
-                self._straight = straight_line(self, own_memory, in_layout)
-            results = self._straight(inputs, statics, numbers)
+                self._straight, self._operations = straight_line(self, own_memory, in_layout)
+            try:
+                results = self._straight(inputs, statics, numbers)
+            except Exception as error:
+                failed = node_of(error, self._straight, self._operations)
+                if failed is not None:
+                    note_line(error, failed, self._name)
+                raise
             for position, device in self._unused_states:
                 # An ordinary launch has them on the host, where no graph can read them.
                 results[position] = keep(results[position], device, drawn=False)
@@ -196,7 +205,11 @@ class RegionBody:
             args: Any = map_arg(node.args, value)
             kwargs: Any = map_arg(node.kwargs, value)
             target: Any = node.target
-            result: Any = target(*args, **kwargs)
+            try:
+                result: Any = target(*args, **kwargs)
+            except Exception as error:
+                note_line(error, node, self._name)
+                raise
             if node in self.producers:
                 result = own_memory(result, args)
             if node in self.layouts:

@@ -334,7 +334,7 @@ class Discovery:
             for op in self.body.readers(position):
                 node = self.body.nodes[op]
                 name = target_text(node.target)
-                if op not in recorded or (slot, op) in found:
+                if op not in recorded or (slot, op) in found or self._takes_no_bytes(node, position):
                     continue
                 if is_operation(node) and any(part in name for part in _SHAPE_ONLY):
                     continue
@@ -348,6 +348,11 @@ class Discovery:
                 )
                 break
         return missing
+
+    def _takes_no_bytes(self, node: fx.Node, position: int) -> bool:
+        """Whether a node takes only parts of an input that have no elements, for which kernels need no pointer."""
+        parts = [one.meta.get("spec") for one in node.all_input_nodes if root(one) is self.body.inputs[position]]
+        return all(isinstance(spec, TensorSpec) and 0 in spec.shape for spec in parts)
 
     def _find_unpointed(self) -> None:
         """Distinguish memory that nothing is written to, as that of ``empty``, from other memory without a pointer."""

@@ -43,8 +43,11 @@ Straight: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], 
 
 def straight_line(
     body: Region, own_memory: Callable[[Any, Any], Any], in_layout: Callable[[Any, Any], Any]
-) -> Straight:
+) -> tuple[Straight, dict[int, fx.Node]]:
     """The nodes of a region as one function, in which each value is deleted after its last use.
+
+    Returns:
+        The function, and its nodes by the lines of its code that run their operations.
 
     Args:
         body: The region.
@@ -94,18 +97,20 @@ def straight_line(
     lines = ["def region(inputs, statics, numbers):"]
     for group, nodes in (("inputs", body.inputs), ("statics", body.statics), ("numbers", body.numbers)):
         lines.append(f"    {''.join(name(node) + ', ' for node in nodes)}= {group}" if nodes else "    pass")
+    operations: dict[int, fx.Node] = {}
     for index, node in enumerate(body.nodes):
         result = name(node)
         args = "".join(f"{text(argument)}, " for argument in node.args)
         kwargs = f"**{text(dict(node.kwargs))}" if node.kwargs else ""  # a name may be a keyword of Python's
         lines.append(f"    {result} = {bind(_function(node.target))}({args}{kwargs})")
+        operations[len(lines)] = node
         lines += [f"    {result} = own_memory({result}, ({args}))"] if node in body.producers else []
         lines += [f"    {result} = in_layout({result}, {bind(body.layouts[node])})"] if node in body.layouts else []
         if body.last_use[index]:
             lines.append(f"    del {', '.join(map(name, body.last_use[index]))}")
     lines.append(f"    return [{', '.join(map(name, body.outputs))}]")
     exec("\n".join(lines), scope)  # the text is made of names and literals from above only
-    return scope["region"]
+    return scope["region"], operations
 
 
 def _function(target: Any) -> Any:

@@ -3,13 +3,18 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import ast
 import contextlib
+import itertools
 import traceback
 from collections.abc import Generator
+from types import FrameType, FunctionType, TracebackType
+from typing import Any
 
 import torch
 
-from pygraph.ir.source_lines import user_lines
+from pygraph.errors import TraceError
+from pygraph.ir.source_lines import PYGRAPH_FOLDER, is_in_library, user_lines
 
 
 @contextlib.contextmanager
@@ -28,7 +33,11 @@ def preserved_dispatch_state() -> Generator[None, None, None]:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Clear the frames of an error; the tracebacks of its causes, whose functions hold more, become a note."""
+    """Clear the frames of an error; the tracebacks of its causes, whose functions hold more, become a note.
+
+    Of an error of the user's function, and of its causes, the frames of user code stay, without their variables.
+    """
+    is_own = isinstance(error, TraceError) and error.raised is not None
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -37,8 +46,73 @@ def _clear_frames(error: BaseException) -> None:
             seen.add(id(link))
             traceback.clear_frames(link.__traceback__)
             chain += [link.__cause__, link.__context__]
-            lines = [] if link is error else user_lines(link)
+            if link is error:
+                continue
+            if is_own:
+                link.__traceback__ = in_user_code(link.__traceback__)
+                continue
+            lines = user_lines(link)
             if lines:
                 link.add_note("In the function that was traced:\n" + "".join(lines).rstrip())
-            if link is not error:
-                link.__traceback__ = None
+            link.__traceback__ = None
+
+
+def in_user_code(entry: TracebackType | None) -> TracebackType | None:
+    """The frames of a traceback outside of torch, Triton, pygraph and the standard library, without what they hold.
+
+    A frame refers to its function and to the frame that has called it, and these to tensors of the trace, even when it
+    is cleared. So each is a new one, of code that fails in the same file, function and line.
+    """
+    kept: TracebackType | None = None
+    for one in reversed(_entries(entry)):
+        if not is_in_library(one.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, *_like(one))
+    return kept
+
+
+def without_ours(entry: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of pygraph that lead to user code; as it is if there is no frame of user code."""
+    entries = _entries(entry)
+    users = [index for index, one in enumerate(entries) if not is_in_library(one.tb_frame.f_code.co_filename)]
+    if not users:
+        return entry
+    kept: TracebackType | None = None
+    for index, one in reversed(list(enumerate(entries))):
+        if index > users[-1] or not one.tb_frame.f_code.co_filename.startswith(PYGRAPH_FOLDER):
+            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return kept
+
+
+def _entries(entry: TracebackType | None) -> list[TracebackType]:
+    entries: list[TracebackType] = []
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    return entries
+
+
+def _like(entry: TracebackType) -> tuple[FrameType, int, int]:
+    """A frame that looks like that of an entry where it is printed, its instruction and its line."""
+    code, namespace = entry.tb_frame.f_code, entry.tb_frame.f_globals
+    position = next(itertools.islice(code.co_positions(), entry.tb_lasti // 2, None))
+    line, end, column, end_column = position
+    at: dict[str, Any] = {"lineno": line or entry.tb_lineno, "end_lineno": end or line or entry.tb_lineno}
+    at |= {"col_offset": column or 0, "end_col_offset": end_column or 0}
+    fails = ast.Raise(exc=ast.Name(_ERROR, ast.Load(), **at), cause=None, **at)
+    # Of a generator, whose frame refers in Python 3.11 to none that has called it; later to this one.
+    waits = ast.Expr(ast.Yield(None, **at), **at)
+    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    function = ast.FunctionDef(name=_ERROR, args=nothing, body=[fails, waits], decorator_list=[], **at)
+    found: dict[str, Any] = {}
+    exec(compile(ast.Module([function], []), code.co_filename, "exec"), found)
+    made = found[_ERROR].__code__.replace(co_name=code.co_name, co_qualname=code.co_qualname)
+    known = {name: namespace[name] for name in ("__name__", "__file__", "__loader__", "__spec__") if name in namespace}
+    inner: Any = None
+    try:
+        next(FunctionType(made, {**known, _ERROR: Exception})())
+    except Exception as error:
+        inner = error.__traceback__
+    return inner.tb_next.tb_frame, inner.tb_next.tb_lasti, entry.tb_lineno
+
+
+_ERROR = "error"

@@ -57,6 +57,7 @@ class OperationsMode(TorchDispatchMode):
     Attributes:
         problem: The first operation that was refused, also if the function catches the error; None if none was.
         used: Tensors besides arguments that operations have got from outside, by id.
+        depends_on_data: Whether the host was told a value, or a shape, that only a run knows.
     """
 
     supports_higher_order_operators = True
@@ -76,6 +77,7 @@ class OperationsMode(TorchDispatchMode):
         self._known = KnownNumbers()
         self._backward_lines, self._thread = BackwardLines(), threading.get_ident()
         self.problem: str | None = None
+        self.depends_on_data = False
         self.used: dict[int, torch.Tensor] = {}
         # By tracer, as branches of control flow have graphs of their own; a training step uses a parameter ten times.
         self._aliases: dict[Any, dict[tuple[int, bool], torch.Tensor]] = {}
@@ -94,6 +96,7 @@ class OperationsMode(TorchDispatchMode):
         if tracing is None:
             return func(*args, **(kwargs or {}))
         note_operation(func, args)
+        self.depends_on_data = self.depends_on_data or not _OF_DATA.isdisjoint(getattr(func, "tags", ()))
         self._data.note_updates(func, args, kwargs or {})
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
@@ -209,6 +212,8 @@ def _is_first_gradient(frame: Any) -> bool:
 
 
 _CUDA = torch.device("cuda")
+
+_OF_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 _MOVES_MEMORY = tuple(getattr(aten.set_, overload) for overload in aten.set_.overloads())
 

@@ -31,7 +31,7 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, CapturedGenerator, Input
 from pygraph.ir.random_states import drop_idle_states
-from pygraph.ir.source_lines import user_line
+from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numbers
@@ -53,13 +53,14 @@ from pygraph.tracing.number_conditions import Comparison
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
 from pygraph.tracing.outside import CallerState, IgnoredErrors
+from pygraph.tracing.own_errors import is_own_error
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.recurrent import RecurrentLayersMode
 from pygraph.tracing.refusals import Refusals
 from pygraph.tracing.results import Results, graph_values
 from pygraph.tracing.settings import SettingsWatch, forget_cached_fakes
 from pygraph.tracing.toggles import Toggles, flag_of
-from pygraph.tracing.torch_errors import in_words
+from pygraph.tracing.torch_errors import in_words, translation
 from pygraph.tracing.user_scopes import scopes_noticed
 
 
@@ -295,8 +296,11 @@ def _run(
     except (Exception, SystemExit) as error:  # it exits where it may not come to in eager
         failure = error
     finally:
-        locations = environment.changed_locations()
+        found = environment.changed_locations()
+        locations, culprit = (None, found) if isinstance(found, str) else (found, None)
         changed = environment.restore()
+        if changed is not None and culprit is not None:
+            changed = culprit
         of_tensors = (*watches.toggles.restore(), *watches.data.locations())
         gradients = environment.restore_gradients(gradients_before)
         elsewhere = changes.changed_attribute() or _clear_unreached_gradients(watches.operations.used.values())
@@ -305,8 +309,10 @@ def _run(
         caught = watches.caught()
     if failure is None:
         elsewhere = elsewhere or watches.settings.changed or changed_variable(context)
-    if locations is not None:
-        locations = (*locations, *of_tensors) if elsewhere is None else None
+    if locations is not None and elsewhere is not None:
+        locations, changed = None, elsewhere  # all else could be passed
+    elif locations is not None:
+        locations = (*locations, *of_tensors)
     changed = changed or elsewhere or next((location.name for location in of_tensors), None)
     gradient = next((f"{environment.names.get(id(tensor), 'a tensor')}.grad" for tensor in gradients), None)
     thawed = tuple(flag_of(tensor, environment) for tensor in gradients if not tensor.requires_grad)
@@ -345,7 +351,7 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
         error.may_pass = True  # some messages are shown once, some files are read once
         raise error from run.failure
     if run.failure is not None:
-        raise _failure_error(call, run.failure, undecided=undecided) from run.failure
+        raise _failure_error(call, run.failure, watches) from run.failure
     problem = watches.problem() or run.caught
     if problem is not None:  # the function has caught the error
         raise TraceError(describe(call, problem))
@@ -365,10 +371,16 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
         )  # fmt: skip
 
 
-def _failure_error(call: str, failure: BaseException, *, undecided: bool) -> TraceError:
+def _failure_error(call: str, failure: BaseException, watches: _Watches) -> TraceError:
     problem, remedy = in_words(failure)
-    kind = UndecidedError if undecided else TraceError
-    return kind(describe(call, problem, source=user_line(failure), remedy=remedy))
+    kind = UndecidedError if watches.questions.undecided else TraceError
+    error = kind(describe(call, problem, source=user_line(failure), remedy=remedy))
+    is_known = not watches.operations.depends_on_data and watches.problem() is None
+    if is_known and isinstance(failure, Exception) and is_own_error(failure):
+        error.raised = failure
+    if translation(failure) is not None:  # torch's own words for it take ten lines
+        failure.args = (first_line(failure), *failure.args[1:])
+    return error
 
 
 def _state_change_error(call: str, run: _Run) -> StateChangeError | GradientChangeError:

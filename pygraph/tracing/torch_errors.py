@@ -18,7 +18,7 @@ from pygraph.errors import PygraphError, TraceError
 from pygraph.ir.source_lines import TORCH_FOLDER, first_line
 
 _DECIDE_THERE = (
-    "Decide there: keep it a tensor, by torch.where, index_copy_ or torch.cond, or pass a number of the host."
+    "Decide there: keep it a tensor, by torch.where, index_select or index_copy_, or pass a number of the host."
 )
 
 _OPTIMIZERS = TORCH_FOLDER + "optim"
@@ -43,6 +43,11 @@ _TEXTS = (
         "Pass tensors to operations; a kernel of your own becomes one by torch.library.custom_op.",
     ),
     (
+        "but got _NoItem",  # of pygraph.guards.growth
+        "it reads a list to which it appends at every call",
+        "Pass its items as an argument, or write to a tensor of a fixed length.",
+    ),
+    (
         "symbolically trace a dynamo-optimized function",
         "it calls a function that torch.compile has made (dynamo-optimized)",
         'Transform what that compiles, with fuse=True, or compile it with backend="pygraph".',
@@ -62,9 +67,14 @@ def in_words(failure: BaseException) -> tuple[str, str | None]:
     >>> in_words(ZeroDivisionError("division by zero"))
     ('ZeroDivisionError: division by zero', None)
     """
-    text = first_line(failure)
     if isinstance(failure, PygraphError):
-        return text, None
+        return first_line(failure), None
+    return translation(failure) or (f"{type(failure).__name__}: {_FAKE.sub('Tensor', first_line(failure))}", None)
+
+
+def translation(failure: BaseException) -> tuple[str, str | None] | None:
+    """The problem and the remedy, of an error of torch's that only a trace meets; None for any other one."""
+    text = first_line(failure)
     if isinstance(failure, GuardOnDataDependentSymNode):
         return _of_a_decision(failure)
     if isinstance(failure, DataDependentOutputException):
@@ -78,7 +88,7 @@ def in_words(failure: BaseException) -> tuple[str, str | None]:
     for part, problem, remedy in _TEXTS:
         if part in text:
             return problem, remedy
-    return f"{type(failure).__name__}: {_FAKE.sub('Tensor', text)}", None
+    return None
 
 
 def is_of_a_trace(failure: BaseException) -> bool:

@@ -55,7 +55,12 @@ def test_kinds_of_calls_that_differ_in_values_are_one_row() -> None:
         "backward(f): x: float32[2], n = 1",
     ]  # fmt: skip
     (line,) = differences(calls)
-    assert line.startswith("3 kinds of calls differ in nothing but values: n was 1, 2: pass it as a tensor")
+    assert line.startswith("3 kinds of calls differ in nothing but values: n was 1, 2. Pass it as a tensor if")
+
+
+def test_the_remedy_for_other_objects_is_that_of_the_warning() -> None:
+    (line,) = differences([report(mode=f"'{n}'") for n in "ab"])
+    assert line.endswith("mode was 'a', 'b'. Pass the same value, or object, at every call, or let there be few.")
 
 
 def test_many_values_are_cut() -> None:
@@ -73,7 +78,8 @@ def test_the_report_of_a_function_that_compiles_often(device: torch.device) -> N
         fast(x, length)
     told = fast.explain()
     assert str(told).startswith("cut: 4 calls: 1 hit, 3 compiled or looked at; 3 graphs recorded, ")
-    assert "cut: 3 kinds of calls differ in nothing but values: args[1] was 3, 4, 5:" in " ".join(str(told).split())
+    line = "cut: 3 kinds of calls differ in nothing but values: args[1] was 3, 4, 5. Pass it as a tensor"
+    assert line in " ".join(str(told).split())
     assert str(told).count("args[0]: float32[9]") <= 2  # in the table, and in that of memory
     data = told.to_dict()
     assert [entry["baked"] for entry in data["entries"]] == [{"args[1]": "3"}, {"args[1]": "4"}, {"args[1]": "5"}]

@@ -67,7 +67,8 @@ def walk_donated(walk: Walk, name: str, tensor: torch.Tensor, depth: int) -> Non
 def refuse_script_module(walk: Walk, name: str, module: Any, depth: int) -> None:
     """Refuse a TorchScript module."""
     raise TraceError(
-        describe(name, f"a {type(module).__name__}", expected="modules whose state lies in Python objects",
+        describe(name or "the function", f"a {type(module).__name__}",
+                 expected="modules whose state lies in Python objects",
                  remedy="Transform the module that it was made from.")
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -98,8 +99,59 @@ def test_a_first_step_that_raises(device: torch.device) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
 
 
-def test_strict_refuses_it(device: torch.device) -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_strict_allows_a_call_that_makes_state_as_explain_has_no_fallback(device: torch.device, name: str) -> None:
+    nets = [make_net(device) for _ in range(2)]
+    slow, plain = (step_of(net, OPTIMIZERS[name](net.parameters())) for net in nets)
+    fast = pygraph.jit(plain, strict=True)
+    for batch in batches(device, 4):
+        torch.testing.assert_close(fast(*batch), slow(*batch), rtol=0, atol=0)
+    assert fast.explain().to_dict()["fallbacks"] == []
+    # Without state, the first step is a graph as well, of a kind of its own: it finds no gradients.
+    assert fast.cache_info().captures == (2 if name == "SGD" else 1)
+
+
+def test_strict_raises_where_state_is_made_at_every_call(device: torch.device) -> None:
     net = make_net(device)
-    step = pygraph.jit(step_of(net, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)), strict=True)
-    with pytest.raises(FallbackError, match="optimizer"):
-        step(*batches(device, 1)[0])
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    inner = step_of(net, optimizer)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.state.clear()
+        return inner(x, y)
+
+    fast = pygraph.jit(step, strict=True)
+    (first, second) = batches(device, 2)
+    fast(*first)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    with pytest.raises(FallbackError, match="state"):
+        fast(*second)
+    assert all(map(torch.equal, before, net.parameters()))
+
+
+def test_strict_allows_a_cache_that_is_filled_once(device: torch.device) -> None:
+    @functools.cache
+    def table() -> Tensor:
+        return torch.arange(3.0, device=device)
+
+    fast = pygraph.jit(lambda x: x * table(), strict=True)
+    x = torch.ones(3, device=device)
+    for _ in range(3):
+        assert fast(x).tolist() == [0.0, 1.0, 2.0]
+    assert fast.explain().to_dict()["fallbacks"] == []
+    assert fast.cache_info().captures == 1
+
+
+def test_a_change_is_named_that_cannot_be_passed(device: torch.device) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count, self.seen = 0, set[int]()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            self.seen.add(self.count)
+            return x * 2
+
+    with pytest.raises(FallbackError, match=r"^Model\(…\): it changes seen;"):
+        pygraph.jit(Model(), strict=True)(torch.ones(3, device=device))

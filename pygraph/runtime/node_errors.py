@@ -1,0 +1,52 @@
+"""Errors of operations that fail where they run, as on values that they do not take: with the user's line in a note."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx
+
+from pygraph.ir.source_lines import text_of
+
+
+class _Line(str):
+    """A note that names a line."""
+
+    __slots__ = ()
+
+
+def note_line(error: Exception, node: fx.Node, name: str) -> None:
+    """Note the user's line that a failed operation comes from, with its code.
+
+    Args:
+        error: What the operation has raised.
+        node: The operation's node.
+        name: What errors call the function.
+    """
+    line: str | None = node.meta.get("source")
+    if line is None or has_line(error):
+        return
+    code = text_of(line)
+    error.add_note(_Line(f"From {line}, in {name}(…)" + (f": {code}" if code else "")))
+
+
+def has_line(error: BaseException) -> bool:
+    """Whether the line of a failed operation is noted."""
+    return any(isinstance(note, _Line) for note in getattr(error, "__notes__", ()))
+
+
+def node_of(error: Exception, function: Callable[..., Any], operations: Mapping[int, fx.Node]) -> fx.Node | None:
+    """The node whose operation has failed in a function of nodes; None if something else has.
+
+    Args:
+        error: The error.
+        function: The function.
+        operations: Its nodes, by the lines of its code that run their operations.
+    """
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_frame.f_code is function.__code__:
+            return operations.get(entry.tb_lineno)
+        entry = entry.tb_next
+    return None

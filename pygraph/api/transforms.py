@@ -64,9 +64,9 @@ def devicify(fn: None = None, /) -> Decorator: ...
 def devicify(fn: Any = None, /) -> Any:
     """Make Python numbers and CPU scalars inputs of the graph, so that they may change from call to call.
 
-    Without it, a number is fixed in the graph, and a scalar on the CPU cuts the graph in two. Constants on the CPU are
-    uploaded once, and uploads and downloads move to the ends of the call. `print(pygraph.devicify(program))` shows what
-    has changed.
+    Without it, an operation that takes such a number or scalar cuts the graph in two. Constants on the CPU are uploaded
+    once, and uploads and downloads move to the ends of the call. `print(pygraph.devicify(program))` shows what has
+    changed.
 
     Args:
         fn: A function, a module, or a Program.

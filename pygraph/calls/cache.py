@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import torch
 
 from pygraph.calls import limits
 from pygraph.calls.call_plan import CallPlan
+from pygraph.calls.counts import Counts
 from pygraph.calls.entries import Entry, Recorded
 from pygraph.calls.keys import Key, Kind, form_of
 from pygraph.calls.new_kinds import NewKinds
@@ -31,21 +31,6 @@ class CacheInfo(NamedTuple):
     captures: int
     evictions: int
     size: int
-
-
-@dataclasses.dataclass
-class Counts:
-    """Calls and captures of a function and of all that is derived from it."""
-
-    hits: int = 0
-    misses: int = 0
-    captures: int = 0
-    evictions: int = 0
-    skipped: int = 0
-
-    def reset(self) -> None:
-        """Count from zero again."""
-        self.hits = self.misses = self.captures = self.evictions = self.skipped = 0
 
 
 class Shared:
@@ -75,6 +60,7 @@ class Cache:
         max_graphs: The number of entries that are kept.
         shared: State that is shared with other functions' caches.
         seldom: Why a call of a new kind is not compiled, where kinds seldom come again.
+        is_users: Whether its calls are the user's, and no other function's that is called instead.
 
     Attributes:
         entries: The entries.
@@ -87,14 +73,16 @@ class Cache:
         seconds: The time that all traces and recordings have taken.
     """
 
-    def __init__(self, name: str, max_graphs: int, shared: Shared, seldom: Fallback) -> None:
+    def __init__(self, name: str, max_graphs: int, shared: Shared, seldom: Fallback, *, is_users: bool = False) -> None:
         self._name = name
         self.entries = Variants[Key, Entry](max_graphs, self._forget)
         self.native = CallPath(shared.lock)
         self.looks = Looks[Entry]()
         self.inlined: collections.Counter[Fallback] = collections.Counter()
         self.seconds = 0.0
-        self._counts = shared.counts
+        self._counts, self._is_users = shared.counts, is_users
+        if is_users:
+            shared.counts.paths.add(self.native)
         self.baked: dict[Kind, frozenset[int]] = {}
         self.traces = TracesByForm()
         self.new_kinds = NewKinds(shared.late_kinds, seldom)
@@ -170,7 +158,6 @@ class Cache:
 
     def count_hit(self, entry: Entry) -> None:
         """Count a call that an entry serves."""
-        self._counts.hits += not entry.counts_itself
         entry.calls += 1
         self._note_used(entry)
         if self.native.dispatch is not None:
@@ -190,7 +177,6 @@ class Cache:
         for note, entry, calls in self.looks.take_skipped():
             if entry is not None:
                 entry.calls += calls
-                self._counts.hits += calls
                 if entry in self.entries:
                     entry.stamp = self.native.tick()
                     self.entries.touch(entry)
@@ -199,17 +185,12 @@ class Cache:
                 self._counts.skipped += calls
         served = self.native.served()
         for calls in served:
-            self._counts.hits += 0 if calls.entry.counts_itself else calls.hits
+            self._counts.calls += calls.hits if self._is_users else 0
             calls.entry.calls += calls.hits
             calls.entry.stamp = max(calls.entry.stamp, calls.stamp)
             self._note_used(calls.entry)
         if served:
             self.entries.order()
-
-    @property
-    def unsettled(self) -> int:
-        """The number of hits that `settle` would count now."""
-        return self.native.unsettled + self.looks.unsettled
 
     def __len__(self) -> int:
         """The number of kinds of calls that are not counted elsewhere."""

@@ -131,7 +131,7 @@ class Compiler:
         self._cache.settle()
         while self._shared.releases:
             self._shared.releases.popleft()()
-        self._shared.counts.misses += 1
+        self._shared.counts.note_compilation()
         past = self._past(key)
         if past.state != StateInputs():
             self._cache.entries.drop_all(key)

@@ -235,10 +235,10 @@ class DecidingCalls:
 
     def _generators_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Generator]:
         """The generators that a call may pass to operations; looked for again after a call that was traced."""
-        misses = self._users.shared.counts.misses
-        if misses != self._looked_at:
+        compilations = self._users.shared.counts.compilations
+        if compilations != self._looked_at:
             environment = Environment(self._users.fn, {"args": args, "kwargs": kwargs})
-            self._generators, self._looked_at = generators_of(environment), misses
+            self._generators, self._looked_at = generators_of(environment), compilations
         return self._generators
 
     def _note_replay(self, outcomes: tuple[bool, ...]) -> None:

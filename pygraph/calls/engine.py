@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import profiling, retries, surroundings
+from pygraph.calls.as_it_is import AsItIs
 from pygraph.calls.cache import Cache, CacheInfo, Shared
 from pygraph.calls.compilation import Compiler
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Recorded, Refused, Stateful
@@ -46,23 +47,6 @@ _SHARED = Fallback("the call", "an argument shares memory with a captured tensor
 _EXPECTED = surroundings.EXPECTED | {INSIDE_CALL}
 
 
-@dataclasses.dataclass(frozen=True)
-class _AsItIs:
-    """A call that is to run as it is.
-
-    Attributes:
-        note: Why; None if that is no fallback.
-        entry: The entry that says so, if it is kept and counts its calls.
-        program: A Program that is evaluated instead.
-        waiting: Its kind, if that waits for being compiled.
-    """
-
-    note: Fallback | None
-    entry: Entry | None = None
-    program: Program | None = None
-    waiting: Waiting | None = None
-
-
 class Engine:
     """Compiles and runs the calls of one function; call it as the function itself.
 
@@ -73,6 +57,7 @@ class Engine:
         parent: The engine that this one is derived from, with which it shares memory and turns.
         policy: What calls may do; by default what those of derived functions may.
         composition: Makes what runs calls inside transforms of ``torch.func`` and under autograd.
+        is_called: Whether users call it, and not its parent, so that its calls count.
 
     Attributes:
         function: The function with its passes and options.
@@ -89,13 +74,15 @@ class Engine:
         parent: Engine | None = None,
         policy: Policy | None = None,
         composition: CompositionFactory | None = None,
+        *,
+        is_called: bool = True,
     ) -> None:
         self.function = Function(fn, passes, options)
         self.fn = fn
         self.policy = Policy() if policy is None else policy
-        self.is_root = parent is None
+        self.is_root, self._is_called = parent is None, is_called
         self.shared = Shared() if parent is None else parent.shared
-        self.cache = Cache(self.function.name, options.max_graphs, self.shared, self.policy.seldom)
+        self.cache = Cache(self.function.name, options.max_graphs, self.shared, self.policy.seldom, is_users=is_called)
         static_leaves = functools.partial(self.policy.static_leaves, self.function)
         self.keys = Keys(static_leaves, self.cache.baked, self.shared.pools)
         self.recorder = Recorder(self.function, self.shared)
@@ -119,7 +106,9 @@ class Engine:
         """The engine of a function that is made from this one, transformed in the same way."""
         composes = policy is not None and policy.composes
         factory = self._composition_factory if composes else None
-        return Engine(fn, self.function.passes, self.function.options.of_derived(), self, policy, factory)
+        return Engine(
+            fn, self.function.passes, self.function.options.of_derived(), self, policy, factory, is_called=False
+        )
 
     # -- calling --------------------------------------------------------------------------------------------------
 
@@ -138,8 +127,10 @@ class Engine:
         result = native.miss if native.dispatch is None else native.dispatch(args, {})
         return None if result is native.miss else result
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call for which there is no native plan."""
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool = False) -> Any:
+        """Run a call for which there is no native plan; ``again`` if it is counted already."""
+        if self._is_called and not again and not here.inside:
+            self.shared.counts.calls += 1
         looks, look = self.cache.looks, None
         if looks.known:
             look = look_of(args, kwargs)
@@ -150,7 +141,7 @@ class Engine:
             return self.run_inline(Fallback("the call", reason), args, kwargs)
         begin = retries.clock()
         found = self._served(args, kwargs)
-        if type(found) is not _AsItIs:
+        if type(found) is not AsItIs:
             if look is not None:
                 looks.served(look)
             return found
@@ -166,7 +157,7 @@ class Engine:
         call = Call(args, kwargs, leaves, structure)
         special = surroundings.special_tensor(leaves)
         if special is not None:
-            return _AsItIs(Fallback("the call", special))
+            return AsItIs(Fallback("the call", special))
         if self.policy.is_users and surroundings.is_transformed(leaves):
             return self._composed(call, None)
         if here.inside:
@@ -174,14 +165,14 @@ class Engine:
         try:
             key = self.keys.of(call)
         except UnhashableError as error:
-            return _AsItIs(Fallback("the call", refusal(args, kwargs, error.leaf)))
+            return AsItIs(Fallback("the call", refusal(args, kwargs, error.leaf)))
         # Replays of one function share memory, so threads take turns; what runs as it is needs no turn.
         with self._lock:
             here.inside = True
             try:
                 entry, is_hit = self._entry(key, call)
                 if entry is None:
-                    return _AsItIs(_BLOCKED)
+                    return AsItIs(_BLOCKED)
                 shared = entry.requirements.owned_memory_meets(leaves)
                 # A plan would not match if memory is shared. The next calls of a new graph might not be looked up.
                 if not shared and (is_hit or (self.cache.looks.known and entry.executable is not None)):
@@ -221,18 +212,18 @@ class Engine:
             return self._composed(call, entry)
         if isinstance(entry, Stateful):
             refusal = entry.runner.refusal()
-            return entry.runner(call.args, call.kwargs) if refusal is None else _AsItIs(refusal)
+            return entry.runner(call.args, call.kwargs) if refusal is None else AsItIs(refusal)
         if shared:
-            return _AsItIs(_SHARED)
+            return AsItIs(_SHARED)
         if self.function.records and not (isinstance(entry, Refused) and entry.for_one_call):
             self.compiler.check_strict(entry.fallbacks)
         if isinstance(entry, Evaluated):
-            return _AsItIs(None, entry, entry.program)
+            return AsItIs(None, entry, entry.program)
         note = entry.fallbacks[0] if entry.fallbacks else None
         waiting = entry if isinstance(entry, Waiting) else None
-        return _AsItIs(note, entry if entry.plan is not None else None, waiting=waiting)
+        return AsItIs(note, entry if entry.plan is not None else None, waiting=waiting)
 
-    def _run_as_it_is(self, found: _AsItIs, args: Any, kwargs: Any, calls: int) -> Any:
+    def _run_as_it_is(self, found: AsItIs, args: Any, kwargs: Any, calls: int) -> Any:
         if found.program is not None:
             return evaluate_leaves(found.program, pytree.tree_leaves((args, kwargs)))
         if found.entry is None and found.note is not None:
@@ -243,12 +234,14 @@ class Engine:
     def run_inline(self, fallback: Fallback, args: Any, kwargs: Any, *, once: bool = False) -> Any:
         """Run the function itself, and count why; ``strict`` raises it, but not if it holds only ``once``."""
         self.cache.inlined[fallback] += 1
+        if fallback.reason not in _EXPECTED:
+            self.shared.counts.note_as_it_is()
         if not once and fallback.reason not in _EXPECTED:
             self.compiler.check_strict([fallback])
         return self.fn(*args, **kwargs)
 
-    def _inside(self, leaves: Sequence[Any]) -> _AsItIs:
-        return _AsItIs(Fallback("the call", reason_inside(self.name, leaves)))
+    def _inside(self, leaves: Sequence[Any]) -> AsItIs:
+        return AsItIs(Fallback("the call", reason_inside(self.name, leaves)))
 
     def _composed(self, call: Call, entry: Entry | None) -> Any:
         """The result of a call that is differentiated or batched from outside, or that it runs as it is.
@@ -260,19 +253,19 @@ class Engine:
         if here.inside:
             return self._inside(pytree.tree_leaves((call.args, call.kwargs)))
         if torch.is_inference_mode_enabled():
-            return _AsItIs(Fallback("the call", surroundings.INFERENCE))
+            return AsItIs(Fallback("the call", surroundings.INFERENCE))
         assert self.composition is not None
         try:
             return self.composition.call(self, call, entry)
         except UntraceableError as error:
             if entry is None or entry.calls == 1:
-                return _AsItIs(Fallback("the call", str(error)))
+                return AsItIs(Fallback("the call", str(error)))
             with self._lock:  # it was found before other threads had their turns
                 if entry in self.cache.entries:
                     self.cache.entries.drop(entry)  # it may leave something behind now, as calls before did not
             return self._served(call.args, call.kwargs)
         except InlineError as error:
-            return _AsItIs(Fallback("the call", str(error)))
+            return AsItIs(Fallback("the call", str(error)))
 
     # -- native plans -----------------------------------------------------------------------------------------------
 
@@ -398,10 +391,9 @@ class Engine:
 
     def cache_info(self) -> CacheInfo:
         """Hits, misses, graphs captured, evictions, and kinds of calls held."""
-        engines, counts = list(self.family()), self.shared.counts
-        hits = counts.hits + sum(engine.cache.unsettled for engine in engines)
-        size = sum(len(engine.cache) for engine in engines)
-        return CacheInfo(hits, counts.misses, counts.captures, counts.evictions, size)
+        counts, size = self.shared.counts, sum(len(engine.cache) for engine in self.family())
+        calls = counts.of_calls()
+        return CacheInfo(calls.hits, calls.misses, counts.captures, counts.evictions, size)
 
     def explain(self, profile: bool = False) -> Explanation:
         """How every kind of call so far runs, with the reason for everything that is not a graph, and kernel times."""

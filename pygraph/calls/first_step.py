@@ -63,7 +63,7 @@ class FirstStep:
         with function.shared.lock:  # it only holds an optimizer, as a module does that others train
             for entry in [one for one in function.cache.entries if getattr(one, "runner", None) is self]:
                 function.cache.entries.drop(entry)
-        return function.call(args, kwargs)
+        return function.call(args, kwargs, again=True)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call, given arguments as the function takes them."""

@@ -118,11 +118,10 @@ class CallPath:
         """The next stamp of the clock that stamps plans."""
         return 0 if self._dispatcher is None else self._dispatcher.tick()
 
-    @property
-    def unsettled(self) -> int:
-        """How many calls plans have served since the last `served`, of entries that do not count them themselves."""
-        new = sum(made.plan.hits - made.hits for made in self._made if not made.entry.counts_itself)
-        return new + sum(served.hits for served in self._removed if not served.entry.counts_itself)
+    def every_unsettled(self) -> int:
+        """How many calls plans have served since the last `served`."""
+        new = sum(made.plan.hits - made.hits for made in self._made)
+        return new + sum(served.hits for served in self._removed)
 
     def served(self) -> list[Served]:
         """Calls that plans have served since this was last called."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import fx
 
-from pygraph.calls.cache import Cache, Counts
+from pygraph.calls.cache import Cache
+from pygraph.calls.counts import Counts
 from pygraph.calls.entries import Differentiated, Entry, Recorded, Stateful
 from pygraph.calls.misses import short_text
 from pygraph.ir.descriptors import Argument, Fallback
@@ -25,7 +26,8 @@ from pygraph.runtime.executable import Executable
 def totals_of(counts: Counts, caches: Iterable[Cache]) -> Totals:
     """Counts of a function and of all that is derived from it, whose caches these are."""
     seconds = sum(cache.seconds for cache in caches)
-    return Totals(counts.hits, counts.misses, counts.captures, counts.evictions, seconds, counts.skipped)
+    calls = counts.of_calls()
+    return Totals(calls.hits, calls.misses, counts.captures, counts.evictions, seconds, calls.as_they_are)
 
 
 _NO_GRAPH = "calls of this kind replay no graph; torch.profiler shows their kernels, and their lines (with_stack=True)"

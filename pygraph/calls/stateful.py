@@ -143,7 +143,7 @@ class StatefulCalls:
         with function.shared.lock:
             for entry in [one for one in function.cache.entries if getattr(one, "runner", None) is self]:
                 function.cache.entries.drop(entry)
-        return function.call(args, kwargs)
+        return function.call(args, kwargs, again=True)
 
     def _deciding(self, state: StateInputs) -> str | None:
         """Why calls may better run part by part: a number that they change is one by which they decide."""

@@ -63,9 +63,7 @@ OUTCOMES = "pygraph_outcomes"
 
 def argument_path(path: pytree.KeyPath) -> str:
     """``args[0]['w']`` or ``kwargs['x']`` from a key path of ``(args, kwargs)``; ``decision 1`` of an outcome."""
-    first: Any = path[0]
-    second: Any = path[1] if len(path) > 2 else None
-    if isinstance(second, pytree.MappingKey) and second.key == OUTCOMES:
-        number: Any = path[-1]
-        return f"decision {number.idx + 1}"
-    return ("args", "kwargs")[first.idx] + pytree.keystr(path[1:])
+    entries: list[Any] = list(path)
+    if len(entries) > 2 and isinstance(entries[1], pytree.MappingKey) and entries[1].key == OUTCOMES:
+        return f"decision {entries[2].idx + 1}"
+    return ("args", "kwargs")[entries[0].idx] + pytree.keystr(path[1:])

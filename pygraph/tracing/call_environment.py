@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from pygraph.guards.environment import Environment
 from pygraph.ir.constants import IMMUTABLE
-from pygraph.ir.paths import flatten_with_path
+from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.ir.value_keys import dict_keys
 from pygraph.tracing.function_kinds import Rebinding, WithStateInputs
 
@@ -56,7 +55,7 @@ def objects_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, An
     Tensors and containers are part of the cache key.
     """
     keyed, structure = flatten_with_path((args, kwargs))
-    found = {pytree.keystr(path): leaf for path, leaf in keyed if not isinstance(leaf, (torch.Tensor, *IMMUTABLE))}
+    found = {argument_path(path): leaf for path, leaf in keyed if not isinstance(leaf, (torch.Tensor, *IMMUTABLE))}
     for number, key in enumerate(dict_keys(structure)):
         if type(key) not in IMMUTABLE:
             found[f"key {number} of dicts among the arguments"] = key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,46 @@ def test_calls_that_nobody_looks_at_are_counted(device: torch.device) -> None:
     assert sum(report.inlined.values()) >= report.totals.skipped
     fast.cache_clear()
     assert str(fast.explain().totals).startswith("0 calls")
+
+
+def test_each_call_of_the_user_counts_once(device: torch.device) -> None:
+    def halves(x: Tensor) -> Tensor:
+        while x.norm() > 1:
+            x = x / 2
+        return x
+
+    class Model(torch.nn.Module):
+        count = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return x * 2
+
+    class Indexed(torch.nn.Module):
+        index = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            y[self.index % 3] = 0
+            self.index += 1
+            return y
+
+    x = torch.arange(4.0, device=device)
+    functions: list[tuple[Any, tuple[Any, ...]]] = [
+        (pygraph.jit(halves), (x,)),
+        (pygraph.jit(lambda x: x if x.sum() > 0 else -x), (x,)),
+        (pygraph.jit(Model()), (x,)),
+        (pygraph.jit(Indexed()), (x,)),
+        (pygraph.jit(lambda x, names: x + len(names)), (x, {1, 2})),
+        (pygraph.jit(lambda x: x * 2), (x.clone().requires_grad_(),)),
+    ]
+    for fast, args in functions:
+        for number in range(1, 21):
+            fast(args[0].detach().requires_grad_(args[0].requires_grad), *args[1:])
+            report, info = fast.explain(), fast.cache_info()
+            totals = report.totals
+            assert totals.hits + totals.misses + totals.skipped == number
+            assert (info.hits, info.misses) == (totals.hits, totals.misses)
 
 
 def test_kinds_of_calls_that_differ_in_values_are_one_row() -> None:

@@ -179,7 +179,7 @@ def test_strict_says_what_to_do(x: torch.Tensor) -> None:
         ),
         (
             pygraph.jit(lambda x: x.flatten()[x.argmax().item()] * 2, strict=True),
-            "read from the device by value.* Keep",
+            r"read from the device by value\..*index_select",
         ),
         (
             lambda x: rows(x, weight),
@@ -397,7 +397,8 @@ def test_gradients_that_are_replaced(device: torch.device, set_to_none: bool, na
     expected, _ = _train(device, lambda fn: fn, set_to_none)
     assert got == expected
     # Another gradient at the second call is the sign that it will be another one at every call.
-    assert step.cache_info().misses == (3 if set_to_none else 1)
+    assert step.engine.shared.counts.compilations == (3 if set_to_none else 1)
+    assert step.cache_info().misses == (2 if set_to_none else 1)  # calls in which something was compiled
 
 
 def test_gradients_that_change_at_every_call_are_passed(device: torch.device) -> None:
@@ -503,7 +504,7 @@ def test_a_function_that_changes_state_where_it_computes_is_traced_three_times_o
     function = pygraph.jit(counting)
     for n in range(6):
         assert function(torch.ones(2, device=device)).tolist() == [n + 1.0] * 2
-    assert function.cache_info().misses == 3
+    assert function.engine.shared.counts.compilations == 3
     assert "it reads counts, to which it appends" in str(function.explain().to_dict()["fallbacks"])
 
 

@@ -155,6 +155,14 @@ def test_numbers_of_one_value_and_two_types(device: torch.device) -> None:
     assert [fast(x, {scale: 0}).dtype for scale in (2, 2.0, 2)] == [torch.int64, torch.float32, torch.int64]
 
 
+def test_a_change_is_named_as_the_user_writes_it(device: torch.device) -> None:
+    fast, x, options = pygraph.jit(scaled), torch.ones(2, device=device), Options("a", 1.0)
+    fast(x, options=options)
+    options.scale = 2.0
+    fast(x, options=options)
+    assert ": kwargs['options'].scale has changed; " in fast.explain_misses().splitlines()[-1]
+
+
 def test_an_object_that_calls_change_is_itself(device: torch.device) -> None:
     def counts(x: Tensor, config: Config) -> Tensor:
         object.__setattr__(config, "scale", config.scale + 1)

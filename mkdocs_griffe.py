@@ -24,8 +24,10 @@ class Docstrings(griffe.Extension):
         for function in _functions(pkg):
             if function.overloads:
                 function.returns = _either(one.returns for one in function.overloads)
-                first = function.parameters[0]
-                first.annotation = _either(one.parameters[0].annotation for one in function.overloads)
+                # One that may be called without parentheses has an overload without parameters.
+                firsts = [one.parameters[0].annotation for one in function.overloads if len(one.parameters)]
+                optional = ["None"] if len(firsts) < len(function.overloads) else []
+                function.parameters[0].annotation = _either([*firsts, *optional])
 
 
 def _either(types: Iterable[Any]) -> str:

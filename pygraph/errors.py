@@ -139,7 +139,7 @@ class StageError(PygraphError):
 class ProgramError(PygraphError):
     """A Program breaks a rule of its stage; raised by ``check_program``.
 
-    Example: an in-location operation in an ``aten`` Program. It is a bug of the pass that made the Program.
+    Example: an operation in place in an ``aten`` Program. It is a bug of the pass that made the Program.
     """
 
 

@@ -43,22 +43,32 @@ def render(rows: Sequence[Row], ablation: Sequence[Row] = ()) -> str:
     if rows:
         parts += ["", "## Beside the paper", "", published(measured, ablation), "", "## Rows", "", _rows(rows)]
         parts += ["", "## Failures", "", _failures([*rows, *ablation])]
+    parts += ["", "## Commands", "", _commands([*rows, *ablation])]
     return "\n".join(parts) + "\n"
 
 
 def _conditions(rows: Sequence[Row]) -> list[str]:
-    """GPU, versions and commands of the results; more than one if results of several runs are here."""
-    found: list[str] = []
+    """GPU and versions of the results; more than one if results of several runs are here."""
+    found: dict[str, set[int]] = {}
     for row in rows:
         one = row["environment"]
-        text = f"{one['gpu']}, torch {one['torch']}, CUDA {one['cuda']}, Python {one['python']}, {one['cores']} cores"
-        if text not in found:
-            found.append(text)
-    commands = list(dict.fromkeys(f"`{row['environment']['command']}`" for row in rows))
-    lines = [f"Measured on: {'; '.join(found)}.", "", f"By: {', '.join(commands)}."]
+        text = f"{one['gpu']}, torch {one['torch']}, CUDA {one['cuda']}, Python {one['python']}"
+        found.setdefault(text, set()).add(one["cores"])
+    machines = [f"{text}, {_counts(cores)} cores" for text, cores in found.items()]
+    lines = [f"Measured on: {'; '.join(machines)}."]
     if any(row.get("small") for row in rows):
         lines += ["", "**Of small models: times mean nothing.**"]
     return lines
+
+
+def _counts(numbers: Iterable[int]) -> str:
+    """Numbers as text, as in "12, 16 or 18"."""
+    *others, last = map(str, sorted(numbers))
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _commands(rows: Iterable[Row]) -> str:
+    return "\n".join(f"- `{command}`" for command in dict.fromkeys(row["environment"]["command"] for row in rows))
 
 
 def _per_way(rows: Iterable[Row], ways: Sequence[str], cell: Callable[[Row, str], Cell]) -> list[list[Cell]]:

@@ -62,10 +62,11 @@ def devicify(fn: None = None, /) -> Decorator: ...
 
 @no_unknown_options
 def devicify(fn: Any = None, /) -> Any:
-    """Take host values out of the way of a device program.
+    """Make Python numbers and CPU scalars inputs of the graph, so that they may change from call to call.
 
-    Numbers and 0-d CPU tensors become device scalars that are refreshed at every call; constants, factories and
-    uploads move off the device's path. See `pygraph.transforms.devicify.devicify_program` for the IR.
+    Without it, an operation that takes such a number or scalar cuts the graph in two. Constants on the CPU are uploaded
+    once, and uploads and downloads move to the ends of the call. `print(pygraph.devicify(program))` shows what has
+    changed.
 
     Args:
         fn: A function, a module, or a Program.
@@ -144,9 +145,10 @@ def indirect(fn: None = None, /, *, mechanism: Mechanism = "auto") -> Decorator:
 
 @no_unknown_options
 def indirect(fn: Any = None, /, *, mechanism: Mechanism = "auto") -> Any:
-    """Put arguments and results behind pointer slots, so that a replay updates pointers instead of copying data.
+    """Let a graph read arguments and write results at addresses that change at every call, instead of copying.
 
-    See `pygraph.transforms.indirect.indirect_program` for the IR.
+    Before a replay, the pointers in the graph are changed, and no data is moved. Without it, arguments are copied to
+    fixed addresses.
 
     Args:
         fn: A function, a module, or a Program.
@@ -194,8 +196,6 @@ def graphify(
 @no_unknown_options
 def graphify(fn: Any = None, /, *, max_graphs: int = 64, strict: bool = False, reuse_outputs: bool = False) -> Any:
     """Record runs of kernels as CUDA graphs and replay them; what cannot be recorded runs between them.
-
-    See `pygraph.transforms.graphify.graphify_program` for the IR.
 
     Args:
         fn: A function, a module, or a Program.

@@ -219,7 +219,7 @@ class Composition:
     def rounding(self) -> float:
         """The tolerance of gradients, relative to the largest: each is rounded to the dtypes of its operations.
 
-        Three that meet in one value are added in another order than in eager (docs/limits.md).
+        Three that meet in one value are added in another order than in eager (docs/limits/README.md).
         """
         casts = [FLOATS[step.c % len(FLOATS)] for step in self.case.steps if step.op == "cast"]
         low = [torch.finfo(dtype).eps for dtype in casts if dtype.itemsize == 2]
@@ -332,7 +332,7 @@ def check_ours_change_nothing(composition: Composition, device: torch.device) ->
     mine, my_state = composition.build(device, ours=True)
     if composition.ambient == "inference_mode" and composition.is_differentiated and torch.__version__ < "2.13":
         return  # torch 2.11 does not differentiate there: gradients are zero, or an error
-    # Gradients of gradients that are constant: zeros here, not known to autograd in eager (docs/limits.md).
+    # Gradients of gradients that are constant: zeros here, not known to autograd in eager (docs/limits/README.md).
     known = composition.ambient != "two gradients" and not any(
         isinstance(layer, Derivative) for layer in composition.layers
     )

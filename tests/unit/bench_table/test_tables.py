@@ -89,13 +89,17 @@ def test_the_tables_of_times() -> None:
 """
         in page
     )
-    assert page.endswith("""\
+    assert page.endswith("\n## Commands\n\n- `python -m pygraph bench`\n")
+    assert (
+        """\
 ## Failures
 
 - b-i, limit: ValueError: no more
 - c-t, compile: ValueError: no more
 - d-t: the process ended with code 9 while compiling jit: Killed
-""")
+"""
+        in page
+    )
     assert "Measured on: NVIDIA H200, torch 2.11.0, CUDA 13.0, Python 3.12.1, 16 cores." in page
     assert "| a-i | 1.0e-03 | 1.0e-03 | 1.0e-03 | 1.0e-03 | eager in float32 |" in page
     assert "| a-i | 1 / 2 | 1 / 2 | 1 / 2 | 1 / 2 |" in page

@@ -365,7 +365,7 @@ def test_modules(device: torch.device, transform: str) -> None:
             lambda m: grad(lambda s: functional_call(m, s, (x,)).sum())(state),
             lambda m: vmap(grad(lambda s, x: functional_call(m, s, (x,)).sum()), (None, 0))(state, x),
         ):
-            check_same(expression(fast), expression(model), strides=False)  # of gradients (docs/limits.md)
+            check_same(expression(fast), expression(model), strides=False)  # of gradients (docs/limits/README.md)
     check_compiled(fast, lambda: fast(x), lambda: model(x))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,12 @@ WORDS = [
 
 def test_the_words_of_reports_are_explained() -> None:
     assert set(WORDS) <= {term.name for term in TERMS}
+
+
+def test_the_page_of_the_docs_has_them_all() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/glossary.md").read_text(encoding="utf-8")
+    rows = [f"| {term.name} | {term.meaning} |" for term in TERMS]
+    assert page.splitlines()[6:] == rows
 
 
 def test_every_form_belongs_to_one_term() -> None:

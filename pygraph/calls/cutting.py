@@ -11,6 +11,7 @@ from typing import Any
 
 from pygraph.calls.engine import Engine
 from pygraph.calls.parted import PartedCalls, PartPolicy
+from pygraph.errors import FallbackError, describe
 from pygraph.tracing.function_parts import CutError
 
 _REMEDY = "compute in statements of the function itself, that compute no tensors, what decides and is another each time"
@@ -59,6 +60,7 @@ class Cutting:
         """
         if self._is_tried or self._is_known:
             return False
+        _check_strict(engine, reason)
         self._is_tried, self._why_cut = True, reason
         with contextlib.suppress(CutError), engine.turn():
             self._parts = PartedCalls(engine, args, kwargs, self._of_part, outside_alone=True)
@@ -76,6 +78,7 @@ class Cutting:
         if self._note_unsteady is not None:  # it is a part itself
             self._note_unsteady(reason)
         if not self._is_known:
+            _check_strict(engine, reason)
             self._is_known, self._why_cut = True, reason
             try:
                 with engine.turn():
@@ -87,3 +90,10 @@ class Cutting:
         """The lines that run as Python at each call, and why; None if the function is not cut."""
         parts = self.parts()
         return None if parts is None else f"{parts.described()}: {self._why_cut}"
+
+
+def _check_strict(engine: Engine, reason: str) -> None:
+    """Raise FallbackError where lines of a function would run as Python, and options do not allow that."""
+    if engine.function.options.strict:
+        remedy = "Do that before or after the call. strict=True refuses what does not run as a graph."
+        raise FallbackError(describe(f"{engine.name}(…)", reason, remedy=remedy))

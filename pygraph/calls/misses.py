@@ -166,7 +166,7 @@ def _of_part(key: Any) -> str:
     if isinstance(key, torch.Size):
         return str(tuple(key))
     if isinstance(key, type):
-        return f"{'an' if key.__name__[0].lower() in 'aeiou' else 'a'} {key.__name__}"
+        return f"{'an' if key.__name__[0].lower() in 'aeio' else 'a'} {key.__name__}"
     if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):
         kind, value = key
         return value if isinstance(value, str) and not issubclass(kind, str) else short_text(value)

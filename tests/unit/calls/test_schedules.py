@@ -17,6 +17,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim import lr_scheduler as schedules
 
 import pygraph
+from pygraph.errors import FallbackError
 from tests.steps import assert_same
 
 STEPS = 30
@@ -464,3 +465,27 @@ def test_forms_of_a_step(device: torch.device, form: str, tmp_path: Path) -> Non
             assert info.captures <= 3, info
     Decorated.step.cache_clear()
     assert_same(found[0], found[1], device)
+
+
+def test_strict_refuses_a_schedule_inside(device: torch.device) -> None:
+    """Its lines, and perhaps the update, would run as Python; nothing is changed by the call that is refused."""
+    net = nn.Linear(4, 2).to(device)
+    optimizer = torch.optim.AdamW(net.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+
+    @pygraph.jit(strict=True)
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        return loss.detach()
+
+    x = torch.randn(3, 4, device=device)
+    step(x)  # makes the optimizer's state
+    before = [parameter.clone() for parameter in net.parameters()]
+    with pytest.raises(FallbackError, match=r"schedule\.last_epoch is another number .* Do that before or after"):
+        step(x)
+    assert schedule.last_epoch == 1
+    assert all(torch.equal(one, parameter) for one, parameter in zip(before, net.parameters(), strict=True))

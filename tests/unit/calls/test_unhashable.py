@@ -145,7 +145,7 @@ CASES: dict[str, Case] = {
     "list": (
         summed,
         lambda x: Items([2.0, 1.0]),
-        "a Items, whose items may change from call to call. Pass list(args[1]) instead.",
+        "an Items, whose items may change from call to call. Pass list(args[1]) instead.",
         lambda x, a: list(a),
     ),
     "tuple": (
@@ -189,13 +189,13 @@ CASES: dict[str, Case] = {
     "frozen dataclass": (
         lambda x, a: summed(x, a.scales),
         lambda x: OfList([2.0, 1.0]),
-        "a OfList, of which args[1].scales may change from call to call. Make args[1].scales a tuple.",
+        "an OfList, of which args[1].scales may change from call to call. Make args[1].scales a tuple.",
         lambda x, a: OfList((2.0, 1.0)),
     ),
     "dataclass of tensors": (
         weighted,
         OfTensor,
-        "a OfTensor, a dataclass that may change from call to call. Pass its tensors and numbers instead, or call "
+        "an OfTensor, a dataclass that may change from call to call. Pass its tensors and numbers instead, or call "
         "torch.export.register_dataclass(OfTensor) once, which makes its fields arguments; if it is the same object "
         "at every call, as self is, make it a @dataclass(eq=False).",
         lambda x, a: Registered(a.weight, a.scale),

@@ -55,7 +55,7 @@ CLOCKS: dict[str, Callable[[], float]] = {
     "time.perf_counter": elapsed,
     "time.monotonic_ns": held,
     "datetime.datetime.now": lambda: datetime.datetime.now().microsecond,
-    "datetime.datetime.utcnow": lambda: moment.utcnow().microsecond,
+    "datetime.datetime.today": lambda: moment.today().microsecond,
     "os.urandom": lambda: int.from_bytes(os.urandom(3), "little"),
     "uuid.uuid4": lambda: uuid.uuid4().int % 10**6,
     "numpy.random.default_rng": lambda: np.random.default_rng().random(),

@@ -39,6 +39,15 @@ def describe(
     return text
 
 
+def with_article(kind: type) -> str:
+    """The name of a class with its article.
+
+    >>> with_article(list), with_article(int)
+    ('a list', 'an int')
+    """
+    return f"{'an' if kind.__name__[0].lower() in 'aeio' else 'a'} {kind.__name__}"
+
+
 class PygraphError(Exception):
     """Base class of every error that pygraph raises itself."""
 

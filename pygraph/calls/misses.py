@@ -13,6 +13,7 @@ import torch
 
 from pygraph.calls.function import Call
 from pygraph.calls.keys import Key
+from pygraph.errors import with_article
 from pygraph.guards.torch_settings import KEY_TITLES
 from pygraph.ir.paths import argument_path, flatten_with_path
 
@@ -166,7 +167,7 @@ def _of_part(key: Any) -> str:
     if isinstance(key, torch.Size):
         return str(tuple(key))
     if isinstance(key, type):
-        return f"{'an' if key.__name__[0].lower() in 'aeio' else 'a'} {key.__name__}"
+        return with_article(key)
     if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):
         kind, value = key
         return value if isinstance(value, str) and not issubclass(kind, str) else short_text(value)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.errors import with_article
 from pygraph.guards.iterators import is_opaque
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.ir.value_keys import attributes_of
@@ -67,12 +68,12 @@ def _of_sequence(name: str, value: Any) -> tuple[str, str]:
 
 
 def _of_dataclass(name: str, value: Any) -> tuple[str, str]:
-    problem = f"{_a(value)}, a dataclass that may change from call to call"
+    problem = f"{with_article(type(value))}, a dataclass that may change from call to call"
     attributes = attributes_of(value)
     if type(value).__dataclass_params__.frozen:
         field = next((key for key, item in attributes.items() if not _is_hashable(item)), None)
         held = f"{name}.{field}" if field is not None else "one of its fields"
-        return f"{_a(value)}, of which {held} may change from call to call", f"Make {held} a tuple."
+        return f"{with_article(type(value))}, of which {held} may change from call to call", f"Make {held} a tuple."
     if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(list(attributes.values()))):
         registered = f"torch.export.register_dataclass({_kind(value)})"
         return problem, (
@@ -84,22 +85,16 @@ def _of_dataclass(name: str, value: Any) -> tuple[str, str]:
 
 def _of_other(name: str, value: Any) -> tuple[str, str]:
     del name
-    problem = f"{_a(value)}, of which Python makes no hash, as it may change from call to call"
+    problem = f"{with_article(type(value))}, of which Python makes no hash, as it may change from call to call"
     return problem, "Pass its tensors and numbers instead, in a dict or a tuple, or define __hash__ in its class."
 
 
 def _items(value: Any) -> str:
-    return f"{_a(value)}, whose items may change from call to call"
+    return f"{with_article(type(value))}, whose items may change from call to call"
 
 
 def _kind(value: Any) -> str:
     return type(value).__name__
-
-
-def _a(value: Any) -> str:
-    """The kind of a value with its article."""
-    kind = _kind(value)
-    return f"{'an' if kind[0].lower() in 'aeio' else 'a'} {kind}"
 
 
 def _is_hashable(value: Any) -> bool:

@@ -94,12 +94,9 @@ def frame_outside(frame: FrameType | None) -> FrameType | None:
 def user_line(error: BaseException) -> str | None:
     """The innermost line outside of libraries in an error's traceback."""
     line: str | None = None
-    entry = error.__traceback__
-    while entry is not None:
-        filename = entry.tb_frame.f_code.co_filename
-        if not is_in_library(filename):
-            line = _line(filename, entry.tb_lineno)
-        entry = entry.tb_next
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if not is_in_library(frame.f_code.co_filename):
+            line = _line(frame.f_code.co_filename, number)
     return line
 
 

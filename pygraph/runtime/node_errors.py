@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,9 +45,5 @@ def node_of(error: Exception, function: Callable[..., Any], operations: Mapping[
         function: The function.
         operations: Its nodes, by the lines of its code that run their operations.
     """
-    entry = error.__traceback__
-    while entry is not None:
-        if entry.tb_frame.f_code is function.__code__:
-            return operations.get(entry.tb_lineno)
-        entry = entry.tb_next
-    return None
+    lines = (line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code is function.__code__)
+    return operations.get(next(lines, 0))

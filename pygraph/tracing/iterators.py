@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from pygraph.errors import TraceError
+from pygraph.errors import TraceError, with_article
 from pygraph.guards.environment import Environment
 from pygraph.guards.iterators import is_drawing, is_generator, is_generator_or_method, is_opaque
 from pygraph.guards.system_calls import is_system_call
@@ -94,7 +94,7 @@ class Iterators:
     def refuse(self, iterator: object) -> None:
         """Note that an iterator was asked, and end the trace."""
         if self.problem is None:
-            kind = _described(iterator)
+            kind = with_article(type(iterator))
             self.problem = f"it takes from {kind} that was there before the call, which gives something else every time"
             self.source = user_frame(sys._getframe(1))
         raise TraceError(self.problem)
@@ -231,8 +231,3 @@ def _put_back(get: Callable[[], object], put: Callable[[object], object], proxy:
 
 def _allow() -> None:
     """Allow whatever is asked of a generator, after the trace in which it was watched."""
-
-
-def _described(iterator: object) -> str:
-    kind = type(iterator).__name__
-    return f"an {kind}" if kind[0].lower() in "aeiou" else f"a {kind}"

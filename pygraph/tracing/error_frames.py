@@ -6,9 +6,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import itertools
+import threading
 import traceback
 from collections.abc import Generator
-from types import FrameType, FunctionType, TracebackType
+from types import FunctionType, TracebackType
 from typing import Any
 
 import torch
@@ -61,12 +62,20 @@ def in_user_code(entry: TracebackType | None) -> TracebackType | None:
     """The frames of a traceback outside of torch, Triton, pygraph and the standard library, without what they hold.
 
     A frame refers to its function and to the frame that has called it, and these to tensors of the trace, even when it
-    is cleared. So each is a new one, of code that fails in the same file, function and line.
+    is cleared. So each is a new one, of a function that fails in the same file and line and has the same name.
     """
+    users = [one for one in _entries(entry) if not is_in_library(one.tb_frame.f_code.co_filename)]
+    failed: list[TracebackType] = []
+    # Called in a thread of its own, the functions' frames lead to none of the trace.
+    calls = threading.Thread(target=_call_each, args=([_like(one) for one in users], failed))
+    try:
+        calls.start()
+    except RuntimeError:  # no thread can be started: no frames
+        return None
+    calls.join()
     kept: TracebackType | None = None
-    for one in reversed(_entries(entry)):
-        if not is_in_library(one.tb_frame.f_code.co_filename):
-            kept = TracebackType(kept, *_like(one))
+    for one, new in reversed(list(zip(users, failed, strict=True))):
+        kept = TracebackType(kept, new.tb_frame, new.tb_lasti, one.tb_lineno)
     return kept
 
 
@@ -91,28 +100,29 @@ def _entries(entry: TracebackType | None) -> list[TracebackType]:
     return entries
 
 
-def _like(entry: TracebackType) -> tuple[FrameType, int, int]:
-    """A frame that looks like that of an entry where it is printed, its instruction and its line."""
+def _like(entry: TracebackType) -> FunctionType:
+    """A function that fails when it is called, with a frame that looks like that of an entry where it is printed."""
     code, namespace = entry.tb_frame.f_code, entry.tb_frame.f_globals
     position = next(itertools.islice(code.co_positions(), entry.tb_lasti // 2, None))
     line, end, column, end_column = position
     at: dict[str, Any] = {"lineno": line or entry.tb_lineno, "end_lineno": end or line or entry.tb_lineno}
     at |= {"col_offset": column or 0, "end_col_offset": end_column or 0}
     fails = ast.Raise(exc=ast.Name(_ERROR, ast.Load(), **at), cause=None, **at)
-    # Of a generator, whose frame refers in Python 3.11 to none that has called it; later to this one.
-    waits = ast.Expr(ast.Yield(None, **at), **at)
     nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    function = ast.FunctionDef(name=_ERROR, args=nothing, body=[fails, waits], decorator_list=[], **at)
+    function = ast.FunctionDef(name=_ERROR, args=nothing, body=[fails], decorator_list=[], **at)
     found: dict[str, Any] = {}
     exec(compile(ast.Module([function], []), code.co_filename, "exec"), found)
     made = found[_ERROR].__code__.replace(co_name=code.co_name, co_qualname=code.co_qualname)
     known = {name: namespace[name] for name in ("__name__", "__file__", "__loader__", "__spec__") if name in namespace}
-    inner: Any = None
-    try:
-        next(FunctionType(made, {**known, _ERROR: Exception})())
-    except Exception as error:
-        inner = error.__traceback__
-    return inner.tb_next.tb_frame, inner.tb_next.tb_lasti, entry.tb_lineno
+    return FunctionType(made, {**known, _ERROR: Exception})
+
+
+def _call_each(functions: list[FunctionType], failed: list[TracebackType]) -> None:
+    for function in functions:
+        try:
+            function()
+        except Exception as error:
+            failed.append(_entries(error.__traceback__)[1])  # behind that of this function
 
 
 _ERROR = "error"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import traceback
 from collections.abc import Callable
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 import pygraph
 from pygraph.errors import FallbackError
+from tests.fakes import assert_no_fake_left, fakes_followed
 
 
 class OurError(Exception):
@@ -52,6 +51,10 @@ def of_a_library(x: Tensor, k: int) -> Tensor:
 
 def of_a_module(x: Tensor, k: int) -> Tensor:
     return torch.nn.Linear(3, 3).wieght * x  # type: ignore[operator]
+
+
+def through_another(x: Tensor, k: int) -> Tensor:
+    return too_large(x, k)
 
 
 def wrong_inner_call(x: Tensor, k: int) -> Tensor:
@@ -145,15 +148,23 @@ def test_nothing_outside_has_changed_and_nothing_of_the_trace_is_left(device: to
         raise OurError("no", held[0].shape)
 
     x = torch.ones(3, device=device)
-    gc.collect()
-    others = [one for one in gc.get_objects() if type(one) is FakeTensor]  # of other tests
-    with pytest.raises(OurError) as caught:
-        pygraph.jit(fails, strict=True)(x)
-    assert (count, log, x.tolist()) == (0, [], [1.0, 1.0, 1.0])
-    assert caught.value.args == ("no", torch.Size([3]))
-    gc.collect()
-    left = [one for one in gc.get_objects() if type(one) is FakeTensor]
-    assert not [one for one in left if not any(one is other for other in others)]
+    with fakes_followed():
+        with pytest.raises(OurError) as caught:
+            pygraph.jit(fails, strict=True)(x)
+        assert (count, log, x.tolist()) == (0, [], [1.0, 1.0, 1.0])
+        assert caught.value.args == ("no", torch.Size([3]))
+        assert_no_fake_left()
+
+
+def test_its_frames_lead_to_no_others(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="too large") as caught:
+        pygraph.jit(through_another, strict=True)(torch.ones(3, device=device), 3)
+    ours = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)][1:]
+    assert [frame.f_code.co_name for frame in ours] == ["through_another", "too_large"]
+    for frame in ours:
+        while frame := frame.f_back:
+            assert "torch" not in frame.f_code.co_filename
+            assert frame.f_code.co_name not in ("record", "call", "in_user_code")
 
 
 def test_errors_that_hold_what_only_a_trace_has_stay_those_of_strict(device: torch.device) -> None:

@@ -31,6 +31,8 @@ CALLS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("options", [{}, {"strict": True}, {"mode": "replay"}])
 def test_the_error_is_eager_s_with_the_user_s_line(device: torch.device, name: str, options: dict[str, Any]) -> None:
+    if name == "range" and device.type == "cuda":
+        pytest.skip("a kernel's assertion, after which the process can use the GPU no more: in eager too")
     fn, second = CALLS[name]
     x = torch.ones(3, 3, device=device)
     with pytest.raises(Exception) as eager:  # noqa: PT011  (of which class is torch's)

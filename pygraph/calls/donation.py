@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -22,13 +21,13 @@ from pygraph.errors import ArgumentError, describe
 from pygraph.guards.donated import Consumed, consume
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.program import Program
+from pygraph.ir.source_lines import user_frame
 from pygraph.runtime.adoption import Notes
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_LIBRARIES = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
 
 
 class Donation:
@@ -72,7 +71,7 @@ class Donation:
         if heirs:
             leaves, tree = pytree.tree_flatten(result)
             result = pytree.tree_unflatten([heirs.get(id(leaf), leaf) for leaf in leaves], tree)
-        source = _caller()
+        source = user_frame(sys._getframe(1)) or "unknown"  # pyright: ignore[reportPrivateUsage]
         for tensor, label, part, tree in tensors.values():
             consume(tensor, Consumed(self._name, label, part, tree, source, TensorSpec.of(tensor)))
         return result
@@ -118,11 +117,3 @@ def _heir(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(heir, tensor.requires_grad)
     return heir.requires_grad_(tensor.requires_grad)
-
-
-def _caller() -> str:
-    """The line of the user's that called, as ``file.py:7``."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

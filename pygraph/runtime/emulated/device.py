@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from pygraph.runtime.emulated import launches, pinned, torch_module
+from pygraph.runtime.emulated import convolutions, launches, pinned, torch_module
 from pygraph.runtime.emulated.autocast import LOWER_PRECISION, cast_and_run
 from pygraph.runtime.emulated.dispatch import fallback, nested_fallback, wrapped_numbers
 from pygraph.runtime.emulated.errors import Guard, replace_engine
@@ -74,6 +74,7 @@ def register() -> None:
     _libraries.extend((everything, some, autocast))
     atexit.register(_let_autograd_finish)
     torch_module.replace_names(launches.use_random_state)
+    convolutions.describe()
     replace_engine()
 
 

@@ -11,17 +11,12 @@ from typing import Any, Final
 
 import torch
 
+from pygraph.runtime.emulated.convolutions import convolution, convolution_backward
+
 aten: Final = torch.ops.aten
 
 Op = torch._ops.OpOverload
 Kernel = Callable[..., Any]
-
-
-def _convolution_backward(
-    grad: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *options: Any
-) -> tuple[torch.Tensor | None, ...]:
-    bias_sizes = [grad.shape[1]]
-    return aten.convolution_backward(grad, input, weight, bias_sizes, *options)
 
 
 def _lstm_cell(
@@ -107,8 +102,8 @@ def _reduced_loss(functional: Op) -> Kernel:
 REPLACEMENTS: Final[dict[str, Kernel]] = {
     "aten::mse_loss.out": _reduced_loss(aten.mse_loss.default),
     "aten::smooth_l1_loss.out": _reduced_loss(aten.smooth_l1_loss.default),
-    "aten::convolution_overrideable": aten.convolution.default,
-    "aten::convolution_backward_overrideable": _convolution_backward,
+    "aten::convolution_overrideable": convolution,
+    "aten::convolution_backward_overrideable": convolution_backward,
     "aten::native_group_norm": _group_norm,
     "aten::histc": _histc,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,

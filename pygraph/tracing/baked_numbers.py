@@ -18,6 +18,8 @@ from pygraph.ir.descriptors import Argument, Baked, ScalarArgument
 from pygraph.tracing.fake_arguments import FakeArguments
 from pygraph.tracing.number_conditions import Comparison, comparison_of
 
+aten = torch.ops.aten
+
 
 def comparisons(arguments: FakeArguments) -> list[Comparison]:
     """The comparisons of live numbers by which the function has decided, as far as calls can make them."""
@@ -36,7 +38,7 @@ def needed_numbers(
         taken: Comparisons whose outcomes are arguments themselves.
     """
     guarded = _guarded_numbers(arguments, module, taken)
-    return guarded | _numbers_computed_by_numpy(arguments, module) | arguments.asked
+    return guarded | _exponents(arguments, module) | _numbers_computed_by_numpy(arguments, module) | arguments.asked
 
 
 def baked_leaves(arguments: FakeArguments) -> tuple[Baked, ...]:
@@ -62,6 +64,18 @@ def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule, taken: Co
             if isinstance(value, torch.Tensor):
                 needed |= free_symbols((*value.shape, *value.stride(), value.storage_offset()))
     return frozenset(arguments.symbols[symbol] for symbol in needed if symbol in arguments.symbols)
+
+
+_POWERS = (aten.pow.Tensor_Scalar, aten._foreach_pow.Scalar, aten._foreach_pow.ScalarList)
+"""Operations that do otherwise for some exponents: for 0.5, torch computes a root."""
+
+
+def _exponents(arguments: FakeArguments, module: fx.GraphModule) -> set[int]:
+    """The numbers that the exponents of powers are made of."""
+    nodes = (node for node in module.graph.nodes if node.op == "call_function" and node.target in _POWERS)
+    exponents = (one for node in nodes for one in pytree.tree_leaves(node.args[1]) if isinstance(one, fx.Node))
+    symbols = set[Any]().union(*(free_symbols(one.meta["val"]) for one in exponents))
+    return {arguments.symbols[symbol] for symbol in symbols if symbol in arguments.symbols}
 
 
 def _numbers_computed_by_numpy(arguments: FakeArguments, module: fx.GraphModule) -> set[int]:

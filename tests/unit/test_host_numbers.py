@@ -189,3 +189,18 @@ def test_a_number_of_the_device_is_never_numpys(device: torch.device) -> None:
     fast = pygraph.jit(fn)
     for value in (4.0, 9.0, 4.0):
         assert torch.equal(fast(x * value), fn(x * value))
+
+
+@pytest.mark.parametrize("power", ["x ** k", "_foreach_pow", "of the device"])
+def test_exponents_are_those_of_eager(device: torch.device, power: str) -> None:
+    """For some, torch has kernels of their own: a root of minus infinity is none, where a power would be infinite."""
+    functions: dict[str, Any] = {
+        "x ** k": lambda x, k: x**k,
+        "_foreach_pow": lambda x, k: torch._foreach_pow([x, x + 1], k)[0],
+        "of the device": lambda x, k: x ** torch.tensor(k).to(device).item(),
+    }
+    fn = functions[power]
+    fast = pygraph.jit(fn)
+    x = torch.tensor([-math.inf, -0.0, 3.3, 0.1, math.nan, 7.0], device=device)
+    for k in (2.5, 0.5, 3, -0.5, -1.0, 2, 0, 0.5, 1.0, -2.0):
+        torch.testing.assert_close(fast(x, k), fn(x, k), rtol=0, atol=0, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Rules for sums, products, quotients and powers with a number from the host."""
+"""Rules for sums, products and quotients with a number from the host."""
 
 from __future__ import annotations
 
@@ -70,14 +70,6 @@ def _floor(emit: Emitter, a: fx.Node, b: fx.Node, inverse: fx.Node, quotient: fx
     floor = emit.call(aten.where.self, emit.call(aten.ne.Scalar, exact, 0), nearest, zero)
     infinite = emit.cast(quotient, emit.spec.dtype)
     return emit.call(aten.where.self, emit.call(aten.eq.Scalar, b, 0), infinite, floor)
-
-
-def power(emit: Emitter, args: Args) -> fx.Node | None:
-    """``self ** exponent``. Not for integers: eager raises on a negative exponent, which takes its value."""
-    if not emit.spec.dtype.is_floating_point:
-        return None
-    base, exponent = emit.tensor(args["self"], emit.wide), emit.tensor(args["exponent"], emit.spec.dtype)
-    return emit.finish(emit.call(aten.pow.Tensor_Tensor, base, emit.cast(exponent, emit.wide)))
 
 
 def lerp(emit: Emitter, args: Args) -> fx.Node | None:

@@ -42,7 +42,6 @@ PER_ENTRY: dict[Any, tuple[Rule, Args, tuple[str, ...]]] = {
         (aten._foreach_maximum, _BOTH, RULES[aten.clamp_min.default], {}, ("self", "min")),
         (aten._foreach_minimum, _BOTH, RULES[aten.clamp_max.default], {}, ("self", "max")),
         (aten._foreach_lerp, _BOTH, RULES[aten.lerp.Scalar], {}, ("self", "end", "weight")),
-        (aten._foreach_pow, _BOTH, RULES[aten.pow.Tensor_Scalar], {}, ("self", "exponent")),
         (aten._foreach_pow, ("ScalarAndTensor",), RULES[aten.pow.Scalar], {}, ("self", "exponent")),
         (aten._foreach_addcmul, _BOTH, _addcmul, {"value": 1}, ("self", "tensor1", "tensor2", "value")),
         (aten._foreach_addcdiv, _BOTH, addcdiv, {"value": 1}, ("self", "tensor1", "tensor2", "value")),

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from pygraph.transforms.rules.activations import elu, leaky_relu, softplus, threshold
-from pygraph.transforms.rules.arithmetic import add, addcdiv, addcmul, divide, floor_divide, lerp, power
+from pygraph.transforms.rules.arithmetic import add, addcdiv, addcmul, divide, floor_divide, lerp
 from pygraph.transforms.rules.choice import clamp, fill, index_fill, masked_fill, scatter_value, where
 from pygraph.transforms.rules.emitter import Rule, aten
 from pygraph.transforms.rules.families import common, compare, wide
@@ -46,7 +46,6 @@ RULES: dict[Any, Rule] = {
     aten.remainder.Scalar_Tensor: common(aten.remainder.Tensor, "self", "other"),
     aten.fmod.Tensor: common(aten.fmod.Tensor, "self", "other"),
     aten.fmod.Scalar: common(aten.fmod.Tensor, "self", "other"),
-    aten.pow.Tensor_Scalar: power,
     aten.pow.Scalar: common(aten.pow.Tensor_Tensor, "self", "exponent"),
     aten.lerp.Scalar: lerp,
     aten.lerp.Tensor: lerp,

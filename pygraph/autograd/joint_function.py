@@ -17,6 +17,7 @@ from pygraph.ir.autocasting import without_autocast
 from pygraph.ir.ops import cotangent
 from pygraph.ir.program import Program
 from pygraph.tracing.function_kinds import Rebinding
+from pygraph.tracing.gradient_hooks import differentiating
 
 
 class JointFunction(Rebinding):
@@ -101,7 +102,7 @@ class JointFunction(Rebinding):
         again = self._differentiable_again
         # A backward runs outside of its forward's autocast. Autograd's own thread may be waiting for this one.
         distinct = {id(tensor): tensor for tensor in wanted}
-        with without_autocast(), torch.autograd.set_multithreading_enabled(False):
+        with without_autocast(), torch.autograd.set_multithreading_enabled(False), differentiating():
             found = torch.autograd.grad(chosen, [*distinct.values()], cotangents, create_graph=again, allow_unused=True)
         # Of a tensor that was passed twice, autograd adds up what both arguments get.
         gradients: dict[int, torch.Tensor | None] = dict(zip(distinct, found, strict=True))

@@ -93,7 +93,8 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
             address = 0 if leaf.is_cpu else leaf.data_ptr()  # graphs read host memory through copies only
             placed = ALIGNMENT if address % ALIGNMENT == 0 else alignment_of(address)
             # Also under no_grad: a function may ask for it, or enable gradients inside.
-            flags = (leaf.requires_grad, leaf.is_inference())
+            grad = leaf.requires_grad and ("with hooks" if leaf._backward_hooks else True)
+            flags = (grad, leaf.is_inference())
             keys.append((leaf.__class__, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, placed, *flags))
         elif index not in static and is_live_number(leaf):
             keys.append(leaf.__class__)

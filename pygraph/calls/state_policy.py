@@ -173,7 +173,7 @@ def _state_leaves(args: tuple[Any, ...]) -> tuple[range, range]:
 
 def reached_state(function: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
     """The Python state that a call of the function can reach."""
-    return Environment(function.fn, {"args": args, "kwargs": kwargs})
+    return Environment(function.fn, {"args": args, "kwargs": kwargs}, hooks=True)
 
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -35,6 +35,7 @@ class Environment:
         roots: Further objects to include, by name.
         gradients: Tensors whose ``.grad`` the callable reads; a gradient that nobody reads is not guarded.
         toggled: Tensors of which the callable changes whether they require grad.
+        hooks: Whether it has autograd call hooks of tensors.
 
     Attributes:
         guards: Where values were read, and whether they are still there.
@@ -43,6 +44,7 @@ class Environment:
         kinds: Whether tensors are a ``parameter``, a ``buffer`` or ``closed-over``, by id.
         tensors: The tensors that can be reached.
         differentiable: The tensors whose ``.grad`` a backward may set.
+        follows_hooks: Whether the hooks of tensors count as reached.
         unseen: The name of something that was not looked at, since there is too much that deep; None if all was.
         is_current: ``is_current()`` tells whether everything that was reached still has the same value.
     """
@@ -53,8 +55,11 @@ class Environment:
         roots: dict[str, Any] | None = None,
         gradients: Sequence[torch.Tensor] = (),
         toggled: Sequence[torch.Tensor] = (),
+        *,
+        hooks: bool = False,
     ) -> None:
-        walk = walk_from(fn, roots or {})
+        walk = walk_from(fn, roots or {}, hooks=hooks)
+        self.follows_hooks = hooks
         self.guards, self.snapshot = walk.guards, walk.snapshot
         self.names, self.kinds, self.tensors, self.unseen = walk.names, walk.kinds, walk.tensors, walk.unseen
         self._objects, self._seen, self._weakly = walk.objects, walk.seen, walk.weakly

@@ -18,6 +18,7 @@ from pygraph.guards.attribute_dicts import AttributeDicts
 from pygraph.guards.code import CodeGuards
 from pygraph.guards.dicts import DictGuard
 from pygraph.guards.storage import is_derived, stored_item, stored_length, underlying
+from pygraph.guards.tensor_hooks import TensorHooks
 from pygraph.guards.values import has_value, same
 from pygraph.guards.versions import Versions
 
@@ -28,6 +29,7 @@ _FEW = 4
 def generate_check(
     code: CodeGuards,
     attributes: AttributeDicts,
+    hooks: TensorHooks,
     dicts: Sequence[DictGuard],
     lengths: Sequence[tuple[Any, int]],
     entries: Sequence[tuple[Any, Any, Any]],
@@ -38,6 +40,7 @@ def generate_check(
     Args:
         code: Guards on functions and classes.
         attributes: Guards on the dicts of objects.
+        hooks: Guards on the hooks of tensors.
         dicts: Guards on dicts.
         lengths: Containers and their lengths; those of dicts are in ``dicts``.
         entries: Containers, keys and values; those of dicts are in ``dicts``.
@@ -49,7 +52,7 @@ def generate_check(
     writer = _Writer()
     versioned = [guard for guard in dicts if guard.is_namespace and len(guard.entries) + len(guard.absent) > _FEW]
     versions = Versions(versioned, code.types, code.classes_hold)
-    for check in (versions.hold, code.functions_hold, attributes.hold):
+    for check in (versions.hold, code.functions_hold, attributes.hold, hooks.hold):
         writer.fail_if(f"not {writer.bind(check)}()")
     for guard in dicts:
         if guard not in versioned or not versions.has_dicts:

@@ -103,7 +103,7 @@ class Growth(Location):
         shown = [holder.hide() for holder in self.holders]
 
         def show() -> None:
-            for one in shown:
+            for one in reversed(shown):
                 one()
 
         return show

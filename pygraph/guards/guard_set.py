@@ -24,6 +24,7 @@ from pygraph.guards.generated_check import generate_check
 from pygraph.guards.locations import Item, Location, Variable
 from pygraph.guards.report_names import entry_name, join
 from pygraph.guards.storage import stored_in_cell, stored_item, stored_length, underlying
+from pygraph.guards.tensor_hooks import TensorHooks
 from pygraph.guards.values import is_number, is_value, same
 
 _MISSING: Any = object()
@@ -41,6 +42,7 @@ class GuardSet:
     Attributes:
         code: Guards on functions, classes, and the classes of objects.
         attributes: Guards on which dict has the attributes of an object.
+        hooks: Guards on which dicts have the hooks of a tensor.
         entries: Containers (or other objects with ``__getitem__``, as `Contents`), a key, and the value there.
         lengths: Containers and how many items they have.
         cells: Variables that functions close over, and their values.
@@ -53,6 +55,7 @@ class GuardSet:
     def __init__(self, names: dict[int, str]) -> None:
         self.code = CodeGuards()
         self.attributes = AttributeDicts()
+        self.hooks = TensorHooks()
         self.entries: list[tuple[Any, Any, Any]] = []
         self.lengths: list[tuple[Any, int]] = []
         self.cells: list[tuple[types.CellType, Any]] = []
@@ -74,7 +77,7 @@ class GuardSet:
         check = self._check
         if check is None:
             check = self._check = generate_check(
-                self.code, self.attributes, self.dict_guards(), self.lengths, self.entries, self.cells
+                self.code, self.attributes, self.hooks, self.dict_guards(), self.lengths, self.entries, self.cells
             )
         try:
             return check()
@@ -87,7 +90,7 @@ class GuardSet:
 
     def changed(self) -> str | None:
         """The name of the first thing that has another value now, as a user would write it; None if it has none."""
-        code = self.code.changed() or self.attributes.changed()
+        code = self.code.changed() or self.attributes.changed() or self.hooks.changed()
         if code is not None:
             return code
         try:
@@ -187,7 +190,8 @@ class GuardSet:
     def locations(self, value: object) -> list[Item | Variable]:
         """Where this very object was found, as far as another one can be stored there."""
         items = [Item(container, key) for container, key, found in self.entries if found is value]
-        return [*items, *(Variable(cell) for cell, found in self.cells if found is value)]
+        cells = {id(cell): cell for cell, found in self.cells if found is value}  # several functions may share one
+        return [*items, *map(Variable, cells.values())]
 
     # -- guarding less ------------------------------------------------------------------------------------------------
 
@@ -202,6 +206,7 @@ class GuardSet:
         """Drop the guards on the classes and dicts of objects of these ids, which would keep the objects alive."""
         self.code.release(released)
         self.attributes.release(released)
+        self.hooks.release(released)
 
     def release_locations(self, locations: Iterable[Location]) -> None:
         """Drop the guards on what is stored in these locations."""
@@ -219,6 +224,7 @@ class GuardSet:
         self.container_names.clear()
         self.code.clear()
         self.attributes = AttributeDicts()
+        self.hooks = TensorHooks()
         self._check = None
 
 

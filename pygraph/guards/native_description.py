@@ -15,7 +15,7 @@ from pygraph.guards.guard_set import GuardSet
 from pygraph.guards.storage import underlying
 from pygraph.guards.values import has_value, same
 
-NO_GUARDS: tuple[Any, ...] = ((), (), (), (), same, (), ((), (), (), (), bool), ())
+NO_GUARDS: tuple[Any, ...] = ((), (), (), (), same, (), ((), (), (), (), bool), (), ())
 """The description of guards that always hold."""
 
 
@@ -34,7 +34,7 @@ def describe_guards(
         cells: Further closed-over variables and their values.
 
     Returns:
-        ``(dicts, lists, cells, items, same, sets, code, attributes)``.
+        ``(dicts, lists, cells, items, same, sets, code, attributes, hooks)``.
     """
     dicts = {id(guard.container): guard for guard in guards.dict_guards()}
     more = [(*item, False) for item in items] + [(*variable, True) for variable in variables]
@@ -67,6 +67,7 @@ def describe_guards(
         tuple(sets),
         guards.code.description(),
         guards.attributes.description(),
+        guards.hooks.description(),
     )
 
 

@@ -100,6 +100,7 @@ uint64_t argument_address(const TensorSpec& spec, c10::TensorImpl* tensor) {
 
 bool match_tensor(const TensorSpec& spec, c10::TensorImpl* tensor, Call& call) {
   if (!spec.layout.fits(*tensor) || requires_grad(*tensor) != spec.requires_grad) return false;
+  if (spec.requires_grad && may_have_hooks(*tensor)) return false;  // the path in Python sees which there are
   const uint64_t address = argument_address(spec, tensor);
   if (!spec.host && alignment_of(address) != spec.alignment) return false;
   call.tensors.push_back(tensor);

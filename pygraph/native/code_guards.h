@@ -1,4 +1,5 @@
-// Guards on the code that objects run: classes of objects, code of functions, dicts of attributes, partial functions.
+// Guards on the code that objects run: classes of objects, code of functions, dicts of attributes, partial functions,
+// hooks of tensors.
 //
 // A class has a version tag in all versions of CPython, which changes with the class and its bases. Where a tag is
 // another, Python compares the contents of the classes: tags also change where a trace elsewhere patches nn.Module for
@@ -7,6 +8,7 @@
 #pragma once
 
 #include <Python.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -57,6 +59,13 @@ class CodeGuards {
     } else {
       attributes_.push_back({Py_NewRef(object), Py_NewRef(dict)});
     }
+  }
+
+  // Guard which dicts hold the hooks of a tensor; None if it has never had any.
+  void add_hooks(PyObject* object, PyObject* backward, PyObject* accumulation) {
+    auto* variable = reinterpret_cast<THPVariable*>(object);
+    add_pointer(object, &variable->backward_hooks, backward == Py_None ? nullptr : backward);
+    add_pointer(object, &variable->post_accumulate_grad_hooks, accumulation == Py_None ? nullptr : accumulation);
   }
 
   // Guard the code of a function and its defaults, which are nullptr if there are none.

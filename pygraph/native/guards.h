@@ -128,7 +128,7 @@ void describe_code(CodeGuards& code, PyObject* description) {
   code.classes_hold = Py_NewRef(item(description, 4));
 }
 
-// (dicts, lists, cells, items, same, sets, code, attributes)
+// (dicts, lists, cells, items, same, sets, code, attributes, hooks)
 void describe_environment(Environment& environment, References& references, PyObject* description) {
   environment.same = Py_NewRef(item(description, 4));
   for_each(item(description, 0), [&](PyObject* dict) { describe_dict(environment, references, dict); });
@@ -143,6 +143,9 @@ void describe_environment(Environment& environment, References& references, PyOb
   for_each(item(description, 5), [&](PyObject* set) { describe_set(environment, references, set); });
   for_each(item(description, 7), [&](PyObject* entry) {
     environment.code.add_attributes(item(entry, 0), item(entry, 1));
+  });
+  for_each(item(description, 8), [&](PyObject* entry) {
+    environment.code.add_hooks(item(entry, 0), item(entry, 1), item(entry, 2));
   });
   describe_code(environment.code, item(description, 6));
 }

@@ -54,6 +54,12 @@ bool requires_grad(const c10::TensorImpl& tensor) {
   return meta->is_view_ ? tensor.requires_grad() : meta->requires_grad_ || meta->grad_fn_ != nullptr;
 }
 
+// Whether hooks were ever given to a tensor, which a backward inside the call may have to call.
+bool may_have_hooks(const c10::TensorImpl& tensor) {
+  auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
+  return meta != nullptr && !meta->hooks_.empty();
+}
+
 // As mutable_data(), which gives a lazily cloned tensor memory of its own, without asking whether there is a storage.
 uint64_t address_of(const c10::TensorImpl& tensor) {
   if (tensor.is_empty()) return 0;

@@ -24,6 +24,8 @@ def reached_besides(
     kwargs: dict[str, Any],
     read: Sequence[torch.Tensor] = (),
     toggled: Sequence[torch.Tensor] = (),
+    *,
+    hooks: bool = False,
 ) -> Environment:
     """The state that a call depends on besides its inputs.
 
@@ -33,10 +35,11 @@ def reached_besides(
         kwargs: Its keyword arguments.
         read: Closed-over tensors whose gradients it reads.
         toggled: Closed-over tensors of which it changes whether they require grad.
+        hooks: Whether it has autograd call hooks of closed-over tensors.
     """
     outer = with_state_inputs(fn)
     with contextlib.nullcontext() if outer is None else outer.locations_emptied():
-        environment = Environment(fn, objects_among(args, kwargs), read, toggled)
+        environment = Environment(fn, objects_among(args, kwargs), read, toggled, hooks=hooks)
     if outer is not None:
         environment.release_locations((*outer.numbers, *outer.locations))
     environment.forget_copies()

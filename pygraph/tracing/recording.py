@@ -45,6 +45,7 @@ from pygraph.tracing.fake_tracing import fake_tracing
 from pygraph.tracing.function_kinds import WithStateInputs
 from pygraph.tracing.function_modes import GradientReads, LiveNumbersMode, MetaDeviceUses
 from pygraph.tracing.generators import Generators
+from pygraph.tracing.gradient_hooks import GradientHooks, UnseenHooksError
 from pygraph.tracing.gradients import Accumulations
 from pygraph.tracing.iterators import Iterators
 from pygraph.tracing.leaks import remember_numbers
@@ -97,6 +98,7 @@ class Recording:
     out_tree: pytree.TreeSpec
     environment: Environment
     gradients: list[torch.Tensor]
+    differentiates: bool
     toggled: list[torch.Tensor]
     specialize: frozenset[int]
     baked: tuple[Baked, ...]
@@ -146,6 +148,8 @@ def record(
     run = _run(lambda: fn(*fake_args, **fake_kwargs), arguments, environment, watches, changes)
     if watches.settings.unclear is not None:
         return record(fn, args, kwargs, static, name, environment, asked, watches.settings)
+    if watches.hooks.unseen:
+        raise UnseenHooksError(describe(call, "tensors that it closes over have hooks on their gradients"))
     _check_run(call, run, watches, environment)
     changes.check(call, fake_args, fake_kwargs)
     assert run.module is not None
@@ -158,7 +162,8 @@ def record(
         taken = fn.taken(found, [arguments.paths[leaf] for leaf in needed], watches.gradients())
     return Recording(
         name, arguments.mode, run.module, arguments.inputs, arguments.values, run.results.leaves, run.results.paths,
-        arguments.tree, run.results.tree, environment, watches.gradients(), watches.toggles.tensors,
+        arguments.tree, run.results.tree, environment, watches.gradients(), watches.hooks.may_be_called,
+        watches.toggles.tensors,
         needed_numbers(arguments, run.module, taken), baked_leaves(arguments), watches.explicit.found,
     )  # fmt: skip
 
@@ -190,7 +195,8 @@ class _Watches:
         )
         self._accumulations = Accumulations()
         self.toggles = Toggles(environment, self._accumulations)
-        self.refusals = Refusals(fakes.values(), self.toggles, self.data)
+        self.hooks = GradientHooks(environment, dict(zip(arguments.paths, arguments.leaves, strict=True)))
+        self.refusals = Refusals(fakes.values(), self.toggles, self.data, self.hooks)
         self.questions = Questions()
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
         self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})

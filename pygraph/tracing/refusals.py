@@ -24,6 +24,7 @@ from pygraph.guards.locations import is_updated
 from pygraph.guards.torch_settings import looks_at_gradients
 from pygraph.tracing import interruptions
 from pygraph.tracing.data_assignments import DataAssignments
+from pygraph.tracing.gradient_hooks import GradientHooks
 from pygraph.tracing.live_numbers import computed_number
 from pygraph.tracing.toggles import Toggles
 from pygraph.tracing.user_frames import is_user_frame
@@ -54,15 +55,18 @@ class Refusals(TorchFunctionMode):
         arguments: The function's arguments, as the fakes that it is given.
         toggles: Changes whether tensors that it closes over require grad.
         data: Has these tensors stand for what is assigned to their ``.data``.
+        hooks: Tells whether autograd would call hooks that the trace knows nothing of.
 
     Attributes:
         problem: The first refusal, also if the function catches the error; None if there was none.
         raised: Errors of what the function has called, of which it may have caught some.
     """
 
-    def __init__(self, arguments: Iterable[torch.Tensor], toggles: Toggles, data: DataAssignments) -> None:
+    def __init__(
+        self, arguments: Iterable[torch.Tensor], toggles: Toggles, data: DataAssignments, hooks: GradientHooks
+    ) -> None:
         super().__init__()
-        self._toggles, self._data = toggles, data
+        self._toggles, self._data, self._hooks = toggles, data, hooks
         self._arguments = {id(argument): argument for argument in arguments}
         self._storages = {argument.untyped_storage()._cdata for argument in self._arguments.values()}
         self.problem: str | None = None
@@ -88,8 +92,8 @@ class Refusals(TorchFunctionMode):
                 self._refuse("it asks for the text of a tensor, whose values are on the device")
         elif func in _LAYOUT:
             self._check_layout(func, args[0])
-        elif func in _DIFFERENTIATE and looks_at_gradients():
-            self._refuse("anomaly detection is on, which looks at the values of all gradients")
+        elif func in _DIFFERENTIATE:
+            self._check_hooks()
         try:
             out = func(*args, **kwargs)
         except Exception as error:
@@ -102,6 +106,14 @@ class Refusals(TorchFunctionMode):
     def _refuse(self, problem: str) -> None:
         self.problem = self.problem or problem
         raise TraceError(problem)
+
+    def _check_hooks(self) -> None:
+        """Refuse to differentiate where autograd would show gradients to code that is not part of the trace."""
+        problem = self._hooks.problem()
+        if looks_at_gradients():
+            problem = "anomaly detection is on, which looks at the values of all gradients"
+        if problem is not None:
+            self._refuse(problem)
 
     def _check_requires_grad(self, func: Any, args: Any, kwargs: Any) -> None:
         """Refuse a change that cannot be put back; tensors of the function itself may start to require grad."""

@@ -18,6 +18,7 @@ from pygraph.guards.environment import Environment
 from pygraph.ir.leaves import is_live_number
 from pygraph.process.collection import no_collection
 from pygraph.tracing.error_frames import preserved_dispatch_state
+from pygraph.tracing.gradient_hooks import UnseenHooksError
 from pygraph.tracing.interruptions import uninterrupted
 from pygraph.tracing.recording import Recording, record
 from pygraph.tracing.turn import turn
@@ -52,11 +53,15 @@ def record_specialized(
         TraceError: The function cannot be traced.
     """
     with turn(), no_collection(), _saved_tensors_unseen(), preserved_dispatch_state():
+        hooks = False
         for _ in range(_MAX_SPECIALIZATIONS):
-            environment = Environment(fn, {"args": args, "kwargs": kwargs})
+            environment = Environment(fn, {"args": args, "kwargs": kwargs}, hooks=hooks)
             asked: set[int] = set()
             try:
                 recording = record(fn, args, kwargs, static, name, environment, asked)
+            except UnseenHooksError:
+                hooks = True
+                continue
             except TraceError as error:
                 asked |= _suspected_numbers(error, pytree.tree_leaves((args, kwargs)), static, asked)
                 if asked <= static:

@@ -77,7 +77,7 @@ def _trace_call(
         if outer is not None:
             drop_idle_reads(recording.module, outer.locations)
         read = [tensor for tensor in recording.gradients if id(tensor) not in inputs]
-        now = reached_besides(fn, args, kwargs, read, recording.toggled)
+        now = reached_besides(fn, args, kwargs, read, recording.toggled, hooks=recording.differentiates)
         program = _functional(recording)
         program = program.replace(gradients=free_leaves(program, differentiated))
         if isinstance(fn, WithStateInputs):

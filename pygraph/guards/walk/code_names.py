@@ -25,13 +25,8 @@ _MAKING = frozenset({"__new__", "__init__", "__post_init__", "__init_subclass__"
 # Code with one of these may make an object of a class that it has no name for: `type(self)()`, `dataclasses.replace`.
 _MAKE_LIKE = frozenset({"type", "__class__", "replace", "__replace__"})
 
-# Methods that run where an object is printed, copied, stored or finalized, of which a trace keeps nothing.
-_ASIDE = frozenset(
-    {
-        "__repr__", "__str__", "__format__", "__dir__", "__sizeof__", "__del__", "__copy__", "__deepcopy__",
-        "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__",
-    }
-)  # fmt: skip
+# Methods that run where an object is stored or finalized, of which a trace keeps nothing.
+_ASIDE = frozenset({"__sizeof__", "__del__"})
 
 # What reads the attributes of an object without a name for each.
 _READS_ALL = frozenset(
@@ -43,10 +38,21 @@ _READS_ALL = frozenset(
 )  # fmt: skip
 
 _IMPORT, _MATCH_CLASS = opcode.opmap["IMPORT_NAME"], opcode.opmap["MATCH_CLASS"]
+_EXTENDED, _LOAD_GLOBAL = opcode.opmap["EXTENDED_ARG"], opcode.opmap["LOAD_GLOBAL"]
+
+# Instructions of other names than those of attributes and modules, CPython 3.11 to 3.14; all but the first are rare.
+_OF_VARIABLES = frozenset(
+    opcode.opmap[name]
+    for name in (
+        "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME",
+        "LOAD_FROM_DICT_OR_GLOBALS",
+    )
+    if name in opcode.opmap
+)  # fmt: skip
 
 
 def looked_up(code: types.CodeType) -> set[str]:
-    """Names that code and the functions defined in it may look up in globals."""
+    """Names that code and the functions defined in it look up, in globals or as attributes."""
     names = set(code.co_names)
     for inner in _functions_in(code):
         names |= looked_up(inner)
@@ -57,6 +63,24 @@ def asked_for(code: types.CodeType) -> set[str]:
     """`looked_up`, and texts that may be names where the code has something that looks up by text."""
     names = looked_up(code)
     return names if names.isdisjoint(_BY_TEXT) else names | _texts(code)
+
+
+def variables_of(code: types.CodeType) -> set[str]:
+    """Names that code and the functions defined in it may look up in globals, those of attributes left out.
+
+    >>> sorted(variables_of((lambda optimizer: print(optimizer.step() + scale)).__code__))
+    ['print', 'scale']
+    """
+    if not looked_up(code).isdisjoint(_BY_TEXT):
+        return asked_for(code)
+    names: set[str] = set()
+    above = 0
+    for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument |= above
+        above = argument << 8 if operation == _EXTENDED else 0
+        if operation in _OF_VARIABLES:
+            names.add(code.co_names[argument >> 1 if operation == _LOAD_GLOBAL else argument])
+    return names.union(*map(variables_of, _functions_in(code)))
 
 
 def imported(names: Set[str], package: Any = None) -> dict[str, types.ModuleType]:

@@ -78,7 +78,7 @@ def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> 
     # Names that are built in, as far as no variable of the module is called so.
     walk.code.library.add_names(fn.__builtins__, [key for key in names if key not in fn.__globals__])
     _walk_closure(walk, name, fn, names, depth)
-    look_up_variables(walk, name, fn.__globals__, names, depth)
+    look_up_variables(walk, name, fn.__globals__, code_names.variables_of(fn.__code__), names, depth)
     _walk_imports(walk, name, fn, names, depth)
     for index, default in enumerate(fn.__defaults__ or ()):
         walk.visit(join(name, f"__defaults__[{index}]"), default, depth)

@@ -51,7 +51,7 @@ def walk_class(walk: Walk, name: str, cls: type, depth: int) -> None:
     if issubclass(type(cls), abc.ABCMeta) and id(cls) in walk.code.callable_classes:
         walk.code.abstract_classes.append(cls)  # pyright: ignore[reportArgumentType]
     if not is_library(type(cls).__module__):
-        walk.visit(name, type(cls), depth)
+        walk.visit_class_of(name, cls, depth)
     for base in cls.__mro__:
         if (base is not cls and id(base) in walk.seen) or is_library(base.__module__):
             continue
@@ -72,10 +72,21 @@ def walk_class(walk: Walk, name: str, cls: type, depth: int) -> None:
 # -- names of one function -------------------------------------------------------------------------------------------
 
 
-def look_up_variables(walk: Walk, name: str, variables: dict[str, Any], names: set[str], depth: int) -> None:
-    """Guard the variables of a module that code has names for, and walk their values."""
+def look_up_variables(
+    walk: Walk, name: str, variables: dict[str, Any], keys: set[str], names: set[str], depth: int
+) -> None:
+    """Guard variables of a module that code uses, and walk their values.
+
+    Args:
+        walk: The walk.
+        name: The name of the code, or of the module, in reports.
+        variables: The dict of the module.
+        keys: The variables.
+        names: All names in the code, which may be those of attributes of modules.
+        depth: The depth of the code.
+    """
     outside, walk.packaged = walk.packaged, is_installed(variables.get("__name__"))
-    for key in sorted(names):
+    for key in sorted(keys):
         value = variables.get(key, MISSING)
         _guard_variable(walk, name, variables, key, value)
         if issubclass(type(value), types.ModuleType):
@@ -95,15 +106,12 @@ def look_up_in_module(walk: Walk, name: str, module: types.ModuleType, names: se
     if is_library(vars(module).get("__name__")):
         walk.code.library.add_module(module, names)
     else:
-        look_up_variables(walk, name, vars(module), names, depth)
+        look_up_variables(walk, name, vars(module), names, names, depth)
 
 
 def _visit_code(walk: Walk, name: str, value: Any, depth: int) -> None:
     """Visit a value that a function has a name for: helpers of helpers end somewhere."""
-    cls = type(value)
-    if issubclass(cls, type):
-        walk.code.callable_classes.update(map(id, value.__mro__))
-    if not issubclass(cls, types.FunctionType):
+    if not issubclass(type(value), types.FunctionType):
         walk.visit(name, value, depth)
     elif depth < _DEEP_FUNCTIONS:
         walk.visit(name, value, depth + 1)
@@ -147,7 +155,7 @@ def _look_up_attribute(walk: Walk, name: str, space: Any, key: str, value: Any, 
         walk.guards.entries.append((space, key, value))
         walk.visit(join(name, key), value, depth + 1)
     elif isinstance(space, types.ModuleType):
-        look_up_variables(walk, name, vars(space), {key}, depth)
+        look_up_variables(walk, name, vars(space), {key}, {key}, depth)
     elif issubclass(type(value), _METHODS):
         walk.packaged = is_installed(space.__module__)
         _guard_variable(walk, name, space, key, value)

@@ -26,6 +26,7 @@ from pygraph.guards.packages import is_library
 from pygraph.guards.report_names import join
 from pygraph.guards.settings import PARAMETRIZED
 from pygraph.guards.snapshot import SCALER_RECORDS
+from pygraph.guards.tensor_hooks import hooks_of
 from pygraph.guards.walk.containers import walk_attributes, walk_container, walk_items
 from pygraph.guards.walk.state import Walk
 from pygraph.guards.weak_references import WeakAttributes
@@ -58,6 +59,11 @@ def walk_tensor(walk: Walk, name: str, tensor: torch.Tensor, depth: int) -> None
     walk.tensors.append(tensor)
     walk.guards.code.add_object(name, tensor)
     walk_attributes(walk, name, tensor, depth)
+    if walk.follows_hooks and (is_parameter or tensor.requires_grad):
+        walk.guards.hooks.add(name, tensor)
+        for hooks in hooks_of(tensor):
+            if hooks is not None:
+                walk_container(walk, f"the hooks of {name}", hooks, depth)
 
 
 def walk_donated(walk: Walk, name: str, tensor: torch.Tensor, depth: int) -> None:
@@ -112,7 +118,7 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
         walk.code.names.add(PARAMETRIZED)
     for key in _GLOBAL_HOOKS:
         walk.visit(key, getattr(torch.nn.modules.module, key), depth)
-    walk.visit(name, type(module), depth)
+    walk.visit_class_of(name, module, depth)
     forward = type(module).forward
     if isinstance(forward, types.FunctionType):
         walk.visit(name, forward, depth)
@@ -181,7 +187,7 @@ def _walk_object(walk: Walk, name: str, value: Any, depth: int) -> None:
         walk.guard_contents(name, contents)
         for key, item in items.items():
             walk.visit(join(name, key), item, depth + 1)
-    walk.visit(name, cls, depth)
+    walk.visit_class_of(name, value, depth)
     call = getattr(cls, "__call__", None)  # noqa: B004  (its function is wanted, not whether it is there)
     if isinstance(call, types.FunctionType):
         walk.visit(name, call, depth)

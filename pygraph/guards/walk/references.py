@@ -64,7 +64,7 @@ def walk_thread_state(walk: Walk, name: str, value: Any, depth: int) -> None:
         walk.visit(join(name, key), item, depth + 1)
     if not is_library(type(value).__module__):
         walk.guards.code.add_object(name, value)
-        walk.visit(name, type(value), depth)
+        walk.visit_class_of(name, value, depth)
 
 
 def walk_event(walk: Walk, name: str, event: Any, depth: int) -> None:

@@ -52,17 +52,18 @@ _RULES: tuple[tuple[Any, Callable[[Walk, str, Any, int], None]], ...] = (
 )
 
 
-def walk_from(fn: Any, roots: Mapping[str, Any]) -> Walk:
+def walk_from(fn: Any, roots: Mapping[str, Any], *, hooks: bool = False) -> Walk:
     """Walk all that can be reached from a callable.
 
     Args:
         fn: A function, method, partial, or callable object; None for nothing.
         roots: Further objects, by name.
+        hooks: Whether to follow the hooks of tensors.
 
     Raises:
         TraceError: There is something whose state cannot be seen, as a ``torch.jit.ScriptModule``.
     """
-    walk = Walk()
+    walk = Walk(follows_hooks=hooks)
     walk.objects.append(fn)
     walk.whole = functions.whole_of(fn)
     if fn is not None:

@@ -28,6 +28,7 @@ class Walk:
     """A walk over the objects that a function can reach.
 
     Attributes:
+        follows_hooks: Whether the hooks of tensors are looked at, which autograd calls.
         guards: Guards on what has been found.
         snapshot: Copies of what has been found.
         names: Names of objects in reports, by id.
@@ -46,7 +47,8 @@ class Walk:
         code: Names in the user's code, and the namespaces in which they are looked up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, follows_hooks: bool = False) -> None:
+        self.follows_hooks = follows_hooks
         self.names: dict[int, str] = {}
         self.guards = GuardSet(self.names)
         self.snapshot = Snapshot(self.names, self.guards.attributes)
@@ -72,6 +74,15 @@ class Walk:
 
     def visit(self, name: str, value: Any, depth: int, *, weakly: bool = False) -> None:
         """Have a value looked at, after all that is less deep."""
+        if issubclass(type(value), type):  # code that finds it may make objects of it, by whatever name
+            self.code.callable_classes.update(map(id, value.__mro__))
+        self._add(name, value, depth, weakly=weakly)
+
+    def visit_class_of(self, name: str, value: object, depth: int) -> None:
+        """Have the class of an object looked at, which code may have no name for."""
+        self._add(name, type(value), depth, weakly=False)
+
+    def _add(self, name: str, value: Any, depth: int, *, weakly: bool) -> None:
         (self.weakly if weakly else self.strongly).add(id(value))
         if not is_plain(value) and id(value) not in self.seen:
             self._visits += 1

@@ -247,3 +247,21 @@ def test_differentiated_from_outside(device: torch.device) -> None:
             forward(x).square().sum().backward()
         assert_same([p.grad for p in modules[0].parameters()], [p.grad for p in modules[1].parameters()], device)
     assert_same(modules[0].log, modules[1].log, device)
+
+
+def test_a_list_in_a_variable_that_functions_share(device: torch.device, native: bool) -> None:
+    log: list[Any] = []
+
+    def one(x: Tensor) -> Tensor:
+        log.append("one")
+        return x + 1
+
+    def other(x: Tensor) -> Tensor:
+        log.append("other")
+        return x + 2
+
+    table = {"one": one, "other": other}
+    fast = pygraph.jit(lambda x: table["one"](x))
+    for number in range(4):
+        assert fast(torch.ones(2, device=device)).tolist() == [2, 2]
+        assert log == ["one"] * (number + 1)

@@ -37,6 +37,9 @@ _READS_ALL = frozenset(
     }
 )  # fmt: skip
 
+ANY_ATTRIBUTE = "__dict__"
+"""The name that stands for attributes of any name."""
+
 _IMPORT, _MATCH_CLASS = opcode.opmap["IMPORT_NAME"], opcode.opmap["MATCH_CLASS"]
 _EXTENDED, _LOAD_GLOBAL = opcode.opmap["EXTENDED_ARG"], opcode.opmap["LOAD_GLOBAL"]
 
@@ -115,6 +118,11 @@ def is_called_by_interpreter(name: str) -> bool:
 def may_make_others(names: Set[str]) -> bool:
     """Whether code with these names may make an object of a class that it has no name for."""
     return not names.isdisjoint(_MAKE_LIKE)
+
+
+def reads_by_text(value: Any) -> bool:
+    """Whether a function or a class, under whatever name, reads attributes that code has no names for."""
+    return getattr(value, "__name__", None) in _READS_ALL
 
 
 def may_read_all(names: Set[str]) -> bool:

@@ -72,8 +72,8 @@ def walk_function(walk: Walk, name: str, fn: types.FunctionType, depth: int) -> 
         return
     names = code_names.asked_for(fn.__code__)
     walk.code.names |= names
-    if walk.whole is not None and code_names.has_class_patterns(fn.__code__):
-        walk.code.names.add("__dict__")
+    if code_names.has_class_patterns(fn.__code__):
+        walk.code.names.add(code_names.ANY_ATTRIBUTE)
     walk.guards.code.add_function(fn)
     # Names that are built in, as far as no variable of the module is called so.
     walk.code.library.add_names(fn.__builtins__, [key for key in names if key not in fn.__globals__])

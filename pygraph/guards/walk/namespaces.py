@@ -115,6 +115,8 @@ def _visit_code(walk: Walk, name: str, value: Any, depth: int) -> None:
         walk.visit(name, value, depth)
     elif depth < _DEEP_FUNCTIONS:
         walk.visit(name, value, depth + 1)
+    else:
+        walk.code.names.add(code_names.ANY_ATTRIBUTE)  # which it reads is not known
 
 
 def _guard_variable(walk: Walk, name: str, owner: Any, key: str, value: Any) -> None:

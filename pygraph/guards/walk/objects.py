@@ -126,7 +126,7 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
 
 def _is_read_by_name(walk: Walk, value: Any) -> bool:
     """Whether of an object only the attributes count that code has names for, as its methods are all the user's."""
-    if walk.whole is None or type(attributes_of(value)) is not dict or type(value) in pytree.SUPPORTED_NODES:
+    if type(attributes_of(value)) is not dict or type(value) in pytree.SUPPORTED_NODES:
         return False
     bases = type(value).__mro__
     return all(base in _WITHOUT_STATE or not is_library(base.__module__) for base in bases)

@@ -20,8 +20,10 @@ from pygraph.guards import memos
 from pygraph.guards.donated import DonatedTensor
 from pygraph.guards.registrations import Registrations
 from pygraph.guards.settings import NAMES as SETTINGS
-from pygraph.guards.walk import containers, functions, namespaces, objects, references
+from pygraph.guards.walk import code_names, containers, functions, namespaces, objects, references
 from pygraph.guards.walk.state import Walk
+
+_CODE = (types.FunctionType, types.BuiltinFunctionType)
 
 _VIEWS = (
     types.MappingProxyType,
@@ -84,8 +86,10 @@ def walk_from(fn: Any, roots: Mapping[str, Any], *, hooks: bool = False) -> Walk
 
 def _look_at(walk: Walk, name: str, value: Any, depth: int) -> None:
     cls = type(value)
-    if issubclass(cls, (types.FunctionType, types.BuiltinFunctionType)) and value.__name__ in SETTINGS:
+    if issubclass(cls, _CODE) and value.__name__ in SETTINGS:
         walk.code.names.add(value.__name__)  # a variable of any name holds it
+    if issubclass(cls, (*_CODE, type)) and code_names.reads_by_text(value):
+        walk.code.names.add(code_names.ANY_ATTRIBUTE)
     for kinds, rule in _RULES:
         if issubclass(cls, kinds):
             rule(walk, name, value, depth)

@@ -15,6 +15,7 @@ from pygraph.guards.contents import MAX_BYTES_IN_ALL, Contents
 from pygraph.guards.guard_set import GuardSet
 from pygraph.guards.snapshot import Snapshot
 from pygraph.guards.values import is_plain
+from pygraph.guards.walk.code_names import ANY_ATTRIBUTE
 from pygraph.guards.walk.library import LibraryNames
 
 # All objects are followed this deep, and deeper ones as long as these are no more.
@@ -113,6 +114,7 @@ class Walk:
         self._deeper += 1
         if self._deeper > _MANY_DEEPER:
             self.unseen = self.unseen or name
+            self.code.names.add(ANY_ATTRIBUTE)  # what is not looked at may read any
             return False
         return True
 

@@ -46,7 +46,8 @@ class Model(nn.Module):
         self.config = Config()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.block(self.linear(x)) * self.scale + self.mean
+        kept = self.sizes, self.options, self.config.value, self.config.nested.value
+        return self.block(self.linear(x)) * self.scale + self.mean * len(kept)
 
 
 def _set(path: str, value: Any) -> Callable[[Model], None]:
@@ -596,7 +597,7 @@ def test_what_lies_deep_one_way_is_seen_another() -> None:
     deep: Any = shared
     for _ in range(6):
         deep = [deep]
-    environment = Environment(lambda x: (deep, shared, x))
+    environment = Environment(lambda x: (deep, shared.nested.value, x))
     shared.nested.value = 5
     assert not environment.is_current()
 

@@ -131,10 +131,10 @@ class SpentGraphError(GradientError):
 
 
 class RecompilationWarning(UserWarning):
-    """A function is compiled again and again, as a value that decides what it does is another one each time.
+    """A function is compiled again and again, as a value or state that decides what it does is another one each time.
 
     Example: ``jit(lambda cache, pos: cache[:, :pos])`` in a loop over positions. Remedy: pass the value as a tensor, or
-    let it take few values.
+    let it take few values; keep state that it does not need where it does not read it.
     """
 
 

@@ -1,4 +1,4 @@
-"""Compilations that are said: each in the log, and a warning where values of arguments keep a function compiling."""
+"""Compilations that are said: each in the log, and a warning where values or state keep a function compiling."""
 
 # `sys._getframe` is how a warning finds the user's line.
 # pyright: reportPrivateUsage=false
@@ -16,7 +16,7 @@ from pygraph.calls.requirements import Requirements
 from pygraph.errors import RecompilationWarning, describe
 from pygraph.ir.source_lines import frame_outside, user_frame
 from pygraph.process.log import log
-from pygraph.report.remedies import remedy_of_values
+from pygraph.report.remedies import STATE, remedy_of_values
 from pygraph.report.verdict import varying
 
 Values = dict[str, str]
@@ -39,6 +39,7 @@ class Recompilations:
         self._values: dict[Hashable, list[Values]] = {}
         self._numbers: set[str] = set()
         self._seconds: dict[Hashable, float] = {}
+        self._changes: dict[str, list[float]] = {}  # seconds, by the name of state that had changed
 
     def note(self, call: Call, entry: Entry, before: Requirements | None, seconds: float) -> None:
         """Note that a call was compiled, log it, and warn once where only values differ each time.
@@ -61,6 +62,9 @@ class Recompilations:
         self.misses.note(key, call, changed, user_frame(sys._getframe(1)), _outcome(entry), seconds)
         if not isinstance(entry, (Recorded, Launched, Evaluated)) or entry.reported is None:
             return
+        if changed is not None:
+            self._note_change(changed, seconds)
+            return
         baked = {one.leaf: one for one in entry.reported.baked}
         if not baked or len(self._values) > LIMITS.forms:
             return
@@ -76,6 +80,16 @@ class Recompilations:
         if len(values) == LIMITS.recompilations:
             self._warn(values, self._seconds[signature])
 
+    def _note_change(self, name: str, seconds: float) -> None:
+        """Note that state has changed since calls like this were compiled, and warn once if that goes on."""
+        if len(self._changes) > LIMITS.forms:
+            return
+        past = self._changes.setdefault(name, [])
+        past.append(seconds)
+        if len(past) == LIMITS.recompilations:
+            often = f"compiled {len(past)} times, in {sum(past):.1f} s"
+            self._warn_of(f"{often}, each time because {name} had changed", STATE)
+
     def _warn(self, values: list[Values], seconds: float) -> None:
         different = varying([{path: one[path] for path in one if path != CONDITION} for one in values])
         if not different:
@@ -83,7 +97,9 @@ class Recompilations:
         shown = "; and ".join(f"{path}, which was {', '.join(texts)}" for path, texts in different.items())
         often = f"compiled {len(values)} times, in {seconds:.1f} s"
         problem = f"{often}, for calls that differ in nothing but {shown}"
-        remedy = remedy_of_values(are_numbers=self._numbers.issuperset(different))
+        self._warn_of(problem, remedy_of_values(are_numbers=self._numbers.issuperset(different)))
+
+    def _warn_of(self, problem: str, remedy: str) -> None:
         text = describe(f"{self._name}(…)", problem, remedy=remedy)
         frame = frame_outside(sys._getframe(1))
         if frame is None:

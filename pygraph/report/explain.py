@@ -175,7 +175,10 @@ class Explanation:
             remedy = remedy_of(fallback)
             yield Text(f"fallback ×{count}: {fallback}{f'. {remedy}' if remedy else ''}", style="yellow")
         if not fallbacks:
-            yield Text("no fallbacks", style="green")
+            if self.in_python:
+                yield Text("no fallbacks in the graphs; kernels of the lines in Python are not counted above")
+            else:
+                yield Text("no fallbacks", style="green")
         if self.slow_calls is not None:
             yield Text(f"calls are recognised in Python: {self.slow_calls}", style="yellow")
 

@@ -7,15 +7,20 @@ from pygraph.ir.effects import ON_CPU
 
 KEEP_SHAPE = "Keep the shape: torch.where or a mask instead of fewer rows, or padding."
 
+STATE = "Pass it as an argument, or keep it where the function does not read it."
+
 _REMEDIES = (
     ("on the host, to return it", "Return the tensor, and read it after the call."),
-    ("needs a value on the host", "Decide on the device (torch.where, index_copy_), or pass the value."),
+    (
+        "needs a value on the host",
+        "Decide on the device (torch.where, index_copy_), or pass the value; distributions take validate_args=False.",
+    ),
     (
         "by value",
         "Take an operation that has a tensor there (index_select, index_copy_), or pass a number of the host.",
     ),
     ("where an argument lies depends on data", "Index by a tensor: index_select, gather or index_copy_."),
-    (" changes at every call", "Pass it as an argument."),
+    (" changes at every call", STATE),
     ("shape of its result depends on data", KEEP_SHAPE),
     ("synchronises with the host", "Let it run before or after the call, or replace it by operations of fixed shapes."),
     ("its result is on the", "Leave it on the device, and copy it after the call."),
@@ -33,6 +38,8 @@ def remedy_of(fallback: Fallback) -> str | None:
     """
     if fallback.what.endswith("higher_order.cond"):
         return "Compute what both branches give, and choose by torch.where."
+    if fallback.what == "aten._linalg_check_errors.default":
+        return "Take one that leaves the check of its result to you: torch.linalg.inv_ex, solve_ex or cholesky_ex."
     return next((remedy for part, remedy in _REMEDIES if part in fallback.reason), None)
 
 

@@ -289,3 +289,17 @@ def test_attributes_that_are_matched(device: torch.device, capsys: pytest.Captur
         matches.hidden = value
         assert fast(x).tolist() == [value * matches.shown] * 3
         matches.shown = value
+
+
+def test_the_report_says_that_it_does_not_count_kernels_of_lines_in_python(device: torch.device) -> None:
+    def prints(x: Tensor) -> Tensor:
+        y = x * 2
+        print(end="")
+        z = y.sin().cos()
+        return z + 1
+
+    fast = pygraph.jit(prints)
+    for _ in range(3):
+        fast(torch.ones(3, device=device))
+    text = " ".join(str(fast.explain()).split())
+    assert "no fallbacks in the graphs; kernels of the lines in Python are not counted above" in text

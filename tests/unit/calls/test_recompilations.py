@@ -70,6 +70,29 @@ def test_a_warning_that_is_an_error_leaves_the_function_as_it_is(device: torch.d
     assert [fast(x, length).numel() for length in (7, 3, 9)] == [7, 3, 9]
 
 
+def test_state_that_changes_at_every_call_is_said_once(device: torch.device) -> None:
+    class Net(torch.nn.Module):
+        mode = "mode"
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if self.mode else x
+
+    net = Net()
+    fast, x = pygraph.jit(net), torch.ones(3, device=device)
+
+    def calls(numbers: range) -> None:
+        for number in numbers:
+            net.mode = f"mode {number}"
+            fast(x)
+
+    assert told(lambda: calls(range(8))) == []
+    (warning,) = told(lambda: calls(range(8, 30)))
+    text = str(warning.message)
+    assert "Net(…): compiled 8 times, in " in text
+    assert "each time because mode had changed. Pass it as an argument, or keep it where" in text
+    assert warning.filename == __file__
+
+
 class Lines(logging.Handler):
     """Keeps messages; the fixture of pytest is not there where tests run without its logging."""
 

@@ -6,6 +6,7 @@ Methods that the interpreter calls by itself (`__getitem__`, `__init__`) have no
 from __future__ import annotations
 
 import opcode
+import operator
 import sys
 import types
 from collections.abc import Iterator, Set
@@ -123,6 +124,18 @@ def may_make_others(names: Set[str]) -> bool:
 def reads_by_text(value: Any) -> bool:
     """Whether a function or a class, under whatever name, reads attributes that code has no names for."""
     return getattr(value, "__name__", None) in _READS_ALL
+
+
+def texts_of(getter: operator.attrgetter[Any] | operator.methodcaller) -> set[str]:
+    """The names of the attributes, or of the method, that an object of ``operator`` looks up.
+
+    >>> sorted(texts_of(operator.attrgetter("options.scale")))
+    ['options', 'scale']
+    """
+    made, arguments = getter.__reduce__()[:2]
+    found = getattr(made, "args", ()) or arguments  # of a partial, where a method gets keyword arguments
+    texts = found if isinstance(getter, operator.attrgetter) else found[:1]
+    return {name for text in texts for name in text.split(".")}
 
 
 def may_read_all(names: Set[str]) -> bool:

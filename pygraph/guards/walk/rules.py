@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import operator
 import threading
 import types
 import weakref
@@ -90,6 +91,8 @@ def _look_at(walk: Walk, name: str, value: Any, depth: int) -> None:
         walk.code.names.add(value.__name__)  # a variable of any name holds it
     if issubclass(cls, (*_CODE, type)) and code_names.reads_by_text(value):
         walk.code.names.add(code_names.ANY_ATTRIBUTE)
+    if issubclass(cls, (operator.attrgetter, operator.methodcaller)):
+        walk.code.names |= code_names.texts_of(value)
     for kinds, rule in _RULES:
         if issubclass(cls, kinds):
             rule(walk, name, value, depth)

@@ -24,6 +24,9 @@ class Options:
     scale: float = 1.0
     other: int = 0
 
+    def doubled(self, by: float = 1.0) -> float:
+        return self.scale * by
+
 
 class Trainer:
     """A loop with all that belongs to it, of which a step needs a part."""
@@ -110,6 +113,9 @@ def by_pattern(options: Any) -> float:
 
 
 NAME = "sc" + "ale"
+METHOD = "dou" + "bled"
+SCALE = operator.attrgetter(NAME)
+TWICE = operator.methodcaller(METHOD, by=2)
 
 READERS: dict[str, Callable[[Any], float]] = {
     "getattr": lambda options: getattr(options, NAME),
@@ -118,6 +124,9 @@ READERS: dict[str, Callable[[Any], float]] = {
     "__dict__": lambda options: options.__dict__[NAME],
     "attrgetter": lambda options: operator.attrgetter(NAME)(options),
     "attrgetter by another name": lambda options: reader_of(NAME)(options),
+    "attrgetter made before": lambda options: SCALE(options),
+    "methodcaller made before": lambda options: TWICE(options) / 2,
+    "a method": lambda options: getattr(options, METHOD)(),
     "a copy": lambda options: next(iter(vars(copy.copy(options)).values())),
     "a copy by another name": lambda options: list(clone(options).__dict__.values())[0],  # noqa: RUF015
     "fields": lambda options: dataclasses.astuple(options)[0],

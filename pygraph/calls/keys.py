@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.calls.function import Call
 from pygraph.guards.iterators import is_opaque
+from pygraph.guards.tensor_hooks import backward_hooks
 from pygraph.guards.torch_settings import mode_key
 from pygraph.ir.leaves import is_live_number, overlap_groups
 from pygraph.ir.ranges import are_disjoint, holder, span_of
@@ -93,7 +94,7 @@ def leaf_keys(leaves: Sequence[Any], static: frozenset[int]) -> tuple[Hashable, 
             address = 0 if leaf.is_cpu else leaf.data_ptr()  # graphs read host memory through copies only
             placed = ALIGNMENT if address % ALIGNMENT == 0 else alignment_of(address)
             # Also under no_grad: a function may ask for it, or enable gradients inside.
-            grad = leaf.requires_grad and ("with hooks" if leaf._backward_hooks else True)
+            grad = leaf.requires_grad and ("with hooks" if backward_hooks(leaf) else True)
             flags = (grad, leaf.is_inference())
             keys.append((leaf.__class__, leaf.shape, leaf.stride(), leaf.dtype, leaf.device, placed, *flags))
         elif index not in static and is_live_number(leaf):

@@ -16,14 +16,16 @@ _Hooks = dict[int, Any] | None
 _Reader = Callable[[torch.Tensor], _Hooks]
 
 _Tensor: Any = torch.Tensor
-_backward_hooks: _Reader = _Tensor._backward_hooks.__get__  # of `register_hook`
+backward_hooks: _Reader = _Tensor._backward_hooks.__get__
+"""The hooks of a tensor by `register_hook`."""
+
 _accumulation_hooks: _Reader = _Tensor._post_accumulate_grad_hooks.__get__
 
 
 def hooks_of(tensor: torch.Tensor) -> tuple[_Hooks, _Hooks]:
     """The hooks of a tensor, by `register_hook` and `register_post_accumulate_grad_hook`; None if it never had any."""
     with torch._C.DisableTorchFunctionSubclass():
-        return _backward_hooks(tensor), _accumulation_hooks(tensor)
+        return backward_hooks(tensor), _accumulation_hooks(tensor)
 
 
 class TensorHooks:
@@ -47,7 +49,7 @@ class TensorHooks:
             return True
         backward, accumulation = self._before
         with torch._C.DisableTorchFunctionSubclass():
-            same = all(map(operator.is_, map(_backward_hooks, self._tensors), backward))
+            same = all(map(operator.is_, map(backward_hooks, self._tensors), backward))
             return same and all(map(operator.is_, map(_accumulation_hooks, self._tensors), accumulation))
 
     def changed(self) -> str | None:

@@ -123,7 +123,8 @@ def may_make_others(names: Set[str]) -> bool:
 
 def reads_by_text(value: Any) -> bool:
     """Whether a function or a class, under whatever name, reads attributes that code has no names for."""
-    return getattr(value, "__name__", None) in _READS_ALL
+    name = type.__dict__["__name__"].__get__(value) if issubclass(type(value), type) else value.__name__
+    return name in _READS_ALL
 
 
 def texts_of(getter: operator.attrgetter[Any] | operator.methodcaller) -> set[str]:

@@ -96,7 +96,7 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
         problem = f"a {type(module).__name__}, which talks to other processes while it runs"
         what = name or "the module"
         raise TraceError(describe(what, problem, expected="modules of one process", remedy="Transform a part of it."))
-    state, by_name = module.__dict__, _is_read_by_name(walk, module)
+    state, by_name = module.__dict__, _is_read_by_name(module)
     walk.guards.code.add_object(name, module)
     walk.guards.attributes.add(name, module, state)
     walk.copy_container(name, state)
@@ -124,7 +124,7 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
         walk.visit(name, forward, depth)
 
 
-def _is_read_by_name(walk: Walk, value: Any) -> bool:
+def _is_read_by_name(value: Any) -> bool:
     """Whether of an object only the attributes count that code has names for, as its methods are all the user's."""
     if type(attributes_of(value)) is not dict or type(value) in pytree.SUPPORTED_NODES:
         return False
@@ -205,7 +205,7 @@ def _walk_state(walk: Walk, name: str, value: Any, state: dict[str, Any], depth:
     else:
         walk.guards.attributes.add(name, value, state)
         walk.guards.lengths.append((state, len(state)))
-        if _is_read_by_name(walk, value):
+        if _is_read_by_name(value):
             walk.code.spaces.append((name, state, depth))
             return
         for key, item in list(state.items()):

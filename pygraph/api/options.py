@@ -107,6 +107,8 @@ def unknown_option(call: str, option: str, known: Sequence[str], expected: str |
     """The message for an option that there is not, with one that it may be meant for."""
     similar = difflib.get_close_matches(option, known, n=1)
     remedy = f"Did you mean {similar[0]}?" if similar else None
+    if remedy is None and expected is None:
+        remedy = f"There are {', '.join(name for name in known if name not in ('fn', 'args', 'kwargs'))}."
     return describe(call, f"there is no option {option!r}", expected=expected, remedy=remedy)
 
 

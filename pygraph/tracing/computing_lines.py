@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pygraph.errors import TraceError
+from pygraph.tracing.error_frames import entries_of
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.trace import trace_call
 
@@ -81,9 +82,7 @@ class ComputingLines(TorchFunctionMode):
         return result
 
     def _note_failure(self, error: Exception) -> None:
-        entry = error.__traceback__
-        while entry is not None and entry.tb_frame.f_code is not self._code:
-            entry = entry.tb_next
+        entry = next((one for one in entries_of(error.__traceback__) if one.tb_frame.f_code is self._code), None)
         if entry is not None and not any(map(_has_graph, list(entry.tb_frame.f_locals.values()))):
             self.failed = entry.tb_lineno
 

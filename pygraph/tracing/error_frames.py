@@ -64,7 +64,7 @@ def in_user_code(entry: TracebackType | None) -> TracebackType | None:
     A frame refers to its function and to the frame that has called it, and these to tensors of the trace, even when it
     is cleared. So each is a new one, of a function that fails in the same file and line and has the same name.
     """
-    users = [one for one in _entries(entry) if not is_in_library(one.tb_frame.f_code.co_filename)]
+    users = [one for one in entries_of(entry) if not is_in_library(one.tb_frame.f_code.co_filename)]
     failed: list[TracebackType] = []
     # Called in a thread of its own, the functions' frames lead to none of the trace.
     calls = threading.Thread(target=_call_each, args=([_like(one) for one in users], failed))
@@ -81,7 +81,7 @@ def in_user_code(entry: TracebackType | None) -> TracebackType | None:
 
 def without_ours(entry: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames of pygraph that lead to user code; as it is if there is no frame of user code."""
-    entries = _entries(entry)
+    entries = entries_of(entry)
     users = [index for index, one in enumerate(entries) if not is_in_library(one.tb_frame.f_code.co_filename)]
     if not users:
         return entry
@@ -92,7 +92,8 @@ def without_ours(entry: TracebackType | None) -> TracebackType | None:
     return kept
 
 
-def _entries(entry: TracebackType | None) -> list[TracebackType]:
+def entries_of(entry: TracebackType | None) -> list[TracebackType]:
+    """The entries of a traceback, the outermost first."""
     entries: list[TracebackType] = []
     while entry is not None:
         entries.append(entry)
@@ -122,7 +123,7 @@ def _call_each(functions: list[FunctionType], failed: list[TracebackType]) -> No
         try:
             function()
         except Exception as error:
-            failed.append(_entries(error.__traceback__)[1])  # behind that of this function
+            failed.append(entries_of(error.__traceback__)[1])  # behind that of this function
 
 
 _ERROR = "error"

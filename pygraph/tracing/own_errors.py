@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import PygraphError
 from pygraph.ir.source_lines import PYGRAPH_FOLDER, TORCH_FOLDER, is_in_library, is_in_standard_library
+from pygraph.tracing.error_frames import entries_of
 from pygraph.tracing.torch_errors import translation
 
 _MODULES = tuple(os.path.join(TORCH_FOLDER, "nn", "modules", name) for name in ("module.py", "container.py"))
@@ -47,7 +48,7 @@ def is_own_error(failure: Exception) -> bool:
     held = pytree.tree_leaves([failure.args, vars(failure)])
     if _OF_THE_TRACE.search(str(failure)) or any(map(_is_of_the_trace, held)):
         return False
-    entries = list(_entries(failure.__traceback__))
+    entries = entries_of(failure.__traceback__)
     files = [one.tb_frame.f_code.co_filename for one in entries]
     innermost = next((file for file in reversed(files) if not _works_for_others(file)), "")
     if innermost.startswith(PYGRAPH_FOLDER):  # which calls the function
@@ -77,12 +78,6 @@ def _chain(failure: BaseException) -> Iterator[BaseException]:
             seen[id(link)] = link
             waiting += [link.__cause__, link.__context__]
     yield from seen.values()
-
-
-def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
-    while entry is not None:
-        yield entry
-        entry = entry.tb_next
 
 
 def _raises(entry: TracebackType) -> bool:

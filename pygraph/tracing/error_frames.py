@@ -75,7 +75,7 @@ def in_user_code(entry: TracebackType | None) -> TracebackType | None:
     calls.join()
     kept: TracebackType | None = None
     for one, new in reversed(list(zip(users, failed, strict=True))):
-        kept = TracebackType(kept, new.tb_frame, new.tb_lasti, one.tb_lineno)
+        kept = TracebackType(kept, new.tb_frame, new.tb_lasti, _line_of(one))
     return kept
 
 
@@ -88,7 +88,7 @@ def without_ours(entry: TracebackType | None) -> TracebackType | None:
     kept: TracebackType | None = None
     for index, one in reversed(list(enumerate(entries))):
         if index > users[-1] or not one.tb_frame.f_code.co_filename.startswith(PYGRAPH_FOLDER):
-            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, _line_of(one))
     return kept
 
 
@@ -101,12 +101,19 @@ def entries_of(entry: TracebackType | None) -> list[TracebackType]:
     return entries
 
 
+def _line_of(entry: TracebackType) -> int:
+    """The line of an entry; -1 where a signal's handler has raised at an instruction that belongs to none."""
+    line: int | None = entry.tb_lineno
+    return -1 if line is None else line
+
+
 def _like(entry: TracebackType) -> FunctionType:
     """A function that fails when it is called, with a frame that looks like that of an entry where it is printed."""
     code, namespace = entry.tb_frame.f_code, entry.tb_frame.f_globals
     position = next(itertools.islice(code.co_positions(), entry.tb_lasti // 2, None))
     line, end, column, end_column = position
-    at: dict[str, Any] = {"lineno": line or entry.tb_lineno, "end_lineno": end or line or entry.tb_lineno}
+    line = line or max(_line_of(entry), 1)
+    at: dict[str, Any] = {"lineno": line, "end_lineno": end or line}
     at |= {"col_offset": column or 0, "end_col_offset": end_column or 0}
     fails = ast.Raise(exc=ast.Name(_ERROR, ast.Load(), **at), cause=None, **at)
     nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])

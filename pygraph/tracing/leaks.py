@@ -41,7 +41,7 @@ R = TypeVar("R")
 # An object may be held by two others, or by one that is held itself.
 _ROUNDS = 4
 
-_PAUSES = (0.0, 0.001, 0.01, 0.1)
+_PAUSES = (0.0, 0.001, 0.01, 0.1, 0.5)
 """Seconds, one after the other, in which another thread may let go of what it holds in C++: autograd's thread says that
 a backward is over before it frees the nodes."""
 

@@ -95,7 +95,12 @@ class UndecidedError(TraceError):
 
     Example: ``pygraph.trace(f)(x)`` of a function with ``if x.sum() > 0``. Remedy: ``torch.where``; a
     jitted function is traced for each outcome, reads the value between graphs, and takes the trace that is right.
+
+    Attributes:
+        needs_number: Whether it needs a number, as a size or an index, and not only the outcome of a condition.
     """
+
+    needs_number: bool = False
 
 
 class DisturbedTraceError(TraceError):
@@ -119,7 +124,12 @@ class GradientError(TraceError):
 
     Example: ``pygraph.trace(f)(x)`` with parameters in ``f``. Remedy: ``torch.no_grad()``; a call of a transformed
     function is traced together with its gradient.
+
+    Attributes:
+        needs_sizes: Whether sizes of its tensors depend on data, which a gradient needs to know.
     """
+
+    needs_sizes: bool = False
 
 
 class SpentGraphError(GradientError):

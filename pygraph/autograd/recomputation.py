@@ -27,8 +27,13 @@ def is_recomputed(joint: JointGraph, node: fx.Node) -> bool:
         return False
     if is_view(node) or is_unset_generator_state(node):
         return True
-    takes_tensors = any(True for source in node.all_input_nodes for _ in tensor_specs(source.meta.get("spec")))
-    return not takes_tensors and not is_random(node)
+    return not any(map(_has_tensors, node.all_input_nodes)) and not is_random(node)
+
+
+def _has_tensors(node: fx.Node) -> bool:
+    """Whether a value is, or has, a tensor; also one whose shape only a run knows."""
+    spec = node.meta.get("spec")
+    return spec is None or any(True for _ in tensor_specs(spec))
 
 
 def is_unset_generator_state(node: fx.Node) -> bool:

@@ -30,6 +30,7 @@ from pygraph.errors import (
     SpentGraphError,
     StateChangeError,
     TraceError,
+    UndecidedError,
     describe,
 )
 from pygraph.guards.environment import Environment, modes_of
@@ -157,7 +158,7 @@ class Compiler:
         try:
             traced, program = self._trace(key, call, past)
         except TraceError as error:
-            if self._is_differentiated(error):
+            if self._is_differentiated(error) and not self._needs_numbers(error):
                 return self._keep(key, call, Differentiated(fallbacks=[]))
             state = self._state_left_behind(past, error)
             if state is not None:
@@ -168,6 +169,8 @@ class Compiler:
             parts = self._parts(past, call, runners, error)
             if parts is not None:
                 return self._keep(key, call, Stateful(fallbacks=[], runner=parts))
+            if self._needs_numbers(error):
+                return self._add_stateful(key, call, runners, self._policy.numbers_left())
             return self._without_trace(key, call, past, error, retries.clock() - began)
         return self._from_trace(key, call, traced, program)
 
@@ -336,7 +339,7 @@ class Compiler:
 
     def _parts(self, past: _Past, call: Call, runners: Runners, error: TraceError) -> StateRunner | None:
         """The runner of a call whose trace has failed, if part of it can be traced."""
-        if self._function.options.strict or isinstance(error, DisturbedTraceError):
+        if self._function.options.strict or isinstance(error, (DisturbedTraceError, GradientError)):
             return None
         if isinstance(error, StateChangeError) and (past.last is None or adds_again(error, was_once=past.was_once)):
             return None  # the next call may leave it as it is
@@ -347,6 +350,11 @@ class Compiler:
         if not isinstance(error, GradientError) or isinstance(error, SpentGraphError):
             return False
         return self._policy.composes and torch.is_grad_enabled() and not self._function.options.donates
+
+    def _needs_numbers(self, error: TraceError) -> bool:
+        """Whether what is in the way of a trace is a number or a size that only a run knows, and may be asked for."""
+        needs = isinstance(error, UndecidedError) and error.needs_number
+        return self._policy.asks_for_numbers and (needs or (isinstance(error, GradientError) and error.needs_sizes))
 
     def _add_stateful(self, key: Key, call: Call, runners: Runners, state: StateInputs) -> Entry:
         """An entry for calls that leave other state behind than there was, or find another learning rate."""

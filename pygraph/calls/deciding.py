@@ -12,10 +12,9 @@ docs/design/0021-decisions.md.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
@@ -26,16 +25,19 @@ from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import Function
 from pygraph.calls.policy import Policy
 from pygraph.calls.retries import Budget, Traces
-from pygraph.errors import GradientError, StateChangeError, TraceError
+from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
-from pygraph.ir.decisions import DecisionError
+from pygraph.ir.decisions import DecisionError, text_of
 from pygraph.ir.descriptors import Fallback
-from pygraph.ir.paths import OUTCOMES
+from pygraph.ir.paths import ANSWERS
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import RandomStates
 from pygraph.tracing.decisions import MAX_DECISIONS, deciding
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.iterator_locations import generators_of
+
+Path: TypeAlias = tuple[str, ...]
+"""The answers to a call's questions, as texts."""
 
 _AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than the last one by values on the device")
 _CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
@@ -48,43 +50,56 @@ class DecidedFunction:
     Args:
         fn: The function.
         name: What reports call it.
+        numbers: Whether it is told numbers of the device as well, and not only outcomes of conditions.
 
     Attributes:
-        guessed: The outcomes in the last trace, if some of them were guessed and it has not failed; else None.
+        trusted: The answers that are known to be those of the call under way; None if they are not known.
+        restore: Puts random generators back to where they were when the call under way began.
         trying: The thread that looks for a replay of a call, and runs the function itself if there is none.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, *, numbers: bool) -> None:
         self.__name__ = name
+        self.numbers = numbers
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
-        self.guessed: tuple[bool, ...] | None = None
+        self.trusted: Path | None = None
+        self.restore: Callable[[], None] = _nothing
         self.trying: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; the outcomes are the last keyword argument, so that other leaves keep their positions."""
-        given: tuple[bool, ...] = kwargs.pop(OUTCOMES)
+        """Call the function; the answers are the last keyword argument, so that other leaves keep their positions."""
+        given: Path = kwargs.pop(ANSWERS)
         if get_proxy_mode() is None:
             if self.trying == threading.get_ident():
                 raise _AsItIsError
             return self.__wrapped__(*args, **kwargs)  # for a second derivative
-        with deciding(given) as decisions:
+        with deciding(given, self.restore, trusted=given == self.trusted, numbers=self.numbers) as decisions:
             try:
                 return self.__wrapped__(*args, **kwargs)
             finally:
-                outcomes = tuple(decisions.outcomes)
-                self.guessed = outcomes if len(outcomes) > len(given) else None
+                found = tuple(decisions.answers)
+                if found != given:
+                    raise _OtherPathError(found)
+
+
+def _nothing() -> None:
+    pass
+
+
+class _OtherPathError(BaseException):
+    """A call goes another way than its trace was told; no code of a user's catches it.
+
+    Args:
+        path: The answers that it gives.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
 
 
 class _AsItIsError(Exception):
     """A call has no graph: the function itself is to run, when other threads may have their turns."""
-
-
-class _GuessError(Exception):
-    """A trace has failed that might not have with another outcome of its last decision."""
-
-    def __init__(self, outcomes: tuple[bool, ...]) -> None:
-        super().__init__()
-        self.outcomes = outcomes
 
 
 class _PartsError(Exception):
@@ -120,21 +135,26 @@ class DecidingPolicy(Policy):
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions that the options of the user's function make static."""
-        return self._keys.static_leaves(args, {k: v for k, v in kwargs.items() if k != OUTCOMES})
+        return self._keys.static_leaves(args, {k: v for k, v in kwargs.items() if k != ANSWERS})
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
-        """The state that calls are to take and return, if that is all that is in the way of a trace.
+        """The state that calls are to take and return, if that is all that is in the way of a trace."""
+        found = self._users.state_left_behind(error, is_known=is_known)
+        return None if found is None or found.decisions else found
+
+    @property
+    def asks_for_numbers(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether calls are still to be traced for each number of the device that they need on the host."""
+        return not self._function.numbers
+
+    def numbers_left(self) -> StateInputs:
+        """Nothing: they are asked for from now on.
 
         Raises:
-            _GuessError: Something else is, and the last decision was guessed.
+            _OtherPathError: Always, as the call begins anew.
         """
-        guessed, self._function.guessed = self._function.guessed, None
-        found = self._users.state_left_behind(error, is_known=is_known)
-        if found is not None and not found.decisions:
-            return found
-        if guessed is not None and not isinstance(error, (StateChangeError, GradientError)):
-            raise _GuessError(_otherwise(guessed))
-        return None
+        self._function.numbers = True
+        raise _OtherPathError(())
 
     def state_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> Any:
         """A runner of calls that leave state behind."""
@@ -149,7 +169,7 @@ class DecidingPolicy(Policy):
         Raises:
             _PartsError: It can be.
         """
-        users = {name: value for name, value in kwargs.items() if name != OUTCOMES}
+        users = {name: value for name, value in kwargs.items() if name != ANSWERS}
         runner = self._users.part_runner(self._engine, args, users, reason)
         if runner is not None:
             raise _PartsError(runner)
@@ -160,22 +180,23 @@ class DecidingCalls:
 
     Args:
         users: The engine of the function.
+        numbers: Whether numbers of the device are asked for as well.
 
     Attributes:
         engine: The engine of the function that decides as it is told.
         traces: The budget of traces of such calls; how often they may begin anew is a budget of its own.
     """
 
-    def __init__(self, users: Any) -> None:
+    def __init__(self, users: Any, *, numbers: bool) -> None:
         self._users = users
-        self._function = DecidedFunction(users.fn, users.name)
+        self._function = DecidedFunction(users.fn, users.name, numbers=numbers)
         self._policy = DecidingPolicy(users, self._function)
         self.engine = users.derive(self._function, self._policy)
         self.traces: Traces | None = None
-        self._outcomes: tuple[bool, ...] | None = None  # those that are expected
-        self._last: tuple[bool, ...] | None = None  # those of the last call, if they are others
-        self._was_repeated = False  # whether two calls have had those that are expected
-        self._instead: dict[tuple[bool, ...], tuple[bool, ...]] = {}  # of which a trace has failed, and a better guess
+        self._paths: dict[Path, None] = {}  # those that calls have gone, the last one last
+        self._path: Path | None = None  # the one that is expected
+        self._last: Path | None = None  # that of the last call, if it is another one
+        self._was_repeated = False  # whether two calls have gone the one that is expected
         self._again = Budget(limits.LIMITS.wasted_traces, limits.LIMITS.repeated_share)
         self._why_not = _CHANGING
         self._in_a_row = self._ran = 0
@@ -192,7 +213,7 @@ class DecidingCalls:
             return self._parts(args, kwargs)
         begin, function = retries.clock(), self._function
         with self._users.shared.lock:  # what it finds must not change before it begins anew
-            function.trying, function.guessed = threading.get_ident(), None
+            function.trying, function.trusted = threading.get_ident(), None
             try:
                 return self._decided(args, kwargs)
             except _AsItIsError:
@@ -201,37 +222,36 @@ class DecidingCalls:
                 self._parts = error.runner
                 self.engine.release()
             finally:
-                function.trying = None
+                function.trying, function.restore = None, _nothing
         return self._users.fn(*args, **kwargs) if self._parts is None else self._parts(args, kwargs)
 
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a call by replays, one for each outcome that it has otherwise than expected."""
+        """The result of a call by replays, one for each answer that it has otherwise than expected."""
         states = _random_states(self._users, (args, kwargs), self._generators_for(args, kwargs))
-        outcomes = self._outcomes or ()
+        function, path = self._function, self._path or ()
+        function.restore = states.restore
         for _ in range(2 * MAX_DECISIONS):
             begin = retries.clock()
-            outcomes = self._instead.get(outcomes, outcomes)
             try:
-                result = self.engine(*args, **kwargs, **{OUTCOMES: outcomes})
+                result = self.engine(*args, **kwargs, **{ANSWERS: path})
             except DecisionError as error:
-                known = itertools.chain(outcomes, itertools.repeat(False))
-                outcomes = _canonical((*itertools.islice(known, error.index), error.outcome))
-                if self._outcomes is not None:
+                path = self._known_path((*path[: error.index], text_of(error.answer)))
+                if self._path is not None:
                     self._users.cache.inlined[_AGAIN] += 1
                     self._again.lose(retries.clock() - begin)
                 self._in_a_row = 0
-            except _GuessError as error:
-                self._instead[outcomes] = error.outcomes
-            except _AsItIsError:
-                if self._function.guessed is not None:  # by a trace in which nothing was worth a graph
-                    self._instead[outcomes] = _otherwise(self._function.guessed)
-                raise
+            except _OtherPathError as error:
+                path = function.trusted = error.path
             else:
-                self._note_replay(outcomes)
+                self._note_replay(path)
                 return result
             states.restore()
         self._users.cache.inlined[_CHANGING] += 1
         raise _AsItIsError
+
+    def _known_path(self, begin: Path) -> Path:
+        """The path that came last of those that begin so; if there is none, what is known of it."""
+        return next((path for path in reversed(self._paths) if path[: len(begin)] == begin), begin)
 
     def _generators_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Generator]:
         """The generators that a call may pass to operations; looked for again after a call that was traced."""
@@ -241,18 +261,22 @@ class DecidingCalls:
             self._generators, self._looked_at = generators_of(environment), compilations
         return self._generators
 
-    def _note_replay(self, outcomes: tuple[bool, ...]) -> None:
-        """Note the outcomes of a call, which are expected of the next ones if they come twice in a row."""
+    def _note_replay(self, path: Path) -> None:
+        """Note the path of a call, which is expected of the next ones if it comes twice in a row."""
+        self._paths.pop(path, None)
+        self._paths[path] = None  # the last
+        if len(self._paths) > limits.LIMITS.paths:
+            del self._paths[next(iter(self._paths))]
         self._ran = 0
         self._in_a_row += 1
         if self._in_a_row >= limits.LIMITS.settled_calls:
             self._again.renew()
-        if outcomes == self._outcomes:
+        if path == self._path:
             self._was_repeated, self._last = True, None
-        elif outcomes == self._last or not self._was_repeated:
-            self._outcomes, self._was_repeated, self._last = outcomes, False, None
+        elif path == self._last or not self._was_repeated:
+            self._path, self._was_repeated, self._last = path, False, None
         else:  # an overflow, perhaps, after which all is as before
-            self._last = outcomes
+            self._last = path
 
     def _note_ran(self, seconds: float) -> None:
         """Note that a call ran as it is, without saying what it has decided."""
@@ -285,18 +309,6 @@ class DecidingCalls:
         if self._parts is not None:
             self._parts.release()
         self.engine.release()
-
-
-def _otherwise(guessed: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Outcomes of which the last, a guess, is the other one."""
-    return (*guessed[:-1], True)
-
-
-def _canonical(outcomes: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Outcomes without those at the end that would be guessed."""
-    while outcomes and not outcomes[-1]:
-        outcomes = outcomes[:-1]
-    return outcomes
 
 
 def _random_states(users: Any, arguments: Any, generators: Sequence[torch.Generator]) -> RandomStates:

@@ -24,6 +24,7 @@ class Policy:
         composes: Whether calls that autograd differentiates have compiled functions of their own.
         carries_state: Whether calls may leave gradients, attributes and variables behind.
         decides: Whether calls may begin anew where they decide otherwise than their trace.
+        asks_for_numbers: Whether they may be traced for each number of the device that they need on the host.
         seldom: Why calls of a new kind are not compiled, where kinds seldom come again.
     """
 
@@ -31,6 +32,7 @@ class Policy:
     composes = False
     carries_state = False
     decides = False
+    asks_for_numbers = False
     seldom = SELDOM
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
@@ -57,6 +59,10 @@ class Policy:
         """
         del error, is_known
         return None
+
+    def numbers_left(self) -> StateInputs:
+        """What calls are to take that need numbers of the device, and cannot be cut where they do."""
+        return StateInputs(decisions=True, numbers_of_device=True)
 
     def state_runner(
         self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs

@@ -65,6 +65,7 @@ class StatePolicy(Policy):
     def __init__(self, function: StatefulFunction, users: Engine, state: StateInputs) -> None:
         self.composes = not state.gradients
         self.releases = False
+        self.asks_for_numbers = users.policy.asks_for_numbers
         self._function, self._users, self._state = function, users, state
         # The number of calls that were found again, up to the last that was not, and of those that were not since.
         self._found_again = self._missed = 0
@@ -143,7 +144,7 @@ class StatePolicy(Policy):
             OutdatedError: More state is left behind than is passed.
             UnexpectedError: It is not known that calls set gradients, and this trace does not say so.
         """
-        if isinstance(error, UndecidedError) and self._users.policy.decides:
+        if isinstance(error, UndecidedError) and self._users.policy.decides and not error.needs_number:
             raise OutdatedError(StateInputs(decisions=True))
         found = state_left_behind(error, is_known=is_known)
         if found is not None and (more := self._state | found) != self._state:
@@ -152,6 +153,14 @@ class StatePolicy(Policy):
             is_once = isinstance(error, StateChangeError) and not self._users.function.options.strict
             raise UnexpectedError(str(error) if is_once and self._function.sets_gradients else None)
         return None
+
+    def numbers_left(self) -> StateInputs:
+        """Nothing: it is the user's function that is traced for each number.
+
+        Raises:
+            OutdatedError: Always.
+        """
+        raise OutdatedError(StateInputs(decisions=True, numbers_of_device=True))
 
     def part_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
         """Nothing: it is the user's function that is cut.

@@ -117,7 +117,7 @@ class StatefulCalls:
                 except OutdatedError as error:
                     if error.state.decisions:
                         self.engine.release()
-                        self._decided = DecidingCalls(function)
+                        self._decided = DecidingCalls(function, numbers=error.state.numbers_of_device)
                         break
                     decides = self._deciding(error.state)
                     if decides is not None and self._cutting.cut_outside(function, args, kwargs, decides):

@@ -21,7 +21,7 @@ from pygraph.calls.function import CONDITION
 from pygraph.errors import TraceError
 from pygraph.guards.locations import Item, Location, union
 from pygraph.guards.objects import with_parts
-from pygraph.ir.paths import OUTCOMES, flatten_with_path
+from pygraph.ir.paths import ANSWERS, flatten_with_path
 from pygraph.tracing.function_kinds import StateInputs, WithStateInputs
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.number_conditions import Comparison, Condition, condition_of
@@ -234,7 +234,7 @@ class StatefulFunction(WithStateInputs):
             return self.locations[_index(rest)].name + rest.partition("]")[2]
         if first == 1:
             return self.numbers[_index(rest)].name + rest.partition("]")[2]
-        if first == 5 and rest.startswith(f"['{OUTCOMES}']"):
+        if first == 5 and rest.startswith(f"['{ANSWERS}']"):
             return f"decision {_index(rest.partition(']')[2]) + 1}"
         return CONDITION if first == 3 else ("args", "kwargs")[first - 4] + rest
 

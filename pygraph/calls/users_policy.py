@@ -38,7 +38,7 @@ class UsersPolicy(Policy):
     def __init__(
         self, *, carries_state: bool, decides: bool = False, note_unsteady: Callable[[str], None] | None = None
     ) -> None:
-        self.carries_state, self.decides = carries_state, decides
+        self.carries_state, self.decides, self.asks_for_numbers = carries_state, decides, decides
         self._cutting = Cutting(self.of_part, note_unsteady)
         self._is_begun = False
         self._new_optimizers: tuple[torch.optim.Optimizer, ...] = ()
@@ -46,14 +46,16 @@ class UsersPolicy(Policy):
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
         if isinstance(error, UndecidedError):
-            return StateInputs(decisions=True) if self.decides else None
+            return StateInputs(decisions=True) if self.decides and not error.needs_number else None
         return state_left_behind(error, is_known=is_known) if self.carries_state else None
 
     def state_runner(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
     ) -> StateRunner:
         """A runner of calls of an engine that leave state behind, or decide by values on the device."""
-        return DecidingCalls(engine) if state.decisions else StatefulCalls(engine, args, kwargs, state, self._cutting)
+        if state.decisions:
+            return DecidingCalls(engine, numbers=state.numbers_of_device)
+        return StatefulCalls(engine, args, kwargs, state, self._cutting)
 
     def part_runner(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str

@@ -1,22 +1,28 @@
-"""The operation that checks a decision: the outcome of a Python ``if`` on a value of the device.
+"""The operation that checks a decision: the answer to a question that Python asks of a value on the device.
 
-=====================  ==========================================================================
-``pygraph::decide``    raises `DecisionError` where a condition has another outcome than expected
-=====================  ==========================================================================
+=====================  ======================================================================
+``pygraph::ask``       raises `DecisionError` where a value is another one than the answer
+``pygraph::sized``     gives a tensor whose sizes were asked for, which are part of the trace
+=====================  ======================================================================
 
-What a Program does after a decision it does for that outcome only, and it must be able to begin anew with another one.
+Of a condition (``if x.sum() > 0``), the answer is its outcome; of a number that Python needs (``x[:n.item()]``, the size
+of ``x[mask]``), it is that number. What a Program does after a question it does for that answer only, and it must be
+able to begin anew with another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from pygraph.errors import PygraphError
 from pygraph.ir.ops import define
+
+Answer: TypeAlias = bool | int | float
+"""The outcome of a condition, or a number."""
 
 
 class DecisionError(PygraphError):
@@ -25,35 +31,67 @@ class DecisionError(PygraphError):
     No user sees it: the call begins anew with another trace.
 
     Args:
-        index: Which decision of the call it is.
-        outcome: The outcome of its condition.
+        index: Which question of the call it is.
+        answer: The answer.
     """
 
-    def __init__(self, index: int, outcome: bool) -> None:
-        super().__init__(f"decision {index} of a trace has the outcome {outcome} in a call")
-        self.index, self.outcome = index, outcome
+    def __init__(self, index: int, answer: Answer) -> None:
+        super().__init__(f"question {index} of a trace has the answer {answer} in a call")
+        self.index, self.answer = index, answer
 
 
-def _decide(condition: Any, expected: bool, index: int) -> None:
-    if bool(condition) != expected:
-        raise DecisionError(index, bool(condition))
+def _ask(value: Any, answer: Answer, index: int) -> None:
+    found = bool(value) if isinstance(answer, bool) else value
+    if text_of(found) != text_of(answer):
+        raise DecisionError(index, found)
 
 
-def _decide_fake(condition: Any, expected: bool, index: int) -> None:
+def _ask_fake(value: Any, answer: Answer, index: int) -> None:
     return None
 
 
-define("decide(Scalar condition, bool expected, int index) -> ()", _decide, _decide_fake)
+def _sized(x: torch.Tensor, size: list[int]) -> torch.Tensor:
+    return x.view(size).contiguous()  # which nonzero's is not on a GPU
 
 
-def decide() -> Callable[..., None]:
+def _sized_fake(x: torch.Tensor, size: list[int]) -> torch.Tensor:
+    return torch.empty(size, dtype=x.dtype, device=x.device)
+
+
+define("ask(Scalar value, Scalar answer, int index) -> ()", _ask, _ask_fake)
+define("sized(Tensor x, int[] size) -> Tensor", _sized, _sized_fake)
+
+
+def ask() -> Callable[..., None]:
     """The operation."""
-    return torch.ops.pygraph.decide.default
+    return torch.ops.pygraph.ask.default
 
 
-fx.has_side_effect(decide())
+fx.has_side_effect(ask())
 
 
 def decisions_among(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """The decisions among nodes."""
-    return [node for node in nodes if node.target is decide()]
+    """The questions among nodes."""
+    return [node for node in nodes if node.target is ask()]
+
+
+def text_of(answer: Answer) -> str:
+    """An answer as a text, by which answers are told apart: ``0.0`` and ``-0.0``, ``1`` and ``True`` are two.
+
+    >>> text_of(True), text_of(3), text_of(-0.0), text_of(float("nan"))
+    ('True', '3', '-0.0', 'nan')
+    """
+    return repr(answer)
+
+
+def answer_of(text: str) -> Answer:
+    """The answer that a text stands for.
+
+    >>> [answer_of(text) for text in ("True", "3", "-0.0", "inf")]
+    [True, 3, -0.0, inf]
+    """
+    if text in ("True", "False"):
+        return text == "True"
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+

@@ -306,7 +306,7 @@ def _is_of_the_host(node: fx.Node) -> bool:
     return is_operation(node) and node.target._schema.name in _OF_THE_HOST  # pyright: ignore
 
 
-_OF_THE_HOST = ("pygraph::set_random_state", "pygraph::decide")
+_OF_THE_HOST = ("pygraph::set_random_state", "pygraph::ask")
 
 
 def count_kernels(nodes: Iterable[fx.Node]) -> int:

@@ -57,13 +57,13 @@ def _paths(path: pytree.KeyPath, tree: Any, is_leaf: Callable[[Any], bool] | Non
         yield from _paths((*path, key), part, is_leaf)
 
 
-OUTCOMES = "pygraph_outcomes"
-"""The keyword argument with the outcomes of a call's decisions by values on the device, which no user passes."""
+ANSWERS = "pygraph_answers"
+"""The keyword argument with the answers to a call's questions about values on the device, which no user passes."""
 
 
 def argument_path(path: pytree.KeyPath) -> str:
-    """``args[0]['w']`` or ``kwargs['x']`` from a key path of ``(args, kwargs)``; ``decision 1`` of an outcome."""
+    """``args[0]['w']`` or ``kwargs['x']`` from a key path of ``(args, kwargs)``; ``decision 1`` of an answer."""
     entries: list[Any] = list(path)
-    if len(entries) > 2 and isinstance(entries[1], pytree.MappingKey) and entries[1].key == OUTCOMES:
+    if len(entries) > 2 and isinstance(entries[1], pytree.MappingKey) and entries[1].key == ANSWERS:
         return f"decision {entries[2].idx + 1}"
     return ("args", "kwargs")[entries[0].idx] + pytree.keystr(path[1:])

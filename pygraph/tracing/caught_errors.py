@@ -4,25 +4,60 @@
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+import sympy  # pyright: ignore[reportMissingTypeStubs]
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
+from pygraph.errors import TraceError
 from pygraph.ir.source_lines import is_in_library
 from pygraph.tracing.torch_errors import in_words, is_of_a_trace
 
 
 class Symbols(ShapeEnv):
-    """The numbers of a trace, which notes errors about those that are on the device.
+    """The numbers of a trace, which asks for those that are on the device, and notes errors about them.
 
     Attributes:
         raised: The errors.
+        answer: Given an expression, returns what it is when the numbers in it are known; None if they stay unknown.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.raised: list[BaseException] = []
+        self.answer: Callable[[Any], Any] | None = None
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        """The value of an expression; a number of the device that it needs is asked for."""
+        try:
+            return super().evaluate_expr(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode as error:
+            known = None if self.answer is None else self.answer(orig_expr)
+            if known is None:
+                raise
+            self.raised.remove(error)
+            error.__traceback__ = None
+        return super().evaluate_expr(known, *args, **kwargs)
+
+    def if_known(self, truth: Callable[[], bool]) -> bool | None:
+        """What a question gives if it is known without the numbers of the device; else None."""
+        answer, self.answer = self.answer, None
+        try:
+            return truth()
+        except GuardOnDataDependentSymNode as error:
+            self.raised.remove(error)
+            error.__traceback__ = None
+            return None
+        finally:
+            self.answer = answer
+
+    def fix(self, symbol: Any, number: int) -> None:
+        """Have a symbol stand for a number from now on."""
+        self.size_like.discard(symbol)  # else 0 and 1 would stay symbols, as sizes of which torch says nothing
+        self._set_replacement(symbol, sympy.Integer(number), "asked for")
+        if not self.replace(symbol).is_number:
+            raise TraceError(f"a number of the device is {number}, outside of the range that it was described with")
 
     def _make_data_dependent_error(self, *args: Any, **kwargs: Any) -> Any:
         error: BaseException = super()._make_data_dependent_error(*args, **kwargs)

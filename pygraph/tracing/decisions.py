@@ -1,118 +1,284 @@
-"""Decisions: Python code that asks for the truth of a value on the device, as by ``if`` and ``while``.
+"""Decisions: Python code that asks for the truth of a value on the device, or for a number that is there.
 
-A trace takes an outcome for granted, which is recorded as an operation that checks it (`pygraph.ir.decisions`). So it
-is only done for a caller that makes another trace where the outcome is another one, see `pygraph.calls.deciding`.
+``if``, ``while`` and ``and`` ask for an outcome; ``int(t)``, a slice up to ``n.item()`` and the size of ``x[mask]`` for
+a number. A trace takes the answer for granted, which is recorded as an operation that checks it
+(`pygraph.ir.decisions`). So it is only done for a caller that makes another trace where the answer is another one, see
+`pygraph.calls.deciding`. Answers that are not given are those of the call that is traced (`pygraph.tracing.real_values`).
 """
 
-# Symbols and conditions have no types.
+# Symbols and conditions have no types, and belong to private parts of torch. Checked with torch 2.11 and 2.13.
+# pyright: reportPrivateUsage=false
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import sympy  # pyright: ignore[reportMissingTypeStubs]
 import torch
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # checked with torch 2.11 and 2.13
+from torch import fx
+from torch.fx.experimental.proxy_tensor import get_proxy_slot
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
-from pygraph.ir.decisions import decide
+from pygraph.ir.decisions import Answer, answer_of, ask, text_of
+from pygraph.ir.source_lines import user_frame
+from pygraph.tracing.fake_arguments import FakeArguments
 from pygraph.tracing.patches import replaced
+from pygraph.tracing.proxy_trace import session_here
+from pygraph.tracing.real_values import are_known, value_at
 
-MAX_DECISIONS = 16
-"""As many decisions as a trace makes; more are taken for a loop whose length is data."""
+MAX_DECISIONS = 64
+"""As many questions as a trace asks; more are taken for a loop whose length is data."""
 
 
 class Decisions:
-    """The outcomes that one trace takes for granted.
+    """The answers that one trace takes for granted.
 
     Args:
-        given: Those of its first decisions; any further one is guessed to be false.
+        given: The texts of the first ones.
+        restore: Puts random generators back to where they were when the call began.
+        trusted: Whether those given are the call's own; else each is looked up, and the right one taken.
+        numbers: Whether questions for numbers are answered as well.
 
     Attributes:
-        outcomes: All of them.
+        answers: The texts of all of them.
+        before: The last node before the operation under way; None between operations.
     """
 
-    def __init__(self, given: Sequence[bool]) -> None:
-        self._given = tuple(given)
-        self._known: dict[Any, bool] = {}
-        self.outcomes: list[bool] = []
+    def __init__(self, given: Sequence[str], restore: Callable[[], None], *, trusted: bool, numbers: bool) -> None:
+        self._given, self._restore, self._trusted = tuple(given), restore, trusted
+        self.numbers = numbers
+        self._outcomes: dict[Any, bool] = {}
+        self.answers: list[str] = []
+        self.before: fx.Node | None = None
 
     def outcome(self, condition: Any) -> bool:
         """The outcome of a condition, whose check is recorded the first time."""
         expression = condition.node.expr
-        if expression not in self._known:
-            index = len(self.outcomes)
-            if index >= MAX_DECISIONS:
-                raise TraceError(f"it decides more than {MAX_DECISIONS} times by values on the device")
-            expected = self._given[index] if index < len(self._given) else False
-            decide()(condition, expected, index)
-            self._known[expression] = expected
-            self.outcomes.append(expected)
-        return self._known[expression]
+        if expression not in self._outcomes:
+            tracer = _tracer()
+            with self._place(tracer):
+                proxy = get_proxy_slot(condition, tracer).force()
+            self._outcomes[expression] = bool(self._asked(tracer, proxy, is_outcome=True))
+        return self._outcomes[expression]
+
+    def number(self, symbol: Any) -> int | float | None:
+        """The number that a symbol stands for, for which it is not asked again; None if it is computed nowhere."""
+        tracer = _tracer()
+        found = tracer.sympy_expr_tracker.get(symbol)
+        if found is None:
+            return None
+        with self._place(tracer):
+            proxy = found.proxy.force()
+        return self._asked(tracer, proxy, is_outcome=False)
+
+    def sized(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor with the sizes that it has in the call, for each of which is asked that only a run knows."""
+        unknown = [size for size in tensor.shape if free_unbacked_symbols(size)]
+        if not unknown:
+            return tensor
+        for size in unknown:
+            (symbol,) = free_unbacked_symbols(size)
+            number = self.number(symbol)
+            assert isinstance(number, int), symbol
+            size.node.shape_env.fix(symbol, number)
+        return torch.ops.pygraph.sized(tensor, [int(size) for size in tensor.shape])
+
+    @contextlib.contextmanager
+    def _place(self, tracer: Any) -> Generator[None, None, None]:
+        """Have what is recorded inside come before the operation under way, which depends on it."""
+        if self.before is None:
+            yield
+            return
+        with tracer.graph.inserting_after(self.before):
+            yield
+
+    def _asked(self, tracer: Any, proxy: Any, *, is_outcome: bool) -> Answer:
+        """The answer to a question for the value of a proxy."""
+        index = len(self.answers)
+        if index >= MAX_DECISIONS:
+            raise TraceError(f"it decides more than {MAX_DECISIONS} times by values on the device")
+        value: fx.Node = proxy.node
+        last = next(iter(reversed(tracer.graph.nodes))) if self.before is None else max(self.before, value)
+        answer = answer_of(self._given[index]) if index < len(self._given) else None
+        if answer is None or not self._trusted:
+            answer = self._looked_up(last, value, tracer.root)
+            answer = bool(answer) if is_outcome else answer
+        self.answers.append(text_of(answer))
+        with tracer.graph.inserting_after(last):
+            node = tracer.create_proxy("call_function", ask(), (proxy, answer, index), {}).node
+        node.meta["source"] = user_frame(sys._getframe(1))
+        return answer
+
+    def _looked_up(self, last: fx.Node, value: fx.Node, root: Any) -> Answer:
+        """The value of a node in the call that is traced."""
+        if not are_known(_here.given):
+            raise TraceError("it decides by a value on the device, and no values are given")
+        return value_at(value, last, root, _here.given, self._restore)
+
+
+def _tracer() -> Any:
+    """The tracer of the trace under way."""
+    session = session_here()
+    if session is None or session.parent_tracer is not None:
+        raise TraceError("it decides by a value on the device inside a branch of control flow")
+    return session.fx_tracer
 
 
 class _Here(threading.local):
+    """The trace under way in a thread.
+
+    Attributes:
+        decisions: Its answers; None if there are none.
+        given: The call's tensors and numbers, one for each placeholder.
+    """
+
     decisions: Decisions | None = None
+    given: Sequence[Any] = ()
 
 
 _here = _Here()
 
 
 @contextlib.contextmanager
-def deciding(given: Sequence[bool]) -> Generator[Decisions, None, None]:
-    """Have what is traced inside decide by these outcomes."""
-    before, _here.decisions = _here.decisions, Decisions(given)
+def deciding(
+    given: Sequence[str], restore: Callable[[], None], *, trusted: bool, numbers: bool
+) -> Generator[Decisions, None, None]:
+    """Have what is traced inside decide by these answers, and by those of the call that is traced.
+
+    Args: as of `Decisions`.
+    """
+    before, _here.decisions = _here.decisions, Decisions(given, restore, trusted=trusted, numbers=numbers)
     try:
         yield _here.decisions
     finally:
         _here.decisions = before
 
 
+@contextlib.contextmanager
+def operation_under_way(last: fx.Node | None) -> Generator[None, None, None]:
+    """Have checks of what an operation asks come before it, behind the last node that was there when it began."""
+    decisions = _here.decisions
+    if decisions is None or decisions.before is not None:
+        yield
+        return
+    decisions.before = last
+    try:
+        yield
+    finally:
+        decisions.before = None
+
+
+def has_unknown_sizes(out: Any) -> bool:
+    """Whether only a run knows a size of a result."""
+    tensors = (one for one in pytree.tree_leaves(out) if isinstance(one, torch.Tensor))
+    return any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for one in tensors for size in one.shape)
+
+
 class Questions(TorchFunctionMode):
-    """Answers questions for the truth of values that only a run knows, by the outcomes given.
+    """Answers questions for values that only a run knows.
+
+    Args:
+        arguments: The arguments of the trace.
 
     Attributes:
-        undecided: Whether there was one, and no outcomes.
+        undecided: Whether there was a question, and no answer.
+        needs_number: Whether such a question was for a number, and not for the outcome of a condition alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: FakeArguments) -> None:
         super().__init__()
         self._thread = threading.get_ident()
-        self.undecided = False
+        self._arguments = arguments
+        self._floats: dict[Any, Any] = {}
+        self.undecided = self.needs_number = self._is_of_truth = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ASKING and _here.decisions is not None and args[0].numel() == 1 and not args[0].is_complex():
             return bool(args[0].item())
-        try:
-            return func(*args, **(kwargs or {}))
-        except GuardOnDataDependentSymNode:
-            self.undecided = self.undecided or func in _ASKING
-            raise
+        return func(*args, **(kwargs or {}))
 
     @contextlib.contextmanager
     def noticed(self) -> Generator[None, None, None]:
-        """Notice questions for the truth of numbers as well for the time of the context."""
+        """Notice questions, for the truth of numbers as well, for the time of the context."""
+        shapes = self._arguments.shapes
         with contextlib.ExitStack() as stack:
+            stack.callback(setattr, shapes, "answer", None)  # caches of torch's keep them
+            shapes.answer = self._answer
+            stack.callback(setattr, _here, "given", _here.given)
+            _here.given = self._arguments.given()
             for kind in (torch.SymBool, torch.SymInt, torch.SymFloat):
                 stack.enter_context(replaced(kind, "__bool__", self._noticing))
             yield
 
+    def _decisions(self) -> Decisions | None:
+        """The answers; None if there are none, which is noted."""
+        decisions = _here.decisions
+        if decisions is None or threading.get_ident() != self._thread:
+            self.undecided = self.undecided or decisions is None
+            return None
+        return decisions
+
     def _noticing(self, truth: Callable[[Any], bool]) -> Callable[[Any], bool]:
         def noticed(number: Any) -> bool:
-            try:
-                return truth(number)
-            except GuardOnDataDependentSymNode:
-                if threading.get_ident() != self._thread:
-                    raise
-                if _here.decisions is None:
-                    self.undecided = True
-                    raise
-            return _here.decisions.outcome(number if isinstance(number, torch.SymBool) else number != 0)
+            decisions = self._decisions() if free_unbacked_symbols(number) else None
+            if decisions is None:
+                self._is_of_truth = True
+                try:
+                    return truth(number)
+                finally:
+                    self._is_of_truth = False
+            known = self._arguments.shapes.if_known(lambda: truth(number))
+            if known is not None:
+                return known
+            return decisions.outcome(number if isinstance(number, torch.SymBool) else number != 0)
 
         return noticed
+
+    def _answer(self, expression: Any) -> Any:
+        """An expression of numbers of the device, of which the values are known from now on; None if they are not."""
+        decisions = self._decisions()
+        if decisions is None or not decisions.numbers:
+            self.undecided = True
+            self.needs_number = self.needs_number or not self._is_of_truth
+            return None
+        for symbol in sorted(free_unbacked_symbols(expression), key=str):
+            if not self._is_answered(decisions, symbol):
+                return None
+        return expression.xreplace(self._floats)
+
+    def _is_answered(self, decisions: Decisions, symbol: Any) -> bool:
+        """Ask for the number that a symbol stands for, if it was not asked for before; whether it is known then."""
+        if symbol in self._floats:
+            return True
+        number = decisions.number(symbol)
+        if number is None:
+            return False
+        if isinstance(number, int):
+            self._arguments.shapes.fix(symbol, number)
+        elif math.isfinite(number):
+            self._floats[symbol] = sympy.Float(number)
+        else:
+            raise TraceError(f"it needs a number of the device on the host, which is {number}")
+        return True
+
+
+def with_known_sizes(out: Any) -> Any:
+    """The results of an operation under way, with the sizes that they have in the call, where data decides these.
+
+    Each size is a question. None is asked where numbers are not answered.
+    """
+    decisions = _here.decisions
+    if decisions is None or not decisions.numbers:
+        return out
+    return pytree.tree_map_only(torch.Tensor, decisions.sized, out)
 
 
 # Private; checked with torch 2.11 and 2.13.

@@ -63,6 +63,11 @@ class FakeArguments:
         """The arguments and keyword arguments that the function gets, in containers of their own."""
         return unflatten(self.traced, self.tree)
 
+    def given(self) -> list[Any]:
+        """The caller's tensors and numbers, one for each entry of ``inputs``."""
+        leaves = [self.leaves[one.leaf] for one in self.inputs]  # pyright: ignore[reportAttributeAccessIssue]
+        return [leaf if isinstance(leaf, torch.Tensor) else to_number(leaf) for leaf in leaves]
+
 
 def fake_arguments(
     call: str,

@@ -75,7 +75,8 @@ class StateInputs:
         locations: The attributes and variables whose values are inputs, and results.
         conditions: Comparisons of such numbers, or of arguments, whose outcomes are inputs.
         thawed: Flags of tensors that calls have require grad, though they need not before: their gradients count.
-        decisions: Whether calls decide by values on the device, and take the outcomes as inputs.
+        decisions: Whether calls decide by values on the device, and take the answers as inputs.
+        numbers_of_device: Whether these are numbers too, and not only outcomes of conditions.
     """
 
     gradients: bool = False
@@ -85,6 +86,7 @@ class StateInputs:
     conditions: tuple[Condition, ...] = ()
     thawed: tuple[RequiresGrad, ...] = ()
     decisions: bool = False
+    numbers_of_device: bool = False
 
     def __or__(self, other: StateInputs) -> StateInputs:
         return StateInputs(
@@ -95,6 +97,7 @@ class StateInputs:
             union(self.conditions, other.conditions),
             union(self.thawed, other.thawed),
             self.decisions or other.decisions,
+            self.numbers_of_device or other.numbers_of_device,
         )
 
 

@@ -31,6 +31,7 @@ from pygraph.ir.source_lines import PYGRAPH_FOLDER, TORCH_FOLDER, user_frame
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.backward_lines import BackwardLines
 from pygraph.tracing.data_assignments import DataAssignments
+from pygraph.tracing.decisions import has_unknown_sizes, operation_under_way, with_known_sizes
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.explicit_generators import without_default
 from pygraph.tracing.function_modes import MetaDeviceUses
@@ -58,6 +59,7 @@ class OperationsMode(TorchDispatchMode):
         problem: The first operation that was refused, also if the function catches the error; None if none was.
         used: Tensors besides arguments that operations have got from outside, by id.
         depends_on_data: Whether the host was told a value, or a shape, that only a run knows.
+        has_unknown_sizes: Whether there was a tensor whose shape only a run knows.
     """
 
     supports_higher_order_operators = True
@@ -77,7 +79,7 @@ class OperationsMode(TorchDispatchMode):
         self._known = KnownNumbers()
         self._backward_lines, self._thread = BackwardLines(), threading.get_ident()
         self.problem: str | None = None
-        self.depends_on_data = False
+        self.depends_on_data = self.has_unknown_sizes = False
         self.used: dict[int, torch.Tensor] = {}
         # By tracer, as branches of control flow have graphs of their own; a training step uses a parameter ten times.
         self._aliases: dict[Any, dict[tuple[int, bool], torch.Tensor]] = {}
@@ -119,7 +121,9 @@ class OperationsMode(TorchDispatchMode):
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
         self._assumptions.before_operation()
-        out = without_undescribed(func, args, func(*args, **kwargs))
+        with operation_under_way(last):
+            out = without_undescribed(func, args, func(*args, **kwargs))
+        self.has_unknown_sizes = self.has_unknown_sizes or has_unknown_sizes(out := with_known_sizes(out))
         self._assumptions.after_operation(graph, func)
         self._known.after_operation(func, args, kwargs, out, tracing.tracer)
         with self._noticing():

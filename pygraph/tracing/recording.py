@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import (
     DisturbedTraceError,
     GradientChangeError,
+    GradientError,
     StateChangeError,
     TraceError,
     UndecidedError,
@@ -154,7 +155,11 @@ def record(
     changes.check(call, fake_args, fake_kwargs)
     assert run.module is not None
     assert run.results is not None
-    run.results.check(call, arguments.fakes.values(), inference=inference)
+    try:
+        run.results.check(call, arguments.fakes.values(), inference=inference)
+    except GradientError as error:
+        error.needs_sizes = watches.operations.has_unknown_sizes
+        raise
     taken: Collection[Comparison] = ()
     if isinstance(fn, WithStateInputs):
         found = comparisons(arguments)
@@ -197,7 +202,7 @@ class _Watches:
         self.toggles = Toggles(environment, self._accumulations)
         self.hooks = GradientHooks(environment, dict(zip(arguments.paths, arguments.leaves, strict=True)))
         self.refusals = Refusals(fakes.values(), self.toggles, self.data, self.hooks)
-        self.questions = Questions()
+        self.questions = Questions(arguments)
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
         self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
         self._arguments, self._environment = arguments, environment
@@ -353,7 +358,7 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
     undecided = watches.questions.undecided
     if iterators.problem is not None:
         text = describe(call, iterators.problem, source=iterators.source, remedy=iterators.remedy)
-        error = (UndecidedError if undecided else TraceError)(text)
+        error = _undecided(text, watches) if undecided else TraceError(text)
         error.may_pass = True  # some messages are shown once, some files are read once
         raise error from run.failure
     if run.failure is not None:
@@ -379,13 +384,19 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
 
 def _failure_error(call: str, failure: BaseException, watches: _Watches) -> TraceError:
     problem, remedy = in_words(failure)
-    kind = UndecidedError if watches.questions.undecided else TraceError
-    error = kind(describe(call, problem, source=user_line(failure), remedy=remedy))
+    text = describe(call, problem, source=user_line(failure), remedy=remedy)
+    error = _undecided(text, watches) if watches.questions.undecided else TraceError(text)
     is_known = not watches.operations.depends_on_data and watches.problem() is None
     if is_known and isinstance(failure, Exception) and is_own_error(failure):
         error.raised = failure
     if translation(failure) is not None:  # torch's own words for it take ten lines
         failure.args = (first_line(failure), *failure.args[1:])
+    return error
+
+
+def _undecided(text: str, watches: _Watches) -> UndecidedError:
+    error = UndecidedError(text)
+    error.needs_number = watches.questions.needs_number
     return error
 
 

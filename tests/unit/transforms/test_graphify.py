@@ -17,7 +17,7 @@ from pygraph.transforms.graphify import refuse
 
 aten = torch.ops.aten
 
-_ON_HOST = (aten._local_scalar_dense.default, torch.ops.pygraph.decide.default)
+_ON_HOST = (aten._local_scalar_dense.default, torch.ops.pygraph.ask.default)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_results_of_one_operation_stay_in_its_region(x: torch.Tensor) -> None:
             dropped = dropped * 2
         return dropped + mask
 
-    with deciding((True, False)):
+    with deciding(("True", "False"), lambda: None, trusted=True):
         program = pygraph.devicify(pygraph.trace(fn)(x))
     module = program.copy_graph()
     # As where the host draws from a generator of its own, on CUDA: what is read on the host comes last.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits, retries
 from pygraph.calls.entries import StateRunner
+from pygraph.calls.expected_paths import ExpectedPaths, Path
 from pygraph.calls.function import Function
 from pygraph.calls.policy import Policy
 from pygraph.calls.retries import Budget, Traces
@@ -32,12 +33,9 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import ANSWERS
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import RandomStates
-from pygraph.tracing.decisions import MAX_DECISIONS, deciding
+from pygraph.tracing.decisions import MAX_DECISIONS, OtherPathError, deciding
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.iterator_locations import generators_of
-
-Path: TypeAlias = tuple[str, ...]
-"""The answers to a call's questions, as texts."""
 
 _AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than the last one by values on the device")
 _CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
@@ -75,27 +73,18 @@ class DecidedFunction:
             return self.__wrapped__(*args, **kwargs)  # for a second derivative
         with deciding(given, self.restore, trusted=given == self.trusted, numbers=self.numbers) as decisions:
             try:
-                return self.__wrapped__(*args, **kwargs)
-            finally:
-                found = tuple(decisions.answers)
-                if found != given:
-                    raise _OtherPathError(found)
+                result = self.__wrapped__(*args, **kwargs)
+            except Exception:
+                if given[: len(decisions.answers)] == tuple(decisions.answers):
+                    raise
+                result = None
+        if tuple(decisions.answers) != given:  # raised here, it has no context, whose frames hold what the trace made
+            raise OtherPathError(tuple(decisions.answers))
+        return result
 
 
 def _nothing() -> None:
     pass
-
-
-class _OtherPathError(BaseException):
-    """A call goes another way than its trace was told; no code of a user's catches it.
-
-    Args:
-        path: The answers that it gives.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
 
 
 class _AsItIsError(Exception):
@@ -151,10 +140,10 @@ class DecidingPolicy(Policy):
         """Nothing: they are asked for from now on.
 
         Raises:
-            _OtherPathError: Always, as the call begins anew.
+            OtherPathError: Always, as the call begins anew.
         """
         self._function.numbers = True
-        raise _OtherPathError(())
+        raise OtherPathError(())
 
     def state_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> Any:
         """A runner of calls that leave state behind."""
@@ -193,13 +182,10 @@ class DecidingCalls:
         self._policy = DecidingPolicy(users, self._function)
         self.engine = users.derive(self._function, self._policy)
         self.traces: Traces | None = None
-        self._paths: dict[Path, None] = {}  # those that calls have gone, the last one last
-        self._path: Path | None = None  # the one that is expected
-        self._last: Path | None = None  # that of the last call, if it is another one
-        self._was_repeated = False  # whether two calls have gone the one that is expected
+        self._paths = ExpectedPaths(limits.LIMITS.paths)
         self._again = Budget(limits.LIMITS.wasted_traces, limits.LIMITS.repeated_share)
         self._why_not = _CHANGING
-        self._in_a_row = self._ran = 0
+        self._in_a_row = self._ran = self._new = 0
         self._generators: list[torch.Generator] = []
         self._looked_at = -1  # the number of traces at that time
         self._parts: StateRunner | None = None
@@ -228,30 +214,29 @@ class DecidingCalls:
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call by replays, one for each answer that it has otherwise than expected."""
         states = _random_states(self._users, (args, kwargs), self._generators_for(args, kwargs))
-        function, path = self._function, self._path or ()
-        function.restore = states.restore
+        function, path, is_new = self._function, self._paths.expected(), False
+        function.restore, began = states.restore, retries.clock()
         for _ in range(2 * MAX_DECISIONS):
             begin = retries.clock()
             try:
                 result = self.engine(*args, **kwargs, **{ANSWERS: path})
             except DecisionError as error:
-                path = self._known_path((*path[: error.index], text_of(error.answer)))
-                if self._path is not None:
+                path = self._paths.beginning_with((*path[: error.index], text_of(error.answer)))
+                if not self._paths.is_empty:
                     self._users.cache.inlined[_AGAIN] += 1
                     self._again.lose(retries.clock() - begin)
                 self._in_a_row = 0
-            except _OtherPathError as error:
+            except OtherPathError as error:
                 path = function.trusted = error.path
+                is_new = True
             else:
-                self._note_replay(path)
+                self._note_replay(path, is_new=is_new)
+                if self._new > limits.LIMITS.new_numbers:
+                    self._again.lose(retries.clock() - began, limits.LIMITS.wasted_traces + 1)
                 return result
             states.restore()
         self._users.cache.inlined[_CHANGING] += 1
         raise _AsItIsError
-
-    def _known_path(self, begin: Path) -> Path:
-        """The path that came last of those that begin so; if there is none, what is known of it."""
-        return next((path for path in reversed(self._paths) if path[: len(begin)] == begin), begin)
 
     def _generators_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Generator]:
         """The generators that a call may pass to operations; looked for again after a call that was traced."""
@@ -261,22 +246,14 @@ class DecidingCalls:
             self._generators, self._looked_at = generators_of(environment), compilations
         return self._generators
 
-    def _note_replay(self, path: Path) -> None:
-        """Note the path of a call, which is expected of the next ones if it comes twice in a row."""
-        self._paths.pop(path, None)
-        self._paths[path] = None  # the last
-        if len(self._paths) > limits.LIMITS.paths:
-            del self._paths[next(iter(self._paths))]
+    def _note_replay(self, path: Path, *, is_new: bool) -> None:
+        """Note the path of a call, and whether it was traced for it."""
+        self._paths.note(path)
         self._ran = 0
         self._in_a_row += 1
         if self._in_a_row >= limits.LIMITS.settled_calls:
             self._again.renew()
-        if path == self._path:
-            self._was_repeated, self._last = True, None
-        elif path == self._last or not self._was_repeated:
-            self._path, self._was_repeated, self._last = path, False, None
-        else:  # an overflow, perhaps, after which all is as before
-            self._last = path
+        self._new = self._new + 1 if is_new and any(text not in ("True", "False") for text in path) else 0
 
     def _note_ran(self, seconds: float) -> None:
         """Note that a call ran as it is, without saying what it has decided."""

@@ -34,6 +34,8 @@ class Limits:
             taken to change shape at every call, as a cache that grows.
         conditions: Comparisons of numbers that decide what calls of one kind do, and are made before these.
         paths: Ways of a function that decides by values on the device that are remembered.
+        new_numbers: Calls in a row for each of which such a function is traced, as a number that it needs on the host
+            is another one.
         replans: Times that other tensors may be where those were that a plan of a site guards.
         native_tries: Times that a call or a backward under autograd is looked at for whether it can run natively.
         discovery_rounds: Rounds in which a function's closed-over tensors are found; one is usual.
@@ -58,6 +60,7 @@ class Limits:
     state_shapes: int = 4
     conditions: int = 8
     paths: int = 64
+    new_numbers: int = 3
     replans: int = 8
     native_tries: int = 16
     discovery_rounds: int = 100

@@ -38,6 +38,18 @@ MAX_DECISIONS = 64
 """As many questions as a trace asks; more are taken for a loop whose length is data."""
 
 
+class OtherPathError(BaseException):
+    """A call goes another way than its trace was told; no code of a user's catches it.
+
+    Args:
+        path: The answers that it gives, as texts.
+    """
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        super().__init__()
+        self.path = path
+
+
 class Decisions:
     """The answers that one trace takes for granted.
 

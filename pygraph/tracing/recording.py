@@ -39,7 +39,7 @@ from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numb
 from pygraph.tracing.caught_errors import caught_by_function
 from pygraph.tracing.context_variables import changed_variable
 from pygraph.tracing.data_assignments import DataAssignments
-from pygraph.tracing.decisions import Questions
+from pygraph.tracing.decisions import OtherPathError, Questions
 from pygraph.tracing.explicit_generators import ExplicitGenerators
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
 from pygraph.tracing.fake_tracing import fake_tracing
@@ -298,12 +298,15 @@ def _run(
 
     gradients_before = environment.gradients()
     failure: Exception | SystemExit | None = None
+    other: tuple[str, ...] | None = None
     module: fx.GraphModule | None = None
     try:
         with watches.around_trace():
             module = proxy_trace(body, arguments.values)
             watches.assumptions.write(module.graph)
             drop_idle_states(module.graph)
+    except OtherPathError as error:
+        other = error.path
     except (Exception, SystemExit) as error:  # it exits where it may not come to in eager
         failure = error
     finally:
@@ -318,6 +321,8 @@ def _run(
         seeded = watches.generators.restore()
         forget_cached_fakes()
         caught = watches.caught()
+    if other is not None:
+        raise OtherPathError(other)  # another one, without the frames of the trace
     if failure is None:
         elsewhere = elsewhere or watches.settings.changed or changed_variable(context)
     if locations is not None and elsewhere is not None:

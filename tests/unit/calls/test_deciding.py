@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import pygraph
 from pygraph.calls import limits
+from pygraph.calls.expected_paths import ExpectedPaths
 from pygraph.errors import FallbackError, TraceError, UndecidedError
 from tests.steps import assert_same, scaled_step_of
 
@@ -180,10 +181,22 @@ def test_a_call_runs_as_it_is_while_others_have_their_turns(device: torch.device
 
 def test_what_decides_otherwise_at_every_call_runs_as_it_is(device: torch.device) -> None:
     """Beginning anew costs more than eager, if it is done all the time."""
-    fast = check(device, by_truth, [1, -1] * 20, hits=0)
+    signs: list[int] = []
+    paths = ExpectedPaths(limits.LIMITS.paths)
+    for _ in range(40):
+        goes_up = paths.expected() != ("True",)
+        signs.append(1 if goes_up else -1)
+        paths.note((str(goes_up),))
+    fast = check(device, by_truth, signs, hits=0)
     reasons = [fallback["reason"] for fallback in fast.explain().to_dict()["fallbacks"]]
     assert any("otherwise too often" in reason for reason in reasons)
     assert limits.LIMITS.repeated_share <= 0.1
+
+
+def test_what_takes_turns_begins_anew_no_more(device: torch.device) -> None:
+    fast = check(device, by_truth, [1, -1] * 20, hits=38)
+    began_anew = [one["count"] for one in fast.explain().to_dict()["fallbacks"] if BEGAN_ANEW in one["reason"]]
+    assert sum(began_anew) <= 3
 
 
 def shrunk(x: Tensor) -> Tensor:

@@ -174,7 +174,8 @@ class Transformed(Generic[P, R]):
         return type(self), (self.fn, self.passes, self.options, self._composition)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "fn" not in self.__dict__:
+        # For torch.export, the forward of a module has code (2.11 to 2.13).
+        if (name.startswith("__") and name != "__code__") or "fn" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.fn, name)
 

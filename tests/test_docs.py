@@ -62,7 +62,7 @@ def test_marked_blocks_are_left_out(tmp_path: Path) -> None:
 
 
 DOCS = ROOT / "docs"
-USERS = [DOCS / name for name in ("README.md", "features.md", "results.md", "bench.md", "compared.md")]
+USERS = [DOCS / name for name in ("README.md", "features.md", "results.md", "bench.md", "compared.md", "footguns.md")]
 USERS += [
     page for part in ("tutorials", "how-to", "limits", "reference") for page in sorted((DOCS / part).glob("*.md"))
 ]

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 from pygraph.api.functions import check_function
 from pygraph.api.jit import jit
 from pygraph.api.module import TransformedModule
-from pygraph.api.options import check_flag, no_unknown_options
+from pygraph.api.options import no_unknown_options
+from pygraph.calls.options import check_flag
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.guards.environment import Environment

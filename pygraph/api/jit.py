@@ -10,8 +10,9 @@ import torch
 
 from pygraph.api.functions import is_method_wrapper
 from pygraph.api.module import TransformedModule, transformed, transformed_behind
-from pygraph.api.options import check_flag, make_options, merged_options, no_unknown_options, selection_policy
+from pygraph.api.options import make_options, merged_options, no_unknown_options, selection_policy
 from pygraph.api.passes import completed, passes_of
+from pygraph.calls.options import check_flag
 from pygraph.calls.transformed import Transformed
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.selections import Mode, Objective

@@ -49,11 +49,17 @@ class TransformedModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward as a graph."""
+        if "forward" in self.__dict__:  # the module calls what lies there, which calls this, the forward of before
+            return type(self._pygraph_module).forward(self._pygraph_module, *args, **kwargs)
         if is_fx_symbolic_tracing():
             return self._pygraph_module.forward(*args, **kwargs)
         if torch.compiler.is_dynamo_compiling():
             return self._pygraph_module(*args, **kwargs)
         return self._pygraph_transformed(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the module's own calls, as its ``compile`` does: compiled calls of this one would call each other."""
+        self._pygraph_module.compile(*args, **kwargs)  # pyright: ignore[reportUnknownMemberType]
 
     def cache_info(self) -> CacheInfo:
         """As of a transformed function."""

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from pygraph.calls.options import Options
+from pygraph.calls.options import Options, check_flag
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.selections import MECHANISMS, MODES, OBJECTIVES, Mechanism, Mode, Objective
 from pygraph.runtime.selecting import DEFAULT_POLICY, SelectionPolicy
@@ -43,12 +43,6 @@ def make_options(  # noqa: PLR0913  # the options that users have
     check_flag(call, "reuse_outputs", reuse_outputs)
     check_choice(call, "mechanism", mechanism, MECHANISMS)
     return Options(numbers, names, max_graphs, strict, selection, mechanism, reuse_outputs, donated, donated_names)
-
-
-def check_flag(call: str, name: str, value: object) -> None:
-    """Raise ArgumentError unless an option is True or False: ``strict="no"`` would be true."""
-    if not isinstance(value, bool):
-        raise ArgumentError(describe(call, f"{name}={value!r}", expected="True or False"))
 
 
 def check_choice(call: str, name: str, value: object, known: Sequence[str]) -> None:

@@ -41,7 +41,7 @@ from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import extension, progress
 from pygraph.report.remedies import remedy_of
 from pygraph.runtime.executable import Executable
-from pygraph.tracing.call_environment import objects_among
+from pygraph.tracing.call_environment import objects_among, with_state_inputs
 from pygraph.tracing.function_kinds import StateInputs, Traced
 from pygraph.transforms.passes import FUSE
 
@@ -95,7 +95,8 @@ class Compiler:
     ) -> None:
         self._function, self._cache, self._shared = function, cache, shared
         self._policy, self._keys, self._recorder = policy, keys, recorder
-        self.recompilations = Recompilations(function.name)
+        stateful = with_state_inputs(function.fn)
+        self.recompilations = Recompilations(function.name, str if stateful is None else stateful.path)
 
     def compile(self, key: Key, call: Call, runners: Runners) -> Entry:
         """The entry for a call, made and kept.

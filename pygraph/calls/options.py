@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pygraph.errors import ArgumentError, describe
 from pygraph.ir.selections import Mechanism
 from pygraph.runtime.selecting import DEFAULT_POLICY, SelectionPolicy
 
@@ -32,3 +33,9 @@ class Options:
         return dataclasses.replace(
             self, static_argnums=(), static_argnames=(), donate_argnums=(), donate_argnames=(), reuse_outputs=False
         )
+
+
+def check_flag(call: str, name: str, value: object) -> None:
+    """Raise ArgumentError unless an option is True or False: ``strict="no"`` would be true."""
+    if not isinstance(value, bool):
+        raise ArgumentError(describe(call, f"{name}={value!r}", expected="True or False"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from pygraph.calls.entries import Entry, Evaluated, Launched, Recorded
 from pygraph.calls.function import CONDITION, Call
@@ -28,14 +28,15 @@ class Recompilations:
 
     Args:
         name: What messages call the function.
+        path_of: The name that reports have for a path in ``(args, kwargs)``.
 
     Attributes:
         misses: The last calls that were compiled.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, path_of: Callable[[str], str] = str) -> None:
         self._name = name
-        self.misses = Misses()
+        self.misses = Misses(path_of)
         self._values: dict[Hashable, list[Values]] = {}
         self._numbers: set[str] = set()
         self._seconds: dict[Hashable, float] = {}

@@ -13,6 +13,7 @@ from pygraph.calls.donation import Donation
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry, Evaluated, Recorded
 from pygraph.calls.keys import overlap_key
+from pygraph.calls.options import check_flag
 from pygraph.calls.reports import report_of
 from pygraph.calls.requirements import Requirements
 from pygraph.errors import ArgumentError, describe
@@ -144,6 +145,7 @@ class Compiled:
 
     def explain(self, *, profile: bool = False) -> Explanation:
         """The report of how it runs, and why; with kernel times as of `Transformed.explain`."""
+        check_flag(f"{self._name}.explain(…)", "profile", profile)
         if profile and isinstance(self._entry, Recorded):
             profiling.ask(self._entry)
         return report_of(self._name, [self._entry], {}, profile=profile)

@@ -222,8 +222,10 @@ class StatefulFunction(WithStateInputs):
 
     def path(self, path: str) -> str:
         """The name that reports give to an argument or a result of this function."""
-        kind, first, rest = path.partition("]")[0].partition("[")[0], _index(path), path.partition("]")[2]
-        count = len(self.differentiated)
+        kind, indexed, rest = path.partition("[")[0], "[" in path, path.partition("]")[2]
+        if not indexed or (kind == "args" and not rest and _index(path) < 4):
+            return f"the {path} of a call with its state"  # a container that is made here
+        first, count = _index(path), len(self.differentiated)
         if kind == "result":
             if first < count:
                 return f"{self._names[first]}.grad"

@@ -13,7 +13,7 @@ from pygraph.calls import disabling
 from pygraph.calls.cache import CacheInfo
 from pygraph.calls.donation import Donation
 from pygraph.calls.engine import Engine
-from pygraph.calls.options import Options
+from pygraph.calls.options import Options, check_flag
 from pygraph.calls.policy import CompositionFactory
 from pygraph.calls.stages import Lowered, lower
 from pygraph.calls.users_policy import UsersPolicy
@@ -120,6 +120,9 @@ class Transformed(Generic[P, R]):
             profile: Whether to include kernel times by source line. They are measured beside a call: each kind of call
                 of which there are none yet is measured at its next call, which takes longer and gives the same result.
 
+        Raises:
+            ArgumentError: ``profile`` is neither True nor False.
+
         Example:
             >>> import torch, pygraph
             >>> fast = pygraph.jit(lambda x: x.sin() + 1)
@@ -129,6 +132,7 @@ class Transformed(Generic[P, R]):
             ...     print(row["operations"], row["kernels"])
             ('aten.sin.default', 'aten.add.Tensor') 2
         """
+        check_flag(f"{self.engine.name}.explain(…)", "profile", profile)
         report = self.engine.explain(profile)
         return report if self.donation is None else report.with_donated(self.donation.notes)
 
@@ -170,7 +174,8 @@ class Transformed(Generic[P, R]):
         return type(self), (self.fn, self.passes, self.options, self._composition)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "fn" not in self.__dict__:
+        # For torch.export, the forward of a module has code (2.11 to 2.13).
+        if (name.startswith("__") and name != "__code__") or "fn" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.fn, name)
 
@@ -192,7 +197,7 @@ class BoundMethod(functools.partial[R], Generic[Q, R]):
         def __call__(self, /, *args: Q.args, **kwargs: Q.kwargs) -> R: ...  # noqa: D102
         def cache_info(self) -> CacheInfo: ...  # noqa: D102
         def cache_clear(self) -> None: ...  # noqa: D102
-        def explain(self) -> Explanation: ...  # noqa: D102
+        def explain(self, *, profile: bool = False) -> Explanation: ...  # noqa: D102
         def explain_misses(self) -> str: ...  # noqa: D102
 
     def lower(self, *args: Q.args, **kwargs: Q.kwargs) -> Lowered:

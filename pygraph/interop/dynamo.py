@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.api.options import check_flag, make_options, unknown_option
+from pygraph.api.options import make_options, unknown_option
+from pygraph.calls.options import check_flag
 from pygraph.errors import ArgumentError, describe
 from pygraph.interop import live
 from pygraph.interop.compiled_function import without_wrappers

@@ -6,7 +6,7 @@ import functools
 import weakref
 
 from pygraph.calls.engine import Engine
-from pygraph.calls.options import Options
+from pygraph.calls.options import Options, check_flag
 from pygraph.interop.boxed import BoxedReplay
 from pygraph.process.reentrancy import members
 from pygraph.report.explain import Explanation
@@ -42,6 +42,9 @@ def explain(*, profile: bool = False) -> Explanation:
     Args:
         profile: Whether to include kernel times by source line, as in a jitted function's ``explain``.
 
+    Raises:
+        ArgumentError: ``profile`` is neither True nor False.
+
     Returns:
         A report like that of a jitted function, with one entry per graph and kind of call.
 
@@ -50,5 +53,6 @@ def explain(*, profile: bool = False) -> Explanation:
         >>> isinstance(str(pygraph.explain()), str)
         True
     """
+    check_flag("pygraph.explain(…)", "profile", profile)
     reports = [function.explain(profile) for replay in members(CALLABLES) for function in replay.functions()]
     return Explanation("torch.compile", (), {}).with_derived(sorted(reports, key=lambda report: report.name))

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Hashable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
+
+from pygraph.ir.paths import OUTCOMES
+from pygraph.ir.value_keys import context_key
 
 _MOST = 4
 """Differences that a text has."""
@@ -80,6 +83,55 @@ def _parts(structure: pytree.TreeSpec) -> dict[Hashable, pytree.TreeSpec]:
     elif structure.type is defaultdict:
         _, keys = structure.context
     return dict(zip(keys, structure.children(), strict=True))
+
+
+class Container(NamedTuple):
+    """A container in a structure, in texts.
+
+    Attributes:
+        name: Its class.
+        keys: Those of a dict; of another one, its positions.
+        is_keyed: Whether it is a dict.
+        kind: A hash of its class and of what it says of itself, as a dict of its keys.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    is_keyed: bool
+    kind: int
+
+
+def containers_of(structure: pytree.TreeSpec, text: Callable[[object], str] = repr) -> dict[str, Container]:
+    """The containers in a structure of ``(args, kwargs)`` by path, each before those in it, without decisions.
+
+    Args:
+        structure: The structure.
+        text: The text of a key.
+
+    >>> _, structure = pytree.tree_flatten((({"a": 1, "b": (2, 3)},), {}))
+    >>> for path, container in containers_of(structure).items():
+    ...     print(path, container.name, *container.keys)
+    args tuple 0
+    args[0] dict 'a' 'b'
+    args[0]['b'] tuple 0 1
+    kwargs dict
+    """
+    both = zip(("args", "kwargs"), structure.children(), strict=True)
+    return {path: container for name, part in both for path, container in _containers(name, part, text)}
+
+
+def _containers(
+    path: str, structure: pytree.TreeSpec, text: Callable[[object], str]
+) -> Iterator[tuple[str, Container]]:
+    if structure.is_leaf():
+        return
+    all_parts = _parts(structure)
+    parts = [(text(key), part) for key, part in all_parts.items() if not (type(key) is str and key == OUTCOMES)]
+    is_keyed = structure.type in (dict, OrderedDict, defaultdict)
+    kind = hash((structure.type, None if OUTCOMES in all_parts else context_key(structure)))
+    yield path, Container(structure.type.__name__, tuple(key for key, _ in parts), is_keyed, kind)
+    for key, part in parts:
+        yield from _containers(f"{path}[{key}]", part, text)
 
 
 def _name(structure: pytree.TreeSpec) -> str:

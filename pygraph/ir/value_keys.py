@@ -212,7 +212,7 @@ def structure_key(spec: pytree.TreeSpec) -> Hashable:
     """
     if spec.type is None:
         return None
-    return (spec.type, _context_key(spec), *map(structure_key, spec.children()))
+    return (spec.type, context_key(spec), *map(structure_key, spec.children()))
 
 
 def dict_keys(spec: pytree.TreeSpec) -> Iterable[Any]:
@@ -225,7 +225,8 @@ def dict_keys(spec: pytree.TreeSpec) -> Iterable[Any]:
         yield from dict_keys(child)
 
 
-def _context_key(spec: pytree.TreeSpec) -> Hashable:
+def context_key(spec: pytree.TreeSpec) -> Hashable:
+    """A key of what a container says of itself besides its parts: the keys of a dict, the class of a named tuple."""
     context = spec.context
     if context is None or isinstance(context, type):
         return context

@@ -27,6 +27,7 @@ from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.explicit_generators import SEED_BEFORE, WatchedGenerator, is_watched
 from pygraph.tracing.iterator_classes import watched_classes
 from pygraph.tracing.iterator_locations import locations_of
+from pygraph.tracing.streams import watched_streams
 from pygraph.tracing.system_calls import SystemCall, original_of, watched_outputs, watched_paths
 
 _PASS_IT = "Pass the batch or the number as an argument."
@@ -72,6 +73,7 @@ class Iterators:
             undo.enter_context(watched_classes(self.is_asking, self.refuse))
             undo.enter_context(watched_paths(self._refuse_call))
             undo.enter_context(watched_outputs(self._refuse_call))
+            undo.enter_context(watched_streams(self._refuse_call))
             try:
                 for get, put, value in locations_of(self._environment):
                     instead = self.substitute(value)

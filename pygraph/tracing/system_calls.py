@@ -1,4 +1,4 @@
-"""The clock, files, processes and what is printed: a trace in which the function asks them ends, before it has.
+"""The clock, files, processes, streams, what is printed: a trace in which the function asks them ends, before it has.
 
 For the time of a trace, a proxy is stored wherever the function can find such a call by name. It lets through what
 others than the function ask: torch and pygraph, the standard library, as when it logs, other threads.
@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Generator
 from typing import Any
 
-from pygraph.guards.system_calls import CLOCK_METHODS, PATH_METHODS, asks, name_of
+from pygraph.guards.system_calls import PATH_METHODS, asks, method_asks, name_of
 from pygraph.ir.source_lines import PACKAGES_FOLDER, is_in_library, is_in_standard_library
 from pygraph.tracing.patches import replaced
 
@@ -32,7 +32,7 @@ class SystemCall:
     """A proxy of a function that asks the system, or of a class that can.
 
     Args:
-        original: The function or class.
+        original: The function, class, stream or event.
         refuse: Called where user code is about to ask.
     """
 
@@ -56,9 +56,18 @@ class SystemCall:
         return self._original(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name in CLOCK_METHODS and asks_itself(sys._getframe(1)):
+        if method_asks(self._original, name) and asks_itself(sys._getframe(1)):
             self._refuse(f"it calls {name_of(self._original)}.{name}()", _CALL_OUTSIDE)
         return getattr(self._original, name)
+
+    def __enter__(self) -> Any:
+        """Enter a stream, unless user code of the traced function does."""
+        if asks_itself(sys._getframe(1)):
+            self._refuse(f"it enters a {name_of(self._original)}", _CALL_OUTSIDE)
+        return self._original.__enter__()
+
+    def __exit__(self, *raised: Any) -> Any:
+        return self._original.__exit__(*raised)
 
     def __instancecheck__(self, value: object) -> bool:
         return isinstance(value, self._original)

@@ -50,6 +50,11 @@ def device_module(synchronize: Callable[[], None], use_random_state: Callable[[]
         use_random_state()
         torch.set_rng_state(new_state)
 
+    def wait(*device: object) -> None:
+        synchronize()
+
+    wait.__module__, wait.__qualname__ = f"torch.{NAME}", "synchronize"  # by which it is known to wait for a device
+
     def answer(value: object) -> Callable[..., object]:
         return lambda *args, **kwargs: value
 
@@ -66,7 +71,7 @@ def device_module(synchronize: Callable[[], None], use_random_state: Callable[[]
         "manual_seed_all": answer(None),  # torch.manual_seed, which asks for this, has seeded the CPU generator
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
-        "synchronize": lambda *device: synchronize(),
+        "synchronize": wait,
         "get_amp_supported_dtype": answer([torch.bfloat16, torch.float16]),
     }
     module = types.ModuleType(f"torch.{NAME}", "The emulated device of pygraph.")

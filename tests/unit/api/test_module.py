@@ -168,6 +168,21 @@ def test_a_part_of_a_model_can_be_transformed(pair: tuple[Model, Any], x: torch.
     assert sorted(model.state_dict())[:2] == ["linear.bias", "linear.weight"]
 
 
+def test_a_forward_that_calls_the_one_of_before(pair: tuple[Model, Any], x: torch.Tensor) -> None:
+    """Libraries wrap ``module.forward`` in this way, as accelerate does."""
+    model, fast = pair
+    wanted = model(x)
+    before = fast.forward
+    fast.forward = lambda *args: before(*args) * 2
+    for _ in range(3):
+        torch.testing.assert_close(fast(x), wanted * 2)
+        torch.testing.assert_close(model(x), wanted * 2)
+    assert fast.explain().to_dict()["kernels_in_graphs"] > 0
+    del fast.forward
+    torch.testing.assert_close(fast(x), wanted)
+    torch.testing.assert_close(fast.forward(x), wanted)
+
+
 def test_deepcopy_is_independent(pair: tuple[Model, Any], x: torch.Tensor) -> None:
     model, fast = pair
     fast(x)

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import pygraph
 from pygraph.calls.profiling import NEXT_CALL
-from pygraph.errors import CaptureError
+from pygraph.errors import ArgumentError, CaptureError
 from pygraph.runtime.devices import driver_for
 
 FILE = "test_profiling.py"
@@ -321,3 +321,25 @@ def test_calls_without_a_graph_have_none(device: torch.device) -> None:
     found = fast.explain(profile=True).to_dict()["profile"]
     assert isinstance(found, str)
     assert "torch.profiler" in found
+
+
+class Owner:
+    """An object with a transformed method."""
+
+    @pygraph.jit
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+@pytest.mark.parametrize("profile", ["yes", "no", 1, 0, None])
+def test_whether_to_measure_is_true_or_false(device: torch.device, profile: Any) -> None:
+    """A text would be true, whatever it says."""
+    fast, x = pygraph.jit(model), torch.ones(4, 4, device=device)
+    module = pygraph.jit(torch.nn.Linear(4, 4).to(device))
+    compiled = fast.lower(x, 0.5).compile()
+    told = {"model": fast, "Linear": module, "Owner.method": Owner().method, "compiled": compiled, "pygraph": pygraph}
+    for one in told.values():
+        with pytest.raises(ArgumentError, match=rf"explain\(…\): profile={profile!r}; expected True or False"):
+            one.explain(profile=profile)  # type: ignore[attr-defined]
+    fast(x, 0.5)
+    assert fast.explain().to_dict()["profile"] is None

@@ -61,6 +61,60 @@ def test_export_of_a_jitted_module(device: torch.device, strict: bool) -> None:
     check_same(exported.module()(x), reference(x))
 
 
+class Decorated(nn.Module):
+    """A module whose forward is a transformed method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+
+    @pygraph.jit
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+def with_forward(model: Any) -> Any:
+    model.forward = pygraph.jit(model.forward)
+    return model
+
+
+FORWARDS: dict[str, Callable[[], Any]] = {
+    "decorated": Decorated,
+    "set": lambda: with_forward(nn.Linear(4, 4)),
+    "of a part": lambda: nn.Sequential(with_forward(nn.Linear(4, 4)), nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
+@pytest.mark.skipif(OLD_DYNAMO, reason="torch 2.11: transformed functions that are attributes are not found")
+@pytest.mark.parametrize("kind", FORWARDS)
+def test_export_of_a_module_with_a_jitted_forward(device: torch.device, kind: str, strict: bool) -> None:
+    module = FORWARDS[kind]().to(device)
+    x, other = arguments(device, 0)[0], arguments(device, 1)[0]
+    wanted = module(x)
+    exported = torch.export.export(module, (other,), strict=strict)
+    assert list(exported.graph_signature.parameters) == [name for name, _ in module.named_parameters()]
+    check_same(exported.module()(x), wanted)
+    check_same(module(x), wanted)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
+@pytest.mark.parametrize("backend", ["eager", "pygraph"])
+def test_export_of_a_jitted_module_that_is_compiled(device: torch.device, backend: str, strict: bool) -> None:
+    """``compile()`` of a module compiles its calls, and those of the jitted one call them."""
+    _, reference = models(device)
+    fast, x = pygraph.jit(reference), arguments(device, 1)[0]
+    wanted = reference(x)
+    fast.compile(backend=backend)
+    check_same(fast(x), wanted)
+    check_same(reference(x), wanted)
+    exported = torch.export.export(fast, (arguments(device, 0)[0],), strict=strict)
+    assert list(exported.state_dict) == list(reference.state_dict())
+    check_same(exported.module()(x), wanted)
+
+
 def test_a_jitted_exported_module(device: torch.device) -> None:
     mine, reference = models(device)
     fast = pygraph.jit(torch.export.export(mine, (arguments(device, 0)[0],)).module())

@@ -80,6 +80,7 @@ class DecidedFunction:
                 result = None
         if tuple(decisions.answers) != given:  # raised here, it has no context, whose frames hold what the trace made
             raise OtherPathError(tuple(decisions.answers))
+        self.trusted = given  # what differentiates it traces it again, where no values are known
         return result
 
 

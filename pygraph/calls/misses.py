@@ -17,7 +17,7 @@ from pygraph.calls.function import Call
 from pygraph.calls.keys import Key
 from pygraph.errors import with_article
 from pygraph.guards.torch_settings import KEY_TITLES
-from pygraph.ir.paths import OUTCOMES, argument_path, flatten_with_path
+from pygraph.ir.paths import ANSWERS, argument_path, flatten_with_path
 from pygraph.ir.structures import Container, containers_of
 
 _MOST = 64
@@ -69,7 +69,7 @@ class _Described(NamedTuple):
     numbers: dict[int, str]
     overlaps: int
     settings: tuple[int, ...]
-    decisions: tuple[bool, ...]
+    decisions: tuple[str, ...]
 
     @classmethod
     def of(cls, key: Key, call: Call, path_of: Callable[[str], str]) -> _Described:
@@ -109,7 +109,7 @@ class _Described(NamedTuple):
 
 
 def _is_decision(path: pytree.KeyPath) -> bool:
-    return any(isinstance(key, pytree.MappingKey) and key.key == OUTCOMES for key in path)
+    return any(isinstance(key, pytree.MappingKey) and key.key == ANSWERS for key in path)
 
 
 class Misses:
@@ -179,8 +179,7 @@ def _differences(now: _Described, before: _Described) -> Iterator[str]:
         yield "arguments share memory otherwise"
     settings = zip(KEY_TITLES, now.settings, before.settings, strict=False)
     yield from (f"{title} is another setting" for title, one, other in settings if one != other)
-    # An outcome that is not given is guessed to be False.
-    decisions = enumerate(itertools.zip_longest(now.decisions, before.decisions, fillvalue=False), 1)
+    decisions = enumerate(itertools.zip_longest(now.decisions, before.decisions, fillvalue="not asked for"), 1)
     for number, (one, other) in decisions:
         if one != other:
             yield f"decision {number} by values on the device is {one} and was {other}"

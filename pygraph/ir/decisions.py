@@ -5,9 +5,9 @@
 ``pygraph::sized``     gives a tensor whose sizes were asked for, which are part of the trace
 =====================  ======================================================================
 
-Of a condition (``if x.sum() > 0``), the answer is its outcome; of a number that Python needs (``x[:n.item()]``, the size
-of ``x[mask]``), it is that number. What a Program does after a question it does for that answer only, and it must be
-able to begin anew with another one.
+Of a condition (``if x.sum() > 0``), the answer is its outcome; of a number that Python needs (``x[:n.item()]``, the
+size of ``x[mask]``), it is that number. What a Program does after a question it does for that answer only, and it must
+be able to begin anew with another one.
 """
 
 from __future__ import annotations
@@ -93,5 +93,3 @@ def answer_of(text: str) -> Answer:
     if text in ("True", "False"):
         return text == "True"
     return int(text) if text.lstrip("-").isdigit() else float(text)
-
-

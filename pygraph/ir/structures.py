@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.ir.paths import OUTCOMES
+from pygraph.ir.paths import ANSWERS
 from pygraph.ir.value_keys import context_key
 
 _MOST = 4
@@ -126,9 +126,9 @@ def _containers(
     if structure.is_leaf():
         return
     all_parts = _parts(structure)
-    parts = [(text(key), part) for key, part in all_parts.items() if not (type(key) is str and key == OUTCOMES)]
+    parts = [(text(key), part) for key, part in all_parts.items() if not (type(key) is str and key == ANSWERS)]
     is_keyed = structure.type in (dict, OrderedDict, defaultdict)
-    kind = hash((structure.type, None if OUTCOMES in all_parts else context_key(structure)))
+    kind = hash((structure.type, None if ANSWERS in all_parts else context_key(structure)))
     yield path, Container(structure.type.__name__, tuple(key for key, _ in parts), is_keyed, kind)
     for key, part in parts:
         yield from _containers(f"{path}[{key}]", part, text)

@@ -3,7 +3,8 @@
 ``if``, ``while`` and ``and`` ask for an outcome; ``int(t)``, a slice up to ``n.item()`` and the size of ``x[mask]`` for
 a number. A trace takes the answer for granted, which is recorded as an operation that checks it
 (`pygraph.ir.decisions`). So it is only done for a caller that makes another trace where the answer is another one, see
-`pygraph.calls.deciding`. Answers that are not given are those of the call that is traced (`pygraph.tracing.real_values`).
+`pygraph.calls.deciding`. Answers that are not given are those of the call that is traced, see
+`pygraph.tracing.real_values`.
 """
 
 # Symbols and conditions have no types, and belong to private parts of torch. Checked with torch 2.11 and 2.13.
@@ -96,6 +97,7 @@ class Decisions:
         unknown = [size for size in tensor.shape if free_unbacked_symbols(size)]
         if not unknown:
             return tensor
+        size: Any
         for size in unknown:
             (symbol,) = free_unbacked_symbols(size)
             number = self.number(symbol)
@@ -213,9 +215,12 @@ class Questions(TorchFunctionMode):
         self.undecided = self.needs_number = self._is_of_truth = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _ASKING and _here.decisions is not None and args[0].numel() == 1 and not args[0].is_complex():
+        if func not in _ASKING:
+            return func(*args, **(kwargs or {}))
+        if _here.decisions is not None and args[0].numel() == 1 and not args[0].is_complex():
             return bool(args[0].item())
-        return func(*args, **(kwargs or {}))
+        with self._of_truth():
+            return func(*args, **(kwargs or {}))
 
     @contextlib.contextmanager
     def noticed(self) -> Generator[None, None, None]:
@@ -238,15 +243,21 @@ class Questions(TorchFunctionMode):
             return None
         return decisions
 
+    @contextlib.contextmanager
+    def _of_truth(self) -> Generator[None, None, None]:
+        """Note of a question inside that it is for the outcome of a condition."""
+        before, self._is_of_truth = self._is_of_truth, True
+        try:
+            yield
+        finally:
+            self._is_of_truth = before
+
     def _noticing(self, truth: Callable[[Any], bool]) -> Callable[[Any], bool]:
         def noticed(number: Any) -> bool:
             decisions = self._decisions() if free_unbacked_symbols(number) else None
             if decisions is None:
-                self._is_of_truth = True
-                try:
+                with self._of_truth():
                     return truth(number)
-                finally:
-                    self._is_of_truth = False
             known = self._arguments.shapes.if_known(lambda: truth(number))
             if known is not None:
                 return known

@@ -103,7 +103,7 @@ def entries_of(entry: TracebackType | None) -> list[TracebackType]:
 
 def _line_of(entry: TracebackType) -> int:
     """The line of an entry; -1 where a signal's handler has raised at an instruction that belongs to none."""
-    line: int | None = entry.tb_lineno
+    line: Any = entry.tb_lineno
     return -1 if line is None else line
 
 

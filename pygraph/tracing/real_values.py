@@ -32,9 +32,7 @@ def are_known(values: Iterable[Any]) -> bool:
     return not any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors)
 
 
-def value_at(
-    node: fx.Node, last: fx.Node, root: Any, values: Sequence[Any], restore: Callable[[], None]
-) -> Any:
+def value_at(node: fx.Node, last: fx.Node, root: Any, values: Sequence[Any], restore: Callable[[], None]) -> Any:
     """The value of a node in a call.
 
     Args:
@@ -146,7 +144,7 @@ class _Run:
         return fx.map_arg((node.args, node.kwargs), lambda argument: self._known[argument])
 
     def _copy(self, written: Iterable[Any]) -> bool:
-        """Have what is about to be written, and all that shares its memory, lie in a copy; returns whether it has moved."""
+        """Have what is about to be written, and all that shares its memory, lie in a copy; whether it has moved."""
         storages = [one.untyped_storage() for one in written if isinstance(one, torch.Tensor)]
         copies = {one._cdata: _copy_of(one) for one in storages if one._cdata in self._outside}
         if copies:

@@ -54,6 +54,7 @@ def discover(
         TraceError: Calls like this cannot be made one operation of their tensors.
     """
     args, kwargs = unflatten(list(leaves), tree)
+    function.policy.check_arguments(args, kwargs)
     environment = reached_besides(function.fn, args, kwargs)
     lifted = [tensor for tensor in environment.tensors if is_active(tensor)]
     probe, recording, decisive = _probe_closure(function, leaves, tree, static, settings, lifted)

@@ -23,6 +23,7 @@ from pygraph.calls.entries import Differentiated, Entry, Evaluated, Recorded, Re
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, UnhashableError, flatten_call
 from pygraph.calls.new_kinds import Waiting
+from pygraph.calls.object_calls import Closed, ObjectCalls
 from pygraph.calls.options import Options
 from pygraph.calls.plans import Planned
 from pygraph.calls.policy import Composition, CompositionFactory, Policy, Runners
@@ -63,6 +64,7 @@ class Engine:
         function: The function with its passes and options.
         shared: What it shares with its parent.
         cache: Its entries.
+        objects: What runs calls with arguments that are taken apart.
         composition: What runs calls inside transforms and under autograd; None if it is never called there.
     """
 
@@ -90,6 +92,7 @@ class Engine:
         self._composition_factory = composition
         self._runners = Runners(self.policy, self)
         self._native = self.cache.native
+        self.objects = ObjectCalls(self)
         self.composition: Composition | None = None
         if composition is not None:
             self.composition = composition(options.max_graphs, self._native.tick)
@@ -158,6 +161,9 @@ class Engine:
         special = surroundings.special_tensor(leaves)
         if special is not None:
             return AsItIs(Fallback("the call", special))
+        closed = self.objects.call(call)
+        if type(closed) is not Closed:
+            return closed
         if self.policy.is_users and surroundings.is_transformed(leaves):
             return self._composed(call, None)
         if here.inside:
@@ -165,7 +171,7 @@ class Engine:
         try:
             key = self.keys.of(call)
         except UnhashableError as error:
-            return AsItIs(Fallback("the call", refusal(args, kwargs, error.leaf)))
+            return AsItIs(Fallback("the call", closed.reason or refusal(args, kwargs, error.leaf)))
         # Replays of one function share memory, so threads take turns; what runs as it is needs no turn.
         with self._lock:
             here.inside = True
@@ -357,6 +363,7 @@ class Engine:
         self.cache.clear()
         if self.composition is not None:
             self.composition.clear()
+        self.objects.clear()
         if self.is_root:
             self.shared.pools.clear()
             self.shared.counts.reset()
@@ -413,6 +420,7 @@ class Engine:
 
     def derived(self) -> Iterator[Engine]:
         """The engines that are derived from this one and run calls of it."""
+        yield from self.objects.engines()
         if self.composition is not None:
             yield from self.composition.functions()
         seen: set[int] = set()

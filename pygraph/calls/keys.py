@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.calls.function import Call
 from pygraph.guards.iterators import is_opaque
+from pygraph.guards.object_classes import openable
 from pygraph.guards.tensor_hooks import backward_hooks
 from pygraph.guards.torch_settings import mode_key
 from pygraph.ir.leaves import is_live_number, overlap_groups
@@ -125,7 +126,9 @@ def object_key(leaf: Any, index: int, *, is_marked: bool) -> Hashable:
         try:
             hash(leaf)
         except TypeError:
-            raise UnhashableError(index) from None
+            if type(key := value_key(leaf)) is not Identity or openable(kind) is None:
+                raise UnhashableError(index) from None
+            return key  # as of an object that has a hash, its attributes are compared where a trace has read them
     # Of numbers, 0.0 and -0.0 differ all the same, and NaN is itself.
     return (kind, leaf) if is_marked and not issubclass(kind, (float, complex, np.number)) else value_key(leaf)
 

@@ -12,8 +12,13 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.calls.new_kinds import SELDOM
 from pygraph.errors import TraceError
+from pygraph.guards.opened import OpenedCall
 from pygraph.ir.leaves import static_leaves
 from pygraph.tracing.function_kinds import StateInputs
+
+
+class ClosedError(Exception):
+    """Objects that a call is passed cannot be taken apart; the message says why."""
 
 
 class Policy:
@@ -43,6 +48,25 @@ class Policy:
         """Items of the list that is the first argument which calls take out of it before results are allocated."""
         del entry, args
         return ()
+
+    def of_objects(self, engine: Any) -> Policy | None:
+        """The rules of the function of an engine, of objects that are taken apart; None if they are not."""
+        del engine
+        return None
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the arguments of a call that is about to be traced.
+
+        Raises:
+            ClosedError: An object among them cannot be taken apart, as it is reached in other ways too.
+        """
+
+    def check_call(self, call: OpenedCall) -> None:
+        """Look at a call whose objects are taken apart.
+
+        Raises:
+            ClosedError: One of them is another one's too.
+        """
 
     def before_compilation(self, key: Key, call: Call, cache: Cache) -> None:
         """Look at a call that is about to be compiled; an error ends it."""

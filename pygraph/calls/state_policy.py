@@ -98,6 +98,7 @@ class StatePolicy(Policy):
             OutdatedError: Other state is to be passed.
             UnsteadyError: No call is like another.
         """
+        self._users.policy.check_arguments(call.args[4], call.args[5])
         function, now = self._function, reached_state(self._users, *call.args[4:])
         differentiable = now.differentiable_with(self._state.thawed)
         if self._state.gradients and not _are_same(differentiable, function.differentiated):

@@ -22,7 +22,7 @@ from pygraph.errors import TraceError
 from pygraph.guards.locations import Item, Location, union
 from pygraph.guards.objects import with_parts
 from pygraph.ir.paths import ANSWERS, flatten_with_path
-from pygraph.tracing.function_kinds import StateInputs, WithStateInputs
+from pygraph.tracing.function_kinds import Renaming, StateInputs, WithStateInputs
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.number_conditions import Comparison, Condition, condition_of
 from pygraph.tracing.results import is_known_size
@@ -218,7 +218,7 @@ class StatefulFunction(WithStateInputs):
 
     def _result_path(self, path: pytree.KeyPath) -> str:
         rest = pytree.keystr(path[2:] if path[0] == _LEFT else path[1:])
-        return self.locations[path[1].idx].name + rest if path[0] == _LEFT else f"result{rest}"  # pyright: ignore
+        return self.locations[path[1].idx].name + rest if path[0] == _LEFT else self._users_path(f"result{rest}")  # pyright: ignore
 
     def path(self, path: str) -> str:
         """The name that reports give to an argument or a result of this function."""
@@ -238,7 +238,11 @@ class StatefulFunction(WithStateInputs):
             return self.numbers[_index(rest)].name + rest.partition("]")[2]
         if first == 5 and rest.startswith(f"['{ANSWERS}']"):
             return f"decision {_index(rest.partition(']')[2]) + 1}"
-        return CONDITION if first == 3 else ("args", "kwargs")[first - 4] + rest
+        return CONDITION if first == 3 else self._users_path(("args", "kwargs")[first - 4] + rest)
+
+    def _users_path(self, path: str) -> str:
+        inner = self.__wrapped__
+        return inner.path(path) if isinstance(inner, Renaming) else path
 
 
 def _index(path: str) -> int:

@@ -5,21 +5,31 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
+from pygraph.calls.cache import Cache
 from pygraph.calls.cutting import Cutting
 from pygraph.calls.deciding import DecidingCalls
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.first_step import FirstStep
+from pygraph.calls.function import Call, Function
+from pygraph.calls.keys import Key
+from pygraph.calls.opened_function import call_of
 from pygraph.calls.part_runner import PartRunner
-from pygraph.calls.policy import Policy
+from pygraph.calls.policy import ClosedError, Policy
 from pygraph.calls.state_policy import reached_state, state_left_behind
 from pygraph.calls.stateful import StatefulCalls
 from pygraph.errors import StateChangeError, TraceError, UndecidedError
+from pygraph.guards.environment import Environment
+from pygraph.guards.opened import OpenedCall, is_opened
+from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.function_kinds import StateInputs
 
 
@@ -40,6 +50,7 @@ class UsersPolicy(Policy):
     ) -> None:
         self.carries_state, self.decides, self.asks_for_numbers = carries_state, decides, decides
         self._cutting = Cutting(self.of_part, note_unsteady)
+        self._begins = not self._cutting.is_of_part
         self._is_begun = False
         self._new_optimizers: tuple[torch.optim.Optimizer, ...] = ()
 
@@ -76,7 +87,7 @@ class UsersPolicy(Policy):
         if error is not None:
             new, self._new_optimizers = self._new_optimizers, ()
             return FirstStep(engine, self, new) if new and isinstance(error, StateChangeError) else None
-        if self._is_begun or not self.carries_state or self._cutting.is_of_part:
+        if self._is_begun or not self.carries_state or not self._begins:
             return None
         self._is_begun, options = True, engine.function.options
         if options.donates or not engine.function.records or not torch.is_grad_enabled():
@@ -94,6 +105,10 @@ class UsersPolicy(Policy):
             return None
         return StatefulCalls(engine, args, kwargs, StateInputs(gradients=True), self._cutting, is_expected=True)
 
+    def of_objects(self, engine: Engine) -> Policy | None:
+        """The rules of the function of an engine, of objects that are taken apart; None if arguments are consumed."""
+        return None if engine.function.options.donates else OpenedPolicy(engine, self)
+
     def of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
         """The rules of a part of the function, or of what stands for it, that is not cut by itself.
 
@@ -101,3 +116,78 @@ class UsersPolicy(Policy):
             note_unsteady: Called with the reason when its calls are all unlike each other.
         """
         return UsersPolicy(carries_state=True, decides=self.decides, note_unsteady=note_unsteady)
+
+
+class OpenedPolicy(UsersPolicy):
+    """The rules of a function of objects that are taken apart.
+
+    It is not cut into parts: the user's function is, and its parts take objects apart by themselves.
+
+    Args:
+        users: The engine of the function of the objects themselves.
+        rules: Its rules.
+    """
+
+    def __init__(self, users: Engine, rules: UsersPolicy) -> None:
+        super().__init__(carries_state=rules.carries_state, decides=rules.decides, note_unsteady=self._close)
+        self._begins, self._users = rules._begins, users  # of the same class
+        self._arrays: list[weakref.ref[Any]] = []  # that the function reaches
+
+    def _close(self, reason: str) -> None:
+        raise ClosedError(reason)
+
+    def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+        """Leaf positions that the options of the user's function make static."""
+        return super().static_leaves(self._users.function, args, kwargs)
+
+    def of_objects(self, engine: Engine) -> None:
+        """Nothing: what is left as it is stays so."""
+
+    def before_compilation(self, key: Key, call: Call, cache: Cache) -> None:
+        """Refuse objects that are reached in other ways too.
+
+        Raises:
+            ClosedError: There is one.
+        """
+        self.check_arguments(call.args, call.kwargs)
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse objects that are reached in other ways too, as the function could tell them from others.
+
+        Raises:
+            ClosedError: There is one, or another object of such a class, with which it may be compared.
+        """
+        try:
+            environment = Environment(self._users.fn, objects_among(args, kwargs))
+        except TraceError:  # by something whose state cannot be seen, which the trace says
+            return
+        opened = [leaf for leaf in pytree.tree_leaves((args, kwargs), is_leaf=is_opened) if is_opened(leaf)]
+        call = call_of(opened)
+        classes = {cls for one in opened for cls in (*one.layout.classes, *one.layout.unread)}
+        found = set(filter(environment.reaches_objects_of, classes))
+        if found:
+            names = ", ".join(sorted(cls.__qualname__ for cls in found))
+            raise ClosedError(f"the function reaches objects of class {names} in other ways too")
+        if environment.calls_builtin("id"):
+            raise ClosedError("the function asks for the id() of an object")
+        self._arrays = [weakref.ref(one) for one in environment.objects() if type(one) is np.ndarray]
+        tensors = (value for one in opened for value in one.values if isinstance(value, torch.Tensor))
+        if any(map(environment.reaches, tensors if call is None else (*call.owners, *tensors))):
+            raise ClosedError("the function reaches what an object holds that it is passed in other ways too")
+
+    def check_call(self, call: OpenedCall) -> None:
+        """Refuse arrays that the function reaches in other ways too.
+
+        Raises:
+            ClosedError: There is one.
+        """
+        if any(one() is owner for one in self._arrays for owner in call.owners):
+            raise ClosedError("the function reaches a NumPy array in other ways too")
+
+    def part_runner(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
+        """Nothing: what cannot be traced as a whole is left to the user's function.
+
+        Raises:
+            ClosedError: Always.
+        """
+        raise ClosedError(reason)

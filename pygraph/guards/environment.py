@@ -10,6 +10,7 @@ it, and serves three ends: *guards* (`guard_set`) tell whether anything has chan
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from pygraph.errors import TraceError
 from pygraph.guards.contents import flags_of, gradients_of
 from pygraph.guards.growth import growth_of
 from pygraph.guards.locations import Item, Location, RequiresGrad
+from pygraph.guards.packages import is_library
 from pygraph.guards.values import same
+from pygraph.guards.walk.code_names import ANY_ATTRIBUTE, variables_of
 from pygraph.guards.walk.rules import walk_from
 
 # What the code of a training step calls, of tensors and of optimizers.
@@ -64,6 +67,7 @@ class Environment:
         self.names, self.kinds, self.tensors, self.unseen = walk.names, walk.kinds, walk.tensors, walk.unseen
         self._objects, self._seen, self._weakly = walk.objects, walk.seen, walk.weakly
         self._code_names, self._optimizers = walk.code.names, walk.optimizers
+        self._classes = set(map(type, walk.objects))
         self._stop_holding(self._weakly)
         self._gradients = gradients_of(gradients) if gradients else None
         if self._gradients is not None:
@@ -87,9 +91,23 @@ class Environment:
         """Whether nothing but weak references led to an object, so that it may be gone at any time."""
         return id(value) in self._weakly
 
+    def reaches_objects_of(self, cls: type) -> bool:
+        """Whether an object of a class was there when the walk was made, also if only weak references led to it."""
+        return cls in self._classes
+
     def has_code_for(self, name: str) -> bool:
         """Whether code of the user's has this name for anything."""
         return name in self._code_names
+
+    def calls_builtin(self, name: str) -> bool:
+        """Whether code of the user's may call a builtin function of this name."""
+        functions = (value for value in self._objects if isinstance(value, types.FunctionType))
+        users = (one for one in functions if not is_library(one.__globals__.get("__name__")))
+        return name in self._code_names and any(name in variables_of(one.__code__) for one in users)
+
+    def has_attribute_for(self, name: str) -> bool:
+        """Whether code of the user's has this name for an attribute, or may read any."""
+        return name in self._code_names or ANY_ATTRIBUTE in self._code_names
 
     # -- what has changed ---------------------------------------------------------------------------------------------
 

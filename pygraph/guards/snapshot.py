@@ -63,6 +63,10 @@ class Snapshot:
         """Say that a container, contents, a module's dict or a class belongs to an installed package."""
         self._packaged.add(id(owner))
 
+    def is_packaged(self, owner: object) -> bool:
+        """Whether a container, contents, a module's dict or a class belongs to an installed package."""
+        return id(owner) in self._packaged
+
     def clear(self) -> None:
         """Drop all copies; nothing can be restored after it."""
         self.containers, self.contents, self.variables, self.classes = [], [], [], []

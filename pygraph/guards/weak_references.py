@@ -47,3 +47,8 @@ class WeakAttributes:
     def attribute(self, key: str) -> Contents:
         """One attribute, as `Contents`."""
         return Contents(lambda: (self.now().get(key, _UNSET),))
+
+
+def is_plain_reference(value: object) -> bool:
+    """Whether a value is a weak reference without a callback."""
+    return type(value) is weakref.ref and value.__callback__ is None

@@ -101,7 +101,15 @@ class StateInputs:
         )
 
 
-class WithStateInputs:
+class Renaming:
+    """A function whose arguments and results have other names in reports than their positions give them."""
+
+    def path(self, path: str) -> str:
+        """The name that reports give to an argument or a result of this function."""
+        raise NotImplementedError
+
+
+class WithStateInputs(Renaming):
     """A function that takes state as inputs, and stores it where another function reads it while that one is traced.
 
     Attributes:
@@ -135,8 +143,4 @@ class WithStateInputs:
         Raises:
             Exception: There are more that should be, or other state is, so that the trace is of no use.
         """
-        raise NotImplementedError
-
-    def path(self, path: str) -> str:
-        """The name of an argument or a result in reports, in terms of the other function."""
         raise NotImplementedError

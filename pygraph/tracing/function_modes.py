@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
 from pygraph.tracing.indexing import selected
+from pygraph.tracing.live_arrays import tensor_of
 from pygraph.tracing.live_numbers import LiveFloat, LiveInt
 
 
@@ -51,7 +52,7 @@ _TAKE_LEARNING_RATE = (_torch._fused_adam_, _torch._fused_adamw_, _torch._fused_
 
 
 class LiveNumbersMode(TorchFunctionMode):
-    """Records ``torch.tensor(k)`` of a live number as an operation; torch itself would read its value.
+    """Records ``torch.tensor(k)`` of a live number, or array, as an operation; torch itself would read its value.
 
     A fused optimizer gets a live learning rate as a tensor, as its kernel would take a number by value. An index whose
     value only a run knows is recorded as a selection, as torch would ask for the value.
@@ -66,6 +67,9 @@ class LiveNumbersMode(TorchFunctionMode):
                 device = kwargs.get("device")
                 device = torch.get_default_device() if device is None else torch.device(device)
                 return torch.ops.pygraph.scalar(data, dtype=dtype, device=device)
+        made = tensor_of(func, args, kwargs)
+        if made is not None:
+            return made
         if func in _TAKE_LEARNING_RATE and isinstance(kwargs["lr"], torch.SymFloat):
             rate = torch.ops.pygraph.scalar(kwargs["lr"], dtype=torch.float32, device=args[0][0].device)
             kwargs = {**kwargs, "lr": rate}

@@ -50,6 +50,7 @@ from pygraph.tracing.gradient_hooks import GradientHooks, UnseenHooksError
 from pygraph.tracing.gradients import Accumulations
 from pygraph.tracing.iterators import Iterators
 from pygraph.tracing.leaks import remember_numbers
+from pygraph.tracing.live_arrays import arrays_served
 from pygraph.tracing.live_numbers import texts_noticed
 from pygraph.tracing.number_conditions import Comparison
 from pygraph.tracing.numpy_uses import numpy_served
@@ -215,8 +216,8 @@ class _Watches:
         with (
             self._accumulations.watched(self._environment.differentiable), fake_tracing(arguments.mode),
             torch.inference_mode(False), torch.set_grad_enabled(grad),
-            texts_noticed(arguments.symbols, arguments.asked), numpy_served(), self.generators.watched(),
-            self.iterators.hidden(), self.questions.noticed(),
+            texts_noticed(arguments.symbols, arguments.asked), numpy_served(), arrays_served(),
+            self.generators.watched(), self.iterators.hidden(), self.questions.noticed(),
         ):  # fmt: skip
             yield
 

@@ -382,18 +382,26 @@ def test_static_arguments(device: torch.device) -> None:
 
 
 def test_an_unhashable_argument(device: torch.device) -> None:
-    """What cannot be part of a key runs as it is, and says so."""
+    """An object without a hash is taken apart; what cannot be part of a key runs as it is, and says so."""
 
     class Options:
         __hash__ = None  # type: ignore[assignment]
 
+        def __init__(self, scale: int) -> None:
+            self.scale = scale
+
         def __eq__(self, other: object) -> bool:
             return True
 
-        scale = 2
+    class Finalized(Options):
+        def __del__(self) -> None:
+            pass
 
     fn = pygraph.jit(lambda x, options: x * options.scale)
-    assert fn(ones(device, 2), Options()).tolist() == [2, 4]
+    assert fn(ones(device, 2), Options(2)).tolist() == [2, 4]
+    assert fn(ones(device, 2), Options(3)).tolist() == [3, 6]
+    assert not reasons(fn)
+    assert fn(ones(device, 2), Finalized(2)).tolist() == [2, 4]
     assert any("of which Python makes no hash" in reason for reason in reasons(fn))
 
 

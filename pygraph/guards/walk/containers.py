@@ -17,6 +17,7 @@ import torch
 
 from pygraph.guards.attributes import attributes_of
 from pygraph.guards.contents import Contents, contents_of, factory_of, length_of
+from pygraph.guards.opened import Opened
 from pygraph.guards.report_names import key_name
 from pygraph.guards.storage import stored_items, stored_length
 from pygraph.guards.walk.state import Walk
@@ -67,6 +68,12 @@ def walk_items(walk: Walk, name: str, value: Any, depth: int) -> None:
         items = value.ravel().tolist()
     for index, item in enumerate(items):
         walk.visit(f"{name}[{index}]", item, depth + 1)
+
+
+def walk_opened(walk: Walk, name: str, opened: Opened, depth: int) -> None:
+    """Walk the leaves of an argument that was taken apart."""
+    for path, value in zip(opened.layout.paths, opened.values, strict=True):
+        walk.visit(name + path, value, depth + 1)
 
 
 def walk_attributes(walk: Walk, name: str, value: Any, depth: int) -> None:

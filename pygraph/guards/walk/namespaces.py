@@ -151,9 +151,11 @@ def look_up_names(walk: Walk) -> None:
 
 def _look_up_attribute(walk: Walk, name: str, space: Any, key: str, value: Any, depth: int) -> None:
     if isinstance(space, WeakAttributes):
+        walk.packaged = walk.snapshot.is_packaged(space.now())
         walk.guards.add_contents(space.attribute(key))
         walk.visit(join(name, key), value, depth + 1)
     elif type(space) is dict:
+        walk.packaged = walk.snapshot.is_packaged(space)  # and not as what was looked up before it
         walk.guards.entries.append((space, key, value))
         walk.visit(join(name, key), value, depth + 1)
     elif isinstance(space, types.ModuleType):

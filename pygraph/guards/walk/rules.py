@@ -19,6 +19,7 @@ import torch
 
 from pygraph.guards import memos
 from pygraph.guards.donated import DonatedTensor
+from pygraph.guards.opened import Opened
 from pygraph.guards.registrations import Registrations
 from pygraph.guards.settings import NAMES as SETTINGS
 from pygraph.guards.walk import code_names, containers, functions, namespaces, objects, references
@@ -38,6 +39,7 @@ _RULES: tuple[tuple[Any, Callable[[Walk, str, Any, int], None]], ...] = (
     (types.ModuleType, namespaces.walk_python_module),
     (type, namespaces.walk_class),
     (DonatedTensor, objects.walk_donated),
+    (Opened, containers.walk_opened),
     (torch.Tensor, objects.walk_tensor),
     (functools.partial, functions.walk_partial),
     (types.MethodType, functions.walk_method),

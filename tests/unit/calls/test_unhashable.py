@@ -19,8 +19,15 @@ import pygraph
 from pygraph.errors import FallbackError
 
 
+class Whole:
+    """A class whose objects are not taken apart, as their end is noticed."""
+
+    def __del__(self) -> None:
+        pass
+
+
 @dataclasses.dataclass
-class Plain:
+class Plain(Whole):
     scale: float
 
 
@@ -35,7 +42,7 @@ class OfList:
 
 
 @dataclasses.dataclass
-class OfTensor:
+class OfTensor(Whole):
     weight: Tensor
     scale: float = 2.0
 
@@ -55,7 +62,7 @@ class WithoutEquality:
     scale: float = 2.0
 
 
-class Valued:
+class Valued(Whole):
     def __init__(self, scale: float) -> None:
         self.scale = scale
 
@@ -95,20 +102,14 @@ def by_name(x: Tensor, values: Any) -> Tensor:
     return x * values["a"]
 
 
-ONES = np.ones(3, np.float32)
+TEXTS = np.array(["a", "b"])
 
 Case = tuple[Callable[[Tensor, Any], Tensor], Callable[[Tensor], Any], str, Callable[[Tensor, Any], Any]]
 
 CASES: dict[str, Case] = {
-    "array": (
-        lambda x, a: x * (a if isinstance(a, Tensor) else torch.from_numpy(a).to(x.device)),
-        lambda x: ONES,
-        "a NumPy array, which may change from call to call. Pass torch.from_numpy(args[1]).to(device) instead.",
-        lambda x, a: torch.from_numpy(a).to(x.device),
-    ),
     "texts": (
         lambda x, a: x * len(a),
-        lambda x: np.array(["a", "b"]),
+        lambda x: TEXTS,
         "a NumPy array of <U1. Pass its numbers as a tensor, and its texts as a tuple.",
         lambda x, a: tuple(a.tolist()),
     ),
@@ -136,12 +137,6 @@ CASES: dict[str, Case] = {
         "a mappingproxy, whose items may change from call to call. Pass dict(args[1]) instead.",
         lambda x, a: dict(a),
     ),
-    "chain": (
-        by_name,
-        lambda x: collections.ChainMap({"a": x}),
-        "a ChainMap, whose items may change from call to call. Pass dict(args[1]) instead.",
-        lambda x, a: dict(a),
-    ),
     "list": (
         summed,
         lambda x: Items([2.0, 1.0]),
@@ -152,12 +147,6 @@ CASES: dict[str, Case] = {
         lambda x, a: x * a[0][0],
         lambda x: Row(([2.0],)),
         "a Row, whose items may change from call to call. Pass list(args[1]) instead.",
-        lambda x, a: list(a),
-    ),
-    "users' list": (
-        summed,
-        lambda x: collections.UserList([2.0, 1.0]),
-        "a UserList, whose items may change from call to call. Pass list(args[1]) instead.",
         lambda x, a: list(a),
     ),
     "bytes": (
@@ -234,7 +223,7 @@ def test_a_dataclass_that_is_the_same_at_every_call(device: torch.device) -> Non
     for scale in (2.0, 2.0, 3.0, 3.0):
         model.scale = scale
         assert torch.equal(fast(x, model), weighted(x, model))
-    assert fast.cache_info().captures == 2
+    assert fast.cache_info().captures == 1
 
 
 def test_a_registered_dataclass_has_its_fields_as_arguments(device: torch.device) -> None:
@@ -247,8 +236,8 @@ def test_a_registered_dataclass_has_its_fields_as_arguments(device: torch.device
 
 def test_a_path_is_as_the_user_writes_it(device: torch.device, tmp_path: Path) -> None:
     fast, x = pygraph.jit(lambda x, **kwargs: x * 2, strict=True), torch.ones(3, device=device)
-    with pytest.raises(FallbackError, match=r"^<lambda>\(…\): kwargs\['config'\]\['a'\]\[1\] is a NumPy array"):
-        fast(x, config={"a": [1, ONES]})
+    with pytest.raises(FallbackError, match=r"^<lambda>\(…\): kwargs\['config'\]\['a'\]\[1\] is a NumPy array of <U1"):
+        fast(x, config={"a": [1, TEXTS]})
     path = tmp_path / "a.txt"
     path.write_text("1")
     with path.open() as file, pytest.raises(FallbackError, match=r": kwargs\['file'\] is a file \(TextIOWrapper\)\. "):

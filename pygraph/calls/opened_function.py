@@ -1,0 +1,149 @@
+"""A function of objects that were taken apart: it is traced on replicas that are made of their leaves."""
+
+# Functions here are of any type, and so is what they are called with.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
+from torch.utils import _pytree as pytree
+
+from pygraph.errors import TraceError
+from pygraph.guards.opened import OpenedCall, is_opened
+from pygraph.guards.replicas import Kind, Owners, Replicas, Write, with_owners
+from pygraph.ir.constants import IMMUTABLE
+from pygraph.ir.paths import argument_path, flatten_with_path
+from pygraph.ir.structures import unflatten
+from pygraph.tracing.function_kinds import Renaming
+from pygraph.tracing.live_arrays import LiveArray
+from pygraph.tracing.unread_values import UnreadValue
+
+
+class AsItWas:
+    """The result of a call that has run as it is, on the caller's own objects.
+
+    Args:
+        result: The result.
+    """
+
+    __slots__ = ("result",)
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+
+class Effects(NamedTuple):
+    """The effects of a run of a function.
+
+    Attributes:
+        writes: Where it has stored something on objects of the caller's.
+        stored: Objects of the caller's among what it has stored.
+        returned: Objects of the caller's in its result.
+    """
+
+    writes: tuple[Write, ...]
+    stored: Owners
+    returned: Owners
+
+
+class OpenedFunction(Renaming):
+    """A function that takes `Opened` objects among its arguments.
+
+    Args:
+        fn: The function of the objects themselves.
+        name: What reports call it.
+
+    Attributes:
+        effects: What its runs have left behind.
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+        self.effects = [Effects((), (), ())]
+        self.__name__ = name
+        self.__wrapped__ = fn  # where the walk over what a function reaches finds it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function.
+
+        Returns:
+            Which of ``effects`` it has, the values that are stored, and its result; `AsItWas` of arguments of a call,
+            and not of what a trace has put in their place.
+        """
+        keyed, tree = flatten_with_path((args, kwargs), is_leaf=is_opened)
+        call = call_of(leaf for _, leaf in keyed)
+        if call is not None:
+            return AsItWas(self.__wrapped__(*call.args, **call.kwargs))
+        problems: list[str] = []
+        made = Replicas(functools.partial(_array, problems), lambda name, cls: UnreadValue(name, cls, problems))
+        leaves = [made.make(leaf, argument_path(path)) if is_opened(leaf) else leaf for path, leaf in keyed]
+        given = unflatten(leaves, tree)
+        made.watch()
+        result = self.__wrapped__(*given[0], **given[1])
+        if problems:  # also if it has caught the error
+            raise TraceError(problems[0])
+        _check_containers(given, leaves, tree)
+        writes, values = made.writes()
+        values, stored = made.replaced(values)
+        _check_storable(writes, values)
+        result, returned = made.replaced(result)
+        made.put_back()
+        made.check_references()
+        return self._number(Effects(writes, stored, returned)), values, result
+
+    def _number(self, effects: Effects) -> int:
+        if effects not in self.effects:
+            self.effects.append(effects)
+        return self.effects.index(effects)
+
+    def result_of(self, call: OpenedCall, number: int, values: Sequence[Any], result: Any) -> Any:
+        """The result of a call, after what it leaves behind is stored on the caller's own objects.
+
+        Args:
+            call: The call.
+            number: Which of ``effects`` it has.
+            values: What is stored.
+            result: Its result, without objects of the caller's.
+        """
+        writes, stored, returned = self.effects[number]
+        for write, value in zip(writes, with_owners(values, stored, call.owners), strict=True):
+            write.store(call.owners[write.number], value)
+        return with_owners(result, returned, call.owners)
+
+    def path(self, path: str) -> str:
+        """The name that reports give to an argument or a result of this function."""
+        if path.startswith("result[2]"):
+            return f"result{path.removeprefix('result[2]')}"
+        return "what is stored in an argument" if path.startswith("result[") else path
+
+
+def call_of(leaves: Any) -> OpenedCall | None:
+    """The call that objects among the leaves are passed in; None if they were put together of other leaves."""
+    return next((opened.call for opened in filter(is_opened, leaves) if opened.call is not None), None)
+
+
+def _array(problems: list[str], name: str, dtype: str, tensor: torch.Tensor) -> Any:
+    """An array of a tensor that shows its memory; a live one, where the tensor has no values."""
+    if isinstance(tensor, FakeTensor) or is_functorch_wrapped_tensor(tensor):
+        return LiveArray(name, dtype, tensor, problems)
+    return tensor.numpy()
+
+
+def _check_storable(writes: Sequence[Write], values: Sequence[Any]) -> None:
+    """Refuse to store what is no tensor, number or object of the caller's, as calls would share it."""
+    for write, value in zip(writes, values, strict=True):
+        for one in value if write.kind is Kind.ITEMS else (value,):
+            if not isinstance(one, (torch.Tensor, torch.SymInt, torch.SymFloat, *IMMUTABLE)):
+                raise TraceError(f"it stores a {type(one).__name__} in {write.name}")
+
+
+def _check_containers(given: Any, leaves: list[Any], tree: pytree.TreeSpec) -> None:
+    known = {id(leaf) for leaf in leaves}
+    now, structure = pytree.tree_flatten(given, is_leaf=lambda value: id(value) in known)
+    if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)) or structure != tree:
+        raise TraceError("it changes a container among its arguments")

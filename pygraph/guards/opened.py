@@ -1,0 +1,364 @@
+"""Arguments that are objects, taken apart: their tensors and numbers are leaves, all else of them is a layout.
+
+To pytree, a dataclass, a namespace or any other object is a leaf. `Opened` is a node that stands for one in the
+arguments of a call: its leaves are what the object and the objects, dicts and lists in its attributes hold, and its
+context is a `Layout`, equal for objects of the same classes and attributes. A NumPy array is a tensor that shows its
+memory. What a traced function gets are replicas that are made of the layout (`pygraph.guards.replicas`).
+"""
+
+# Attributes are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from pygraph.guards.object_classes import Openable, holds_tensors, is_whole, openable
+from pygraph.guards.weak_references import is_plain_reference
+from pygraph.ir.value_keys import SIMPLE, Identity, value_key
+
+# Objects in objects are followed this deep, and as many values are leaves.
+_DEEP, _MOST_LEAVES = 12, 1000
+
+
+class NotOpenedError(Exception):
+    """An object is not taken apart: it holds what is compared by identity, or too much."""
+
+
+# ---- layouts -------------------------------------------------------------------------------------------------------
+
+
+class Leaf(NamedTuple):
+    """A value that is a leaf of the call."""
+
+
+class Same(NamedTuple):
+    """An object, a dict or a list that came before, or a weak reference to one.
+
+    Attributes:
+        number: Its number among those of the call.
+        is_weak: Whether it is a weak reference.
+    """
+
+    number: int
+    is_weak: bool
+
+
+class Array(NamedTuple):
+    """A NumPy array, whose memory is a leaf.
+
+    Attributes:
+        number: Its number among the objects of the call.
+        dtype: Its dtype, as NumPy writes it.
+    """
+
+    number: int
+    dtype: str
+
+
+class Unread(NamedTuple):
+    """A value that is not expected to be read: another one makes no other call.
+
+    Attributes:
+        number: Its number among the objects of the call.
+        cls: Its class.
+    """
+
+    number: int
+    cls: type
+
+
+class Node(NamedTuple):
+    """An object, a dict, a list or a tuple.
+
+    Attributes:
+        cls: Its class.
+        names: The names of its attributes, which are the first parts.
+        keys: The keys of its items, which are the last parts, each with its type; numbers in lists and tuples.
+        parts: What they are.
+    """
+
+    cls: type
+    names: tuple[str, ...]
+    keys: tuple[Any, ...]
+    parts: tuple[Part, ...]
+
+
+Part = Leaf | Same | Array | Unread | Node
+_LEAF = Leaf()
+
+
+class Layout:
+    """All of an object but its leaves.
+
+    Args:
+        root: The object.
+        classes: The classes of objects in it, which are leaves too: their code is part of what a function reads.
+        unread: The classes of values in it that are not expected to be read.
+    """
+
+    __slots__ = ("_hash", "_paths", "classes", "root", "unread")
+
+    def __init__(self, root: Part, classes: tuple[type, ...], unread: tuple[type, ...] = ()) -> None:
+        self.root, self.classes, self.unread = root, classes, unread
+        self._hash = hash((root, classes))
+        self._paths: tuple[str, ...] | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is Layout and self._hash == other._hash and self.root == other.root)
+
+    def __repr__(self) -> str:
+        return f"Layout of {', '.join(cls.__qualname__ for cls in self.classes) or 'an array'}"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The endings of the names of its leaves, after that of the object, as ``.x`` or ``.items['a']``."""
+        if self._paths is None:
+            several = len(self.classes) > 1
+            own = [f".__class__ ({cls.__qualname__})" if several else ".__class__" for cls in self.classes]
+            self._paths = (*own, *_paths("", self.root))
+        return self._paths
+
+
+def _paths(path: str, part: Part) -> Iterator[str]:
+    if isinstance(part, (Leaf, Array)):
+        yield path
+    elif isinstance(part, Node):
+        for name, inner in zip([*names_of(part)], part.parts, strict=True):
+            yield from _paths(path + name, inner)
+
+
+def names_of(node: Node) -> Iterator[str]:
+    """The endings of the names of an object's parts, after its own."""
+    yield from (f".{name}" for name in node.names)
+    yield from (f"[{key[1]!r}]" if isinstance(key, tuple) else f"[{key}]" for key in node.keys)
+
+
+# ---- nodes of pytree -----------------------------------------------------------------------------------------------
+
+
+class OpenedCall(NamedTuple):
+    """A call in whose arguments objects are taken apart.
+
+    Attributes:
+        args: The caller's own arguments.
+        kwargs: The caller's own keyword arguments.
+        owners: The objects, dicts, lists and arrays that were taken apart, by their numbers.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    owners: list[Any]
+
+
+class Opened:
+    """An object in the arguments of a call, taken apart.
+
+    Args:
+        layout: Its layout.
+        values: Its leaves: the classes of the layout, then its tensors, numbers and other values.
+        call: The call that it is passed in; None if it was put together of other leaves.
+    """
+
+    __slots__ = ("call", "layout", "values")
+
+    def __init__(self, layout: Layout, values: list[Any], call: OpenedCall | None = None) -> None:
+        self.layout, self.values, self.call = layout, values, call
+
+
+class _Key(NamedTuple):
+    """The entry of a key path for a leaf of an object."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+def _flatten(opened: Opened) -> tuple[list[Any], Layout]:
+    return opened.values, opened.layout
+
+
+def _flatten_with_keys(opened: Opened) -> tuple[list[tuple[Any, Any]], Layout]:
+    return [(_Key(path), value) for path, value in zip(opened.layout.paths, opened.values, strict=True)], opened.layout
+
+
+def _unflatten(values: Any, layout: Any) -> Opened:
+    return Opened(layout, list(values))
+
+
+pytree.register_pytree_node(Opened, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
+
+
+def is_opened(value: object) -> TypeGuard[Opened]:
+    """Whether a value is an object that was taken apart."""
+    return type(value) is Opened
+
+
+# ---- taking apart --------------------------------------------------------------------------------------------------
+
+
+class Opening:
+    """Takes the objects among the leaves of one call apart.
+
+    Args:
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        is_named: Whether code of a function and of a class has a name for anything; None if all values may be read.
+
+    Attributes:
+        call: The call, with what was found.
+        has_unread: Whether there are values that are not expected to be read.
+    """
+
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_named: Callable[[type, str], bool] | None
+    ) -> None:
+        self.call = OpenedCall(args, kwargs, [])
+        self.has_unread = False
+        self._is_named, self._is_unnamed = is_named, False
+        self._numbers: dict[int, int] = {}
+        self._leaves: list[Any] = []
+        self._classes: dict[type, None] = {}
+        self._unread_classes: dict[type, None] = {}
+        self._has_tensors = False
+        self._foreign = False
+
+    def open(self, value: Any) -> Opened:
+        """Take one leaf apart.
+
+        Raises:
+            NotOpenedError: It stays a leaf.
+        """
+        self._leaves, self._classes, self._unread_classes = [], {}, {}
+        self._has_tensors = self._foreign = False
+        count = len(self.call.owners)
+        try:
+            root = self._part(value, 0)
+            # It may be the very same at every call, as ``self`` is, and be known to others by that.
+            may_be_self = isinstance(root, Node) and type(value).__hash__ is not None
+            if may_be_self and (self._foreign or not self._has_tensors):
+                raise NotOpenedError
+        except NotOpenedError:
+            for owner in self.call.owners[count:]:
+                del self._numbers[id(owner)]
+            del self.call.owners[count:]
+            raise
+        layout = Layout(root, tuple(self._classes), tuple(self._unread_classes))
+        return Opened(layout, [*layout.classes, *self._leaves], self.call)
+
+    def _part(self, value: Any, depth: int) -> Part:
+        cls = type(value)
+        if issubclass(cls, torch.Tensor):
+            self._has_tensors = True
+            return self._leaf(value)
+        if cls in _VALUES:
+            return self._unread(value) if cls is str and self._is_unnamed else self._leaf(value)
+        if id(value) in self._numbers:
+            return Same(self._numbers[id(value)], False)
+        if cls is np.ndarray:
+            return self._array(value)
+        if depth > _DEEP:
+            raise NotOpenedError
+        if cls is tuple or pytree.is_namedtuple_class(cls):
+            return Node(cls, (), (*range(len(value)),), self._parts(value, depth))
+        if cls is list:
+            self._number(value)
+            return Node(cls, (), (*range(len(value)),), self._parts(value, depth))
+        if cls in _DICTS:
+            self._number(value)
+            return Node(cls, (), _keys(value.keys()), self._parts(value.values(), depth))
+        if is_plain_reference(value):
+            target = self._numbers.get(id(value()))
+            if target is not None:
+                return Same(target, True)
+        kind = openable(cls)
+        if kind is None or (depth and cls.__hash__ is not None and not holds_tensors(value)):
+            return self._other(value, kind)
+        return self._object(value, kind, depth)
+
+    def _parts(self, values: Iterable[Any], depth: int) -> tuple[Part, ...]:
+        return tuple([self._part(value, depth + 1) for value in values])
+
+    def _object(self, value: Any, kind: Openable, depth: int) -> Node:
+        self._number(value)
+        self._classes[type(value)] = None
+        names, values = kind.attributes(value)
+        parts = [self._attribute(type(value), *pair, depth) for pair in zip(names, values, strict=True)]
+        if kind.base is not dict:
+            return Node(type(value), names, (), (*parts,))
+        keys = _keys(dict.keys(value))
+        return Node(type(value), names, keys, (*parts, *self._parts(dict.values(value), depth)))
+
+    def _attribute(self, cls: type, name: str, value: Any, depth: int) -> Part:
+        if self._is_named is None or type(value) not in _WITH_TEXTS or self._is_unnamed:
+            return self._part(value, depth + 1)
+        self._is_unnamed = not self._is_named(cls, name)
+        try:
+            return self._part(value, depth + 1)
+        finally:
+            self._is_unnamed = False
+
+    def _array(self, value: np.ndarray) -> Array:
+        if value.dtype.kind not in "biufc" or not value.dtype.isnative or not value.flags.writeable:
+            raise NotOpenedError
+        try:
+            tensor = torch.from_numpy(value)
+        except (TypeError, ValueError):  # of a dtype or with strides that tensors do not have
+            raise NotOpenedError from None
+        self._has_tensors = True
+        self._leaf(tensor)
+        return Array(self._number(value), value.dtype.str)
+
+    def _other(self, value: Any, kind: Openable | None) -> Part:
+        if is_whole(value):
+            raise NotOpenedError
+        is_itself = type(value_key(value)) is Identity
+        self._foreign |= kind is None and is_itself
+        if not is_itself or self._is_named is None or issubclass(type(value), _CODE):
+            return self._leaf(value)
+        return self._unread(value)
+
+    def _unread(self, value: Any) -> Part:
+        self.has_unread = True
+        if type(value) is not str:  # of which no one is told from an equal one
+            self._unread_classes[type(value)] = None
+        return Unread(self._number(value), type(value))
+
+    def _leaf(self, value: Any) -> Leaf:
+        self._leaves.append(value)
+        if len(self._leaves) > _MOST_LEAVES:
+            raise NotOpenedError
+        return _LEAF
+
+    def _number(self, value: Any) -> int:
+        number = self._numbers[id(value)] = len(self.call.owners)
+        self.call.owners.append(value)
+        return number
+
+
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType)
+_VALUES = SIMPLE | {float, complex}
+_WITH_TEXTS = {str, list, tuple, dict}
+_DICTS = (dict, collections.OrderedDict)
+
+
+def _keys(names: Iterable[Any]) -> tuple[Any, ...]:
+    keys = tuple([(type(key), key) for key in names])
+    if any(kind not in SIMPLE for kind, _ in keys):
+        raise NotOpenedError
+    return keys
+
+
+def is_openable(leaf: Any) -> bool:
+    """Whether a leaf may be taken apart: a NumPy array, or an object of a class that allows that."""
+    return type(leaf) is np.ndarray or openable(type(leaf)) is not None

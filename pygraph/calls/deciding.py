@@ -21,9 +21,11 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits, retries
+from pygraph.calls.cache import Cache
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.expected_paths import ExpectedPaths, Path
-from pygraph.calls.function import Function
+from pygraph.calls.function import Call, Function
+from pygraph.calls.keys import Key
 from pygraph.calls.policy import Policy
 from pygraph.calls.retries import Budget, Traces
 from pygraph.errors import TraceError
@@ -33,7 +35,7 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import ANSWERS
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import RandomStates
-from pygraph.tracing.decisions import MAX_DECISIONS, OtherPathError, deciding
+from pygraph.tracing.decisions import MAX_DECISIONS, UNKNOWN_PATH, OtherPathError, deciding
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.iterator_locations import generators_of
 
@@ -71,21 +73,31 @@ class DecidedFunction:
             if self.trying == threading.get_ident():
                 raise _AsItIsError
             return self.__wrapped__(*args, **kwargs)  # for a second derivative
-        with deciding(given, self.restore, trusted=given == self.trusted, numbers=self.numbers) as decisions:
+        known = () if given == UNKNOWN_PATH else given
+        with deciding(known, self.restore, trusted=given == self.trusted, numbers=self.numbers) as decisions:
             try:
                 result = self.__wrapped__(*args, **kwargs)
             except Exception:
-                if given[: len(decisions.answers)] == tuple(decisions.answers):
+                if known[: len(decisions.answers)] == tuple(decisions.answers):
                     raise
                 result = None
-        if tuple(decisions.answers) != given:  # raised here, it has no context, whose frames hold what the trace made
-            raise OtherPathError(tuple(decisions.answers))
+        found = tuple(decisions.answers)
+        if found != given:  # raised here, it has no context, whose frames hold what the trace made
+            raise OtherPathError(found)
         self.trusted = given  # what differentiates it traces it again, where no values are known
         return result
+
+    def may_be_traced(self, path: Path) -> bool:
+        """Whether a call under way is to be traced that has no trace of this path: if it is known to be its own."""
+        return self.trying is None or path in (UNKNOWN_PATH, self.trusted)
 
 
 def _nothing() -> None:
     pass
+
+
+class _NoTraceError(Exception):
+    """A call has no trace of the path that is tried, and it is not known to go it."""
 
 
 class _AsItIsError(Exception):
@@ -144,7 +156,17 @@ class DecidingPolicy(Policy):
             OtherPathError: Always, as the call begins anew.
         """
         self._function.numbers = True
-        raise OtherPathError(())
+        raise OtherPathError(UNKNOWN_PATH)
+
+    def before_compilation(self, key: Key, call: Call, cache: Cache) -> None:
+        """Refuse a call that may not go the path that is tried.
+
+        Raises:
+            _NoTraceError: Another one is to be tried.
+        """
+        del key, cache
+        if not self._function.may_be_traced(call.kwargs[ANSWERS]):
+            raise _NoTraceError
 
     def state_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> Any:
         """A runner of calls that leave state behind."""
@@ -215,18 +237,24 @@ class DecidingCalls:
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call by replays, one for each answer that it has otherwise than expected."""
         states = _random_states(self._users, (args, kwargs), self._generators_for(args, kwargs))
-        function, path, is_new = self._function, self._paths.expected(), False
+        function, path, is_new = self._function, _or_unknown(self._paths.expected()), False
         function.restore, began = states.restore, retries.clock()
-        for _ in range(2 * MAX_DECISIONS):
-            begin = retries.clock()
+        begin: Path = ()  # what is known of the answers
+        tried: set[Path] = set()
+        for _ in range(2 * MAX_DECISIONS + len(self._paths)):
+            began_again = retries.clock()
+            tried.add(path)
             try:
                 result = self.engine(*args, **kwargs, **{ANSWERS: path})
             except DecisionError as error:
-                path = self._paths.beginning_with((*path[: error.index], text_of(error.answer)))
-                if not self._paths.is_empty:
+                begin = (*path[: error.index], text_of(error.answer))
+                path = _or_unknown(self._paths.beginning_with(begin, tried))
+                if len(self._paths):
                     self._users.cache.inlined[_AGAIN] += 1
-                    self._again.lose(retries.clock() - begin)
+                    self._again.lose(retries.clock() - began_again)
                 self._in_a_row = 0
+            except _NoTraceError:
+                path = _or_unknown(self._paths.beginning_with(begin, tried))
             except OtherPathError as error:
                 path = function.trusted = error.path
                 is_new = True
@@ -287,6 +315,10 @@ class DecidingCalls:
         if self._parts is not None:
             self._parts.release()
         self.engine.release()
+
+
+def _or_unknown(path: Path | None) -> Path:
+    return UNKNOWN_PATH if path is None else path
 
 
 def _random_states(users: Any, arguments: Any, generators: Sequence[torch.Generator]) -> RandomStates:

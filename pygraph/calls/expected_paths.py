@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TypeAlias
 
 Path: TypeAlias = tuple[str, ...]
@@ -22,8 +23,8 @@ class ExpectedPaths:
         >>> for _ in range(2):
         ...     paths.note(("True",))
         ...     paths.note(("False",))
-        >>> paths.expected(), paths.beginning_with(("T",)), paths.beginning_with(())
-        (('True',), ('T',), ('False',))
+        >>> paths.expected(), paths.beginning_with(()), paths.beginning_with(("3",))
+        (('True',), ('False',), None)
     """
 
     def __init__(self, most: int) -> None:
@@ -33,22 +34,26 @@ class ExpectedPaths:
         self._last: Path | None = None
         self._steady: Path | None = None  # the one that came twice in a row last
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no call has been noted."""
-        return self._last is None
+    def __len__(self) -> int:
+        return len(self._known)
 
-    def expected(self) -> Path:
-        """The way that the next call is expected to go; nothing is known of it before the first one."""
+    def expected(self) -> Path | None:
+        """The way that the next call is expected to go; None before the first one."""
         if self._last is None:
-            return ()
+            return None
         if self._last in self._next:
             return self._next[self._last][0]
         return self._last if self._steady is None else self._steady
 
-    def beginning_with(self, begin: Path) -> Path:
-        """The way that came last of those that begin so; if there is none, what is known of it."""
-        return next((path for path in reversed(self._known) if path[: len(begin)] == begin), begin)
+    def beginning_with(self, begin: Path, but: Set[Path] = frozenset()) -> Path | None:
+        """The way that came last of those that begin so; None if there is none.
+
+        Args:
+            begin: Its first answers.
+            but: Ways that do not count.
+        """
+        found = (path for path in reversed(self._known) if path[: len(begin)] == begin and path not in but)
+        return next(found, None)
 
     def note(self, path: Path) -> None:
         """Note the way that a call has gone."""

@@ -85,7 +85,7 @@ class Policy:
         return None
 
     def numbers_left(self) -> StateInputs:
-        """What calls are to take that need numbers of the device, and cannot be cut where they do."""
+        """State for calls that need numbers of the device, and cannot be cut where they do."""
         return StateInputs(decisions=True, numbers_of_device=True)
 
     def state_runner(

@@ -41,7 +41,7 @@ class Symbols(ShapeEnv):
         return super().evaluate_expr(known, *args, **kwargs)
 
     def if_known(self, truth: Callable[[], bool]) -> bool | None:
-        """What a question gives if it is known without the numbers of the device; else None."""
+        """The outcome of a condition if it is known without the numbers of the device; else None."""
         answer, self.answer = self.answer, None
         try:
             return truth()

@@ -39,6 +39,10 @@ MAX_DECISIONS = 64
 """As many questions as a trace asks; more are taken for a loop whose length is data."""
 
 
+UNKNOWN_PATH = ("?",)
+"""What stands for the answers of a call of which none are known: to trace it tells them."""
+
+
 class OtherPathError(BaseException):
     """A call goes another way than its trace was told; no code of a user's catches it.
 
@@ -77,7 +81,7 @@ class Decisions:
         expression = condition.node.expr
         if expression not in self._outcomes:
             tracer = _tracer()
-            with self._place(tracer):
+            with self._in_order(tracer):
                 proxy = get_proxy_slot(condition, tracer).force()
             self._outcomes[expression] = bool(self._asked(tracer, proxy, is_outcome=True))
         return self._outcomes[expression]
@@ -88,7 +92,7 @@ class Decisions:
         found = tracer.sympy_expr_tracker.get(symbol)
         if found is None:
             return None
-        with self._place(tracer):
+        with self._in_order(tracer):
             proxy = found.proxy.force()
         return self._asked(tracer, proxy, is_outcome=False)
 
@@ -106,7 +110,7 @@ class Decisions:
         return torch.ops.pygraph.sized(tensor, [int(size) for size in tensor.shape])
 
     @contextlib.contextmanager
-    def _place(self, tracer: Any) -> Generator[None, None, None]:
+    def _in_order(self, tracer: Any) -> Generator[None, None, None]:
         """Have what is recorded inside come before the operation under way, which depends on it."""
         if self.before is None:
             yield
@@ -133,8 +137,10 @@ class Decisions:
 
     def _looked_up(self, last: fx.Node, value: fx.Node, root: Any) -> Answer:
         """The value of a node in the call that is traced."""
-        if not are_known(_here.given):
-            raise TraceError("it decides by a value on the device, and no values are given")
+        if not are_known(
+            _here.given
+        ):  # in a trace of what differentiates it; the function itself is to be traced first
+            raise OtherPathError(UNKNOWN_PATH)
         return value_at(value, last, root, _here.given, self._restore)
 
 

@@ -42,9 +42,10 @@ def test_what_comes_next(paths: Sequence[tuple[str, ...]], expected: list[int]) 
 def test_only_known_ways_are_expected(paths: list[tuple[str, ...]]) -> None:
     known = ExpectedPaths(most=3)
     for index, path in enumerate(paths):
-        assert known.expected() in [*paths[:index], ()]
+        assert known.expected() in [*paths[:index], None]
         begin = path[:1]
         found = known.beginning_with(begin)
-        assert found[: len(begin)] == begin
+        assert found is None or found[: len(begin)] == begin
+        assert known.beginning_with((), set(paths)) is None
         known.note(path)
         assert known.beginning_with(path) == path

@@ -42,6 +42,7 @@ from pygraph.report.remedies import remedy_of
 from pygraph.runtime.executable import Executable
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.function_kinds import StateInputs, Traced
+from pygraph.tracing.number_uses import UsedNumbers
 from pygraph.transforms.passes import FUSE
 
 
@@ -144,6 +145,9 @@ class Compiler:
         if self._cache.is_past_budget(key):
             note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
             return Refused(fallbacks=[note])
+        numbered = self._numbered(key, call, runners) if past.last is None else None
+        if numbered is not None:
+            return numbered
         is_new = past.last is None and past.form is key.kind and not self._function.options.strict
         waiting = self._cache.new_kinds.wait(key, self._cache.entries) if is_new else None
         if waiting is not None:
@@ -158,6 +162,7 @@ class Compiler:
             traced, program = self._trace(key, call, past)
         except TraceError as error:
             if self._is_differentiated(error):
+                key = self._with_used_numbers(key, call, error.used)
                 return self._keep(key, call, Differentiated(fallbacks=[]))
             state = self._state_left_behind(past, error)
             if state is not None:
@@ -240,6 +245,8 @@ class Compiler:
         if found:
             # Also when all were known: another thread may have found them after this call's key was made.
             self._cache.bake(key.kind, found)
+            if traced.used is not None:
+                self._cache.used_numbers.setdefault(key.kind, traced.used)
             key = self._keys.of(call)
             self._cache.make_room(key)
         try:
@@ -261,6 +268,29 @@ class Compiler:
         else:
             entry = Evaluated(traced=traced, evaluated=program, fallbacks=fallbacks)
         return self._keep(key, call, entry)
+
+    def _with_used_numbers(self, key: Key, call: Call, used: UsedNumbers | None) -> Key:
+        """The key of a call that autograd differentiates, with the numbers by which it decides.
+
+        Its compiled functions would each find these out; so the call's own key tells when there is another number.
+        """
+        if used is None:
+            return key
+        self._cache.used_numbers.setdefault(key.kind, used)
+        self._cache.bake(key.kind, used.explained)
+        return self._keys.of(call)
+
+    def _numbered(self, key: Key, call: Call, runners: Runners) -> Entry | None:
+        """The entry of calls whose numbers change, if what they ask of these can be computed before; None if not."""
+        used = self._cache.used_numbers.get(key.kind)
+        if used is None:
+            return None
+        runner = runners.of_numbers(call.args, call.kwargs, used.uses)
+        if runner is None:
+            del self._cache.used_numbers[key.kind]
+            return None
+        self._cache.unbake(key.kind, used.explained)
+        return self._add_runner(self._keys.of(call), call, runner)
 
     def review(self, key: Key, call: Call, entry: Recorded) -> Entry:
         """Measure provisional selections once more before a call; the entry that serves it."""

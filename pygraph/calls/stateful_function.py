@@ -22,7 +22,7 @@ from pygraph.errors import TraceError
 from pygraph.guards.locations import Item, Location, union
 from pygraph.guards.objects import with_parts
 from pygraph.ir.paths import OUTCOMES, flatten_with_path
-from pygraph.tracing.function_kinds import StateInputs, WithStateInputs
+from pygraph.tracing.function_kinds import Renaming, StateInputs, WithStateInputs
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.number_conditions import Comparison, Condition, condition_of
 from pygraph.tracing.results import is_known_size
@@ -236,7 +236,10 @@ class StatefulFunction(WithStateInputs):
             return self.numbers[_index(rest)].name + rest.partition("]")[2]
         if first == 5 and rest.startswith(f"['{OUTCOMES}']"):
             return f"decision {_index(rest.partition(']')[2]) + 1}"
-        return CONDITION if first == 3 else ("args", "kwargs")[first - 4] + rest
+        if first == 3:
+            return CONDITION
+        rest = ("args", "kwargs")[first - 4] + rest
+        return self.__wrapped__.path(rest) if isinstance(self.__wrapped__, Renaming) else rest
 
 
 def _index(path: str) -> int:

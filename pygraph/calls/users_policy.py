@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,16 @@ from pygraph.calls.deciding import DecidingCalls
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.first_step import FirstStep
+from pygraph.calls.function import Function
+from pygraph.calls.number_function import decision_slots
+from pygraph.calls.numbered import NumberedCalls, can_be_computed
 from pygraph.calls.part_runner import PartRunner
 from pygraph.calls.policy import Policy
 from pygraph.calls.state_policy import reached_state, state_left_behind
 from pygraph.calls.stateful import StatefulCalls
 from pygraph.errors import StateChangeError, TraceError, UndecidedError
 from pygraph.tracing.function_kinds import StateInputs
+from pygraph.tracing.number_uses import NumberUse
 
 
 class UsersPolicy(Policy):
@@ -92,6 +96,14 @@ class UsersPolicy(Policy):
             return None
         return StatefulCalls(engine, args, kwargs, StateInputs(gradients=True), self._cutting, is_expected=True)
 
+    def number_runner(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]
+    ) -> StateRunner | None:
+        """A runner of calls of an engine whose numbers change; None if it is not passed what it asks of them."""
+        if engine.function.options.donates or not can_be_computed(uses, args, kwargs):
+            return None
+        return NumberedCalls(engine, args, kwargs, uses, _OfNumbers(engine, self))
+
     def of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
         """The rules of a part of the function, or of what stands for it, that is not cut by itself.
 
@@ -99,3 +111,26 @@ class UsersPolicy(Policy):
             note_unsteady: Called with the reason when its calls are all unlike each other.
         """
         return UsersPolicy(carries_state=True, decides=self.decides, note_unsteady=note_unsteady)
+
+
+class _OfNumbers(UsersPolicy):
+    """The rules of a `NumberFunction`, which stands for a user's function.
+
+    Args:
+        users: The engine of that function.
+        policy: Its rules.
+    """
+
+    def __init__(self, users: Engine, policy: UsersPolicy) -> None:
+        super().__init__(carries_state=policy.carries_state, decides=policy.decides, note_unsteady=_ignored)
+        self._users = users
+
+    def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+        """The decisions, and the leaves that the options of the user's function make static."""
+        first, decisions = len(args[0]), decision_slots()
+        return frozenset((*decisions, *(first + leaf for leaf in self._users.keys.static_leaves(*args[1:]))))
+
+
+def _ignored(reason: str) -> None:
+    """Calls of a `NumberFunction` that are all unlike each other run as they are."""
+    del reason

@@ -16,15 +16,23 @@ from torch.utils import _pytree as pytree
 
 from pygraph.ir.descriptors import Argument, Baked, ScalarArgument
 from pygraph.tracing.fake_arguments import FakeArguments
-from pygraph.tracing.number_conditions import Comparison, comparison_of
+from pygraph.tracing.number_conditions import Comparison, comparison_in, guard_text
 
 aten = torch.ops.aten
 
 
 def comparisons(arguments: FakeArguments) -> list[Comparison]:
     """The comparisons of live numbers by which the function has decided, as far as calls can make them."""
-    found = (comparison_of(guard.expr, arguments.symbols, arguments.paths) for guard in arguments.shapes.guards)
-    return list(dict.fromkeys(one for one in found if one is not None))
+    return [comparison_in(text, arguments.paths) for text in arguments.uses.comparisons()]
+
+
+def note_guards(arguments: FakeArguments) -> None:
+    """Note the comparisons of live numbers that torch has made as some that the function has."""
+    uses, leaves = arguments.uses, arguments.symbols
+    for guard in arguments.shapes.guards:
+        text = guard_text(guard.expr, uses.names)
+        if text is not None:
+            uses.note_guard(text, frozenset(leaves[one] for one in guard.expr.free_symbols))
 
 
 def needed_numbers(
@@ -37,8 +45,19 @@ def needed_numbers(
         module: The graph.
         taken: Comparisons whose outcomes are arguments themselves.
     """
-    guarded = _guarded_numbers(arguments, module, taken)
-    return guarded | _exponents(arguments, module) | _numbers_computed_by_numpy(arguments, module) | arguments.asked
+    texts = {use.text for use in arguments.uses.missing if comparison_in(use.text, arguments.paths) in taken}
+    return numbers_of_symbols(arguments, module) | arguments.uses.asked | arguments.uses.needed(texts)
+
+
+def numbers_of_symbols(arguments: FakeArguments, module: fx.GraphModule) -> frozenset[int]:
+    """The leaves of live numbers whose values the trace needs, besides those that the function asks for.
+
+    Args:
+        arguments: The arguments.
+        module: The graph.
+    """
+    guarded = _guarded_numbers(arguments, module)
+    return guarded | _exponents(arguments, module) | _numbers_computed_by_numpy(arguments, module)
 
 
 def baked_leaves(arguments: FakeArguments) -> tuple[Baked, ...]:
@@ -49,12 +68,12 @@ def baked_leaves(arguments: FakeArguments) -> tuple[Baked, ...]:
     return tuple(Baked(paths[index], index, leaf, index in static) for index, leaf in leaves if index not in live)
 
 
-def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule, taken: Collection[Comparison]) -> frozenset[int]:
-    """The numbers that a guard is about, or that are part of a shape."""
+def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule) -> frozenset[int]:
+    """The numbers that a guard is about which no call can check, or that are part of a shape."""
     needed: set[Any] = set()
     known: set[Any] = set()
     for guard in arguments.shapes.guards:
-        if taken and comparison_of(guard.expr, arguments.symbols, arguments.paths) in taken:
+        if guard_text(guard.expr, arguments.uses.names) is not None:
             known |= guard.expr.free_symbols
         else:
             needed |= guard.expr.free_symbols

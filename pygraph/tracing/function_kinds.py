@@ -16,6 +16,7 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Location, RequiresGrad, union
 from pygraph.ir.program import Program
 from pygraph.tracing.number_conditions import Comparison, Condition
+from pygraph.tracing.number_uses import UsedNumbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,11 +27,13 @@ class Traced:
         program: The Program.
         static_leaves: Number leaves that were baked in because the trace needed their values.
         environment: What the function could reach when it was traced.
+        used: What the function asks of numbers; None if it is nothing that calls can compute.
     """
 
     program: Program
     static_leaves: frozenset[int]
     environment: Environment
+    used: UsedNumbers | None = None
 
 
 class SelfTracing:
@@ -98,7 +101,15 @@ class StateInputs:
         )
 
 
-class WithStateInputs:
+class Renaming:
+    """A function that stands for another one, and takes more than that one's arguments."""
+
+    def path(self, path: str) -> str:
+        """The name of an argument or a result in reports, in terms of the other function."""
+        raise NotImplementedError
+
+
+class WithStateInputs(Renaming):
     """A function that takes state as inputs, and stores it where another function reads it while that one is traced.
 
     Attributes:
@@ -132,8 +143,4 @@ class WithStateInputs:
         Raises:
             Exception: There are more that should be, or other state is, so that the trace is of no use.
         """
-        raise NotImplementedError
-
-    def path(self, path: str) -> str:
-        """The name of an argument or a result in reports, in terms of the other function."""
         raise NotImplementedError

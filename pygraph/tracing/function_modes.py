@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
 from pygraph.tracing.indexing import selected
-from pygraph.tracing.live_numbers import LiveFloat, LiveInt
+from pygraph.tracing.live_numbers import Live
 
 
 class MetaDeviceUses(TorchFunctionMode):
@@ -77,7 +77,7 @@ class LiveNumbersMode(TorchFunctionMode):
 
 def _dtype_of(func: Any, number: torch.SymInt | torch.SymFloat) -> torch.dtype:
     """The dtype that torch gives a tensor of a number: that of a NumPy number, or the default for a Python number."""
-    kind = number.kind if isinstance(number, (LiveInt, LiveFloat)) else None
+    kind = number.kind if isinstance(number, Live) else None
     if func is not torch.scalar_tensor:
         if kind is not None and issubclass(kind, np.generic):
             return torch.from_numpy(np.zeros((), kind)).dtype

@@ -27,7 +27,7 @@ from pygraph.process.collection import no_collection
 from pygraph.tracing.call_environment import reached_besides, with_state_inputs
 from pygraph.tracing.data_assignments import drop_idle_reads
 from pygraph.tracing.error_frames import preserved_dispatch_state
-from pygraph.tracing.function_kinds import Rebinding, SelfTracing, Traced, WithStateInputs
+from pygraph.tracing.function_kinds import Rebinding, Renaming, SelfTracing, Traced
 from pygraph.tracing.functionalize import functionalize
 from pygraph.tracing.interruptions import uninterrupted
 from pygraph.tracing.leaks import leaving_nothing
@@ -80,12 +80,12 @@ def _trace_call(
         now = reached_besides(fn, args, kwargs, read, recording.toggled, hooks=recording.differentiates)
         program = _functional(recording)
         program = program.replace(gradients=free_leaves(program, differentiated))
-        if isinstance(fn, WithStateInputs):
+        if isinstance(fn, Renaming):
             program = _with_paths(program, fn.path)
         if isinstance(fn, Rebinding):
             now.release(fn.rebound())
             fn.check(program)
-        return Traced(program, static, now)
+        return Traced(program, static, now, recording.used)
 
 
 def _functional(recording: Recording) -> Program:

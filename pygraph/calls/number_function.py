@@ -19,7 +19,7 @@ from pygraph.calls.function import CONDITION
 from pygraph.tracing.function_kinds import Renaming
 from pygraph.tracing.live_numbers import Live
 from pygraph.tracing.number_conditions import NAMES, NO_OUTCOME
-from pygraph.tracing.number_uses import NumberUse, NumberUses
+from pygraph.tracing.number_uses import NAME, NumberUse, NumberUses
 
 _NO_NUMBER = "no outcome"
 """The outcome of a comparison that cannot be made, and of one where neither it nor its opposite holds, as of NaN.
@@ -34,10 +34,12 @@ class NumberFunction(Renaming):
     Args:
         fn: The function.
         name: What reports call it.
+        paths: The paths of the leaves of its arguments.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, paths: Sequence[str]) -> None:
         self.uses: tuple[NumberUse, ...] = ()
+        self._paths = paths
         self.__name__ = name
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
 
@@ -79,11 +81,17 @@ class NumberFunction(Renaming):
         return [use for use in new if use in decisions or use in numbers]
 
     def path(self, path: str) -> str:
-        """The name that reports give to an argument or a result of this function."""
+        """The name that reports give to an argument or a result of this function; none for what is not used."""
         if not path.startswith("args["):
             return path
         kind, rest = int(path[5:].partition("]")[0]), path.partition("]")[2]
-        return CONDITION if kind == 0 else ("args", "kwargs")[kind - 1] + rest
+        if kind > 0:
+            return ("args", "kwargs")[kind - 1] + rest
+        slot, most = int(rest[1:].partition("]")[0]), limits.LIMITS.conditions
+        used = [use for use in self.uses if use.is_live == (slot >= most)]
+        if slot % most >= len(used):
+            return ""
+        return CONDITION if slot < most else NAME.sub(lambda name: self._paths[int(name[1])], used[slot % most].text)
 
 
 def decision_slots() -> range:

@@ -53,8 +53,8 @@ class NumberedCalls:
     def __init__(
         self, function: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse], policy: Policy
     ) -> None:
-        self._numbers = NumberFunction(function.fn, function.name)
         self._paths = _paths(args, kwargs)
+        self._numbers = NumberFunction(function.fn, function.name, self._paths)
         self._lock = function.shared.lock
         self._compute: Callable[..., list[Any]]
         self._give(uses)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
-from pygraph.tracing.indexing import selected
+from pygraph.tracing.indexing import selected, selected_by_live
 from pygraph.tracing.live_numbers import Live
 
 
@@ -72,6 +72,10 @@ class LiveNumbersMode(TorchFunctionMode):
         if func is torch.Tensor.__getitem__ and (found := selected(args[0], args[1])) is not None:
             view, rest = found
             return view[rest] if rest else view
+        if func is torch.Tensor.__setitem__ and (found := selected_by_live(args[0], args[1])) is not None:
+            view, rest = found
+            view[rest or ...] = args[2]
+            return None
         return func(*args, **kwargs)
 
 

@@ -27,6 +27,7 @@ from torch.utils._sympy.functions import (  # checked with torch 2.11 and 2.13
 )
 
 from pygraph.guards.locations import Location
+from pygraph.tracing.number_uses import NAME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +125,9 @@ def comparison_in(text: str, paths: Sequence[str]) -> Comparison:
     >>> comparison_in("((1 + n3) % 4) == 0", ["args[0]", "args[1]", "args[2]", "args[3]"])
     Comparison(text='((1 + n0) % 4) == 0', paths=('args[3]',))
     """
-    leaves = list(dict.fromkeys(int(name) for name in _LEAF.findall(text)))
-    renamed = _LEAF.sub(lambda name: f"n{leaves.index(int(name[1]))}", text)
+    leaves = list(dict.fromkeys(int(name) for name in NAME.findall(text)))
+    renamed = NAME.sub(lambda name: f"n{leaves.index(int(name[1]))}", text)
     return Comparison(renamed, tuple(paths[leaf] for leaf in leaves))
-
-
-_LEAF = re.compile(r"\bn(\d+)\b")
 
 
 def guard_text(guard: Any, names: Mapping[Any, str]) -> str | None:
@@ -144,6 +142,11 @@ def guard_text(guard: Any, names: Mapping[Any, str]) -> str | None:
     >>> guard_text(sympy.Eq(Mod(count + 1, 4), 0), {count: "n0"})
     '((1 + n0) % 4) == 0'
     """
+    if isinstance(guard, (sympy.And, sympy.Or)) and all(symbol.is_integer for symbol in guard.free_symbols):
+        parts = [guard_text(part, names) for part in guard.args]
+        if None in parts:
+            return None
+        return (" and " if isinstance(guard, sympy.And) else " or ").join(f"({part})" for part in parts)
     if not isinstance(guard, sympy.core.relational.Relational):
         return None
     symbols = guard.free_symbols
@@ -158,15 +161,30 @@ def guard_text(guard: Any, names: Mapping[Any, str]) -> str | None:
     is_value = constant.is_Float or (constant.is_Integer and guard.lhs.is_Symbol)
     if isinstance(guard, sympy.Eq) and is_value and float(constant) not in _TESTED:
         return None  # the number itself, which something has asked for
-    if isinstance(guard, (sympy.Eq, sympy.Ne)):
-        return f"{left} == {right}"
-    less, more = ("<=", ">") if isinstance(guard, (sympy.Le, sympy.Gt)) else ("<", ">=")
+    sign, opposite = next(signs for kind, signs in _SIGNS if isinstance(guard, kind))
+    if isinstance(guard, (sympy.Eq, sympy.Ne)) or all(symbol.is_integer for symbol in symbols):
+        return f"{left} {sign} {right}"
     # Neither holds for what is no number: it has an outcome of its own.
-    return f"{left} {less} {right} or ({left} {more} {right} and None)"
+    return f"{left} {sign} {right} or ({left} {opposite} {right} and None)"
 
 
 # Numbers that code compares others with; any other to which one is equal is its own value.
 _TESTED = (0.0, 1.0, -1.0)
+
+_SIGNS: Sequence[tuple[Any, tuple[str, str]]] = (
+    (sympy.Eq, ("==", "!=")), (sympy.Ne, ("!=", "==")), (sympy.Le, ("<=", ">")), (sympy.Lt, ("<", ">=")),
+    (sympy.Ge, (">=", "<")), (sympy.Gt, (">", "<=")),
+)  # fmt: skip
+
+
+def number_text(expression: Any, names: Mapping[Any, str]) -> str | None:
+    """An integer in Python; None if it might be another one there.
+
+    Args:
+        expression: The number.
+        names: What stands for each symbol.
+    """
+    return _text(expression, names) if expression.free_symbols <= names.keys() else None
 
 
 def _text(expression: Any, names: Mapping[Any, str]) -> str | None:

@@ -17,7 +17,8 @@ from typing import Any
 # Longer texts are of numbers that a loop computes from each other; they would double in each round.
 _LONGEST = 400
 
-_LEAF = re.compile(r"\bn(\d+)\b")
+NAME = re.compile(r"\bn(\d+)\b")
+"""A number in a text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class NumberUse:
 
     def leaves(self) -> frozenset[int]:
         """The leaves of the numbers that it is made of."""
-        return frozenset(int(name[1]) for name in _LEAF.finditer(self.text))
+        return frozenset(int(name[1]) for name in NAME.finditer(self.text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +111,7 @@ class NumberUses:
         return value
 
     def note_guard(self, text: str, leaves: frozenset[int]) -> None:
-        """Note a comparison that torch has made, unless it is an input."""
+        """Note the comparisons that torch has made, of the same numbers, unless they are an input."""
         if self.known is None or text not in self.known:
             self.missing.setdefault(NumberUse(text, False), leaves)
 

@@ -34,7 +34,14 @@ from pygraph.ir.random_states import drop_idle_states
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
-from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numbers, note_guards, numbers_of_symbols
+from pygraph.tracing.baked_numbers import (
+    baked_leaves,
+    comparisons,
+    live_positions,
+    needed_numbers,
+    note_guards,
+    numbers_of_symbols,
+)
 from pygraph.tracing.caught_errors import caught_by_function
 from pygraph.tracing.context_variables import changed_variable
 from pygraph.tracing.data_assignments import DataAssignments
@@ -86,6 +93,7 @@ class Recording:
         toggled: Closed-over tensors of which it changes whether they require grad.
         specialize: Leaves of live numbers whose values the trace needs.
         baked: Leaves of the arguments that are baked in.
+        positions: Leaves of live numbers that are positions of views.
         used: What the function asks of numbers; None if calls cannot compute any of it, or do so already.
         generators: The generators that are passed to operations, by the addresses by which these know them.
     """
@@ -106,6 +114,7 @@ class Recording:
     specialize: frozenset[int]
     baked: tuple[Baked, ...]
     generators: dict[int, CapturedGenerator]
+    positions: frozenset[int] = frozenset()
     used: UsedNumbers | None = None
 
 
@@ -159,8 +168,8 @@ def record(
     changes.check(call, fake_args, fake_kwargs)
     assert run.module is not None
     assert run.results is not None
-    note_guards(arguments)
-    uses.of_symbols = numbers_of_symbols(arguments, run.module)
+    note_guards(arguments, run.module)
+    uses.of_symbols = numbers_of_symbols(arguments, run.module, run.results.leaves)
     uses.check_missing()
     run.results.check(call, arguments.fakes.values(), inference=inference)
     taken: Collection[Comparison] = ()
@@ -173,6 +182,7 @@ def record(
         arguments.tree, run.results.tree, environment, watches.gradients(), watches.hooks.may_be_called,
         watches.toggles.tensors,
         needed_numbers(arguments, run.module, taken), baked_leaves(arguments), watches.explicit.found,
+        live_positions(arguments, run.module),
     )  # fmt: skip
 
 

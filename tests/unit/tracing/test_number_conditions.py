@@ -68,8 +68,8 @@ def test_no_number_has_an_outcome_of_its_own() -> None:
     for guard in (sympy.Ge(RATE, 0.0), sympy.Lt(RATE, 0.0), sympy.Gt(0.0, RATE)):
         outcomes = [outcome(guard, 0, 0, rate) for rate in (1.0, -1.0, math.nan)]
         assert len({str(found) for found in outcomes}) == 3
-    assert outcome(sympy.Ne(RATE, 0.0), 0, 0, 0.0) is True
-    assert outcome(sympy.Ne(RATE, 0.0), 0, 0, 0.1) is False
+    assert outcome(sympy.Ne(RATE, 0.0), 0, 0, 0.0) is False
+    assert outcome(sympy.Ne(RATE, 0.0), 0, 0, 0.1) is True
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,20 @@ def test_no_number_has_an_outcome_of_its_own() -> None:
         sympy.Eq(RATE, sympy.Float(0.3)),  # the number itself was asked for
         sympy.Eq(COUNT, sympy.Integer(6)),
         sympy.Lt(sympy.Symbol("u0", integer=True), 3),  # which a tensor holds
-        sympy.Or(sympy.Lt(COUNT, 1), sympy.Gt(COUNT, 4)),
+        sympy.Or(sympy.Lt(RATE, 1.0), sympy.Gt(COUNT, 4)),
         sympy.Lt(COUNT, sympy.oo),
     ],
 )
 def test_what_is_not_exact_is_no_condition(guard: Any) -> None:
     assert condition(guard) is None
+
+
+def test_several_comparisons_of_integers_are_one() -> None:
+    for guard, decide in (
+        (sympy.And(sympy.Ge(COUNT, 0), sympy.Le(COUNT, 16)), lambda n: 0 <= n <= 16),
+        (sympy.Or(sympy.Lt(COUNT, 1), sympy.Gt(COUNT, 4)), lambda n: n < 1 or n > 4),
+    ):
+        assert all(outcome(guard, count, 0, 0.0) is decide(count) for count in range(-9, 30))
 
 
 def test_conditions_of_locations() -> None:

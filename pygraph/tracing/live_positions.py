@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.tracing.positions import GRADIENTS, SCATTERS, position_of
+from pygraph.tracing.positions import GRADIENTS, SCATTERS, VIEWS, position_of
 from pygraph.tracing.recording_interpreter import RecordingInterpreter
 
 aten = torch.ops.aten
@@ -30,7 +30,15 @@ aten = torch.ops.aten
 
 def has_live_positions(graph: fx.Graph) -> bool:
     """Whether there are views at live positions in a functional graph."""
-    return any(position_of(node) is not None for node in graph.nodes)
+    return any(map(_is_by_index, graph.nodes))
+
+
+def _is_by_index(node: fx.Node) -> bool:
+    """Whether an operation has a live position, and is not a view that the host makes anew at each call."""
+    if position_of(node) is None:
+        return False
+    is_host_view = node.target in VIEWS and node.meta["val"].device.type == "cpu"
+    return not is_host_view or any(user.target is aten.copy.default for user in node.users)
 
 
 class PositionsInterpreter(RecordingInterpreter):
@@ -38,9 +46,9 @@ class PositionsInterpreter(RecordingInterpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
-        if n.target is aten.copy.default and position_of(n.args[0]) is not None:  # pyright: ignore[reportArgumentType]
+        if n.target is aten.copy.default and _is_by_index(n.args[0]):  # pyright: ignore[reportArgumentType]
             return self._noted(n, self._copied)
-        if position_of(n) is not None:
+        if _is_by_index(n):
             return self._noted(n, self._indexed)
         return super().run_node(n)
 
@@ -73,8 +81,12 @@ def _read(is_select: bool, whole: torch.Tensor, dim: int, start: Any, rest: Sequ
     dim = dim % whole.dim()
     length = 1 if is_select else view.shape[dim]
     order = sorted(range(whole.dim()), key=lambda one: (-whole.stride(one), one))
-    found = whole.permute(order).index_select(order.index(dim), _index(whole, dim, start, length, rest))
-    found = found.permute([order.index(one) for one in range(whole.dim())])
+    index = _index(whole, dim, start, length, rest)
+    if order == list(range(whole.dim())):
+        found = whole.index_select(dim, index)
+    else:
+        found = whole.permute(order).index_select(order.index(dim), index)
+        found = found.permute([order.index(one) for one in range(whole.dim())])
     return found.squeeze(dim) if is_select else found
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pygraph.ir.leaves import is_live_number
 from pygraph.tracing.live_numbers import Live, LiveBool, LiveFloat, LiveInt, Source, known_value
 from pygraph.tracing.number_uses import NumberUses, constant_text, is_short
 from pygraph.tracing.patches import replaced
@@ -86,9 +87,8 @@ def derived(name: str, function: Callable[..., Any], operands: Sequence[Any]) ->
 
 
 def _as_input(source: Source, uses: NumberUses) -> Any:
-    kind = type(source.value)
-    may_be_live = (kind is int and -(2**63) <= source.value < 2**63) or kind in (float, np.float64)
-    return (uses.derive if may_be_live else uses.decide)(source.text, source.value, source.leaves)
+    take = uses.derive if is_live_number(source.value) else uses.decide
+    return take(source.text, source.value, source.leaves)
 
 
 # ---- operators -----------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def _operator(kind: Any, name: str, form: str, function: Callable[..., Any], *, 
 
     def operate(self: Any, *others: Any) -> Any:
         found = source_of(function, form, (*others, self) if is_reflected else (self, *others))
-        if found is not None and is_inexact and not isinstance(found[0].value, (int, np.integer)):
+        if found is not None and _is_of_host(found[0].value, is_inexact=is_inexact):
             return _as_input(*found)
         result = getattr(of_torch, name)(self, *others)
         if found is None:
@@ -113,6 +113,11 @@ def _operator(kind: Any, name: str, form: str, function: Callable[..., Any], *, 
 
     operate.__name__ = name
     setattr(kind, name, operate)
+
+
+def _is_of_host(value: Any, *, is_inexact: bool) -> bool:
+    """Whether the result of an operator is none that symbols can compute as Python, or NumPy, does."""
+    return isinstance(value, (np.integer, np.floating)) or (is_inexact and isinstance(value, float))
 
 
 def _operator_of_bool(name: str, function: Callable[..., Any], *, is_reflected: bool = False) -> None:

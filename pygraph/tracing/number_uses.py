@@ -104,8 +104,6 @@ class NumberUses:
         """A number that the function computes on the host: an input, or else its value, on which the trace depends."""
         if self.known is not None and text in self.known:
             return self.known[text]
-        if not math.isfinite(value):  # no number that can be an input
-            return self.decide(text, value, leaves)
         if not any(use.text == text for use in self.missing):
             self.missing[NumberUse(text, True, tuple(self._decided.items()))] = leaves
         return value

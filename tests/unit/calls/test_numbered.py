@@ -288,3 +288,40 @@ def test_decisions_are_those_of_python(kind: str, numbers: list[Any]) -> None:
     x = torch.arange(3.0, dtype=torch.float64).to(DEVICE)
     for number in numbers:
         check(fn, jitted, x, number)
+
+
+# ---- small tensors of the host -------------------------------------------------------------------------------------
+
+
+def schedule(ac: torch.Tensor, x: torch.Tensor, t: Any) -> torch.Tensor:
+    """One step of a diffusion model, as its schedulers write it."""
+    a = ac[t]
+    before = ac[t - 1] if t > 0 else torch.tensor(1.0)
+    x0 = (x - (1 - a) ** 0.5 * x.sin()) / a**0.5
+    return before**0.5 * x0 + (1 - before) ** 0.5 * x.sin()
+
+
+@pytest.mark.parametrize("kind", ["int", "numpy", "tensor"])
+def test_tensors_of_the_host_that_are_only_looked_at(device: torch.device, kind: str) -> None:
+    ac = torch.linspace(0.99, 0.1, 20).cumprod(0)
+    make: dict[str, Callable[[int], Any]] = {"int": int, "numpy": np.int64, "tensor": torch.tensor}
+    jitted = pygraph.jit(lambda x, t: schedule(ac, x, t))
+    for t in range(9, -1, -1):
+        x = torch.randn(3, generator=torch.Generator().manual_seed(t)).to(device)
+        expected = schedule(ac, x, make[kind](t))
+        torch.testing.assert_close(jitted(x, make[kind](t)).cpu(), expected.cpu())
+        ac[t] *= 0.5  # which the next call reads
+        expected = schedule(ac, x, make[kind](t))
+        torch.testing.assert_close(jitted(x, make[kind](t)).cpu(), expected.cpu())
+    assert jitted.cache_info().captures <= 3
+
+
+def test_a_position_outside_of_a_tensor_of_the_host(device: torch.device) -> None:
+    ac = torch.linspace(0.99, 0.1, 5)
+    jitted = pygraph.jit(lambda x, t: x * ac[t])
+    x = torch.ones(3).to(device)
+    for t in (1, 2, 3, -1, 4):
+        assert torch.equal(jitted(x, t), x * ac[t])
+    for t in (5, -6):
+        with pytest.raises(IndexError):
+            jitted(x, t)

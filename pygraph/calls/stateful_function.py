@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
+from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import CONDITION
 from pygraph.errors import TraceError
 from pygraph.guards.locations import Item, Location, union
@@ -58,6 +59,18 @@ class OutdatedError(Exception):
     def __init__(self, state: StateInputs = StateInputs()) -> None:  # noqa: B008  (it is immutable)
         super().__init__()
         self.state = state
+
+
+class NumbersAskedError(Exception):
+    """The function computes numbers of its arguments, so that calls run as those of a function that is given these.
+
+    Args:
+        runner: What runs them.
+    """
+
+    def __init__(self, runner: StateRunner) -> None:
+        super().__init__()
+        self.runner = runner
 
 
 class UnexpectedError(Exception):

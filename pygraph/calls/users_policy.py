@@ -100,7 +100,7 @@ class UsersPolicy(Policy):
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]
     ) -> StateRunner | None:
         """A runner of calls of an engine whose numbers change; None if it is not passed what it asks of them."""
-        if engine.function.options.donates or not can_be_computed(uses, args, kwargs):
+        if not uses or engine.function.options.donates or not can_be_computed(uses, args, kwargs):
             return None
         return NumberedCalls(engine, args, kwargs, uses, _OfNumbers(engine, self))
 

@@ -90,7 +90,7 @@ def _is_same_base(one: Location | str, other: Location | str) -> bool:
     return isinstance(one, str) and one == other
 
 
-NO_OUTCOME = (LookupError, TypeError, AttributeError, ArithmeticError, ValueError)
+NO_OUTCOME = (LookupError, TypeError, AttributeError, ArithmeticError, ValueError, Warning)
 """Errors of comparisons that cannot be made; in the call, the function raises them where it comes to them."""
 
 BaseOf = Callable[[str], tuple[Location | str, str] | None]

@@ -117,7 +117,7 @@ def _operator(kind: Any, name: str, form: str, function: Callable[..., Any], *, 
 
 def _is_of_host(value: Any, *, is_inexact: bool) -> bool:
     """Whether the result of an operator is none that symbols can compute as Python, or NumPy, does."""
-    return isinstance(value, (np.integer, np.floating)) or (is_inexact and isinstance(value, float))
+    return type(value) not in (bool, int, float) or (is_inexact and type(value) is float)
 
 
 def _operator_of_bool(name: str, function: Callable[..., Any], *, is_reflected: bool = False) -> None:

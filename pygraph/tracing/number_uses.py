@@ -145,6 +145,27 @@ class NumberUses:
         return UsedNumbers(uses, explained) if uses else None
 
 
+def of_leaves_from(first: int, uses: Sequence[NumberUse]) -> list[NumberUse]:
+    """Uses of leaves from a first one on, as of arguments that begin there.
+
+    Args:
+        first: The first leaf of these arguments.
+        uses: All uses.
+    """
+
+    def moved(text: str) -> str:
+        return NAME.sub(lambda name: f"n{int(name[1]) - first}", text)
+
+    def is_among(text: str) -> bool:
+        return all(int(name) >= first for name in NAME.findall(text))
+
+    return [
+        NumberUse(moved(use.text), use.is_live, tuple((moved(text), out) for text, out in use.before if is_among(text)))
+        for use in uses
+        if is_among(use.text)
+    ]
+
+
 def constant_text(value: Any) -> str | None:
     """A constant in Python; None if it has no text by which it is exactly itself."""
     if type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):

@@ -132,6 +132,43 @@ def test_under_autograd(device: torch.device) -> None:
     assert jitted.explain().to_dict()["fallbacks"] == []
 
 
+def test_a_path_asks_more_under_autograd(device: torch.device) -> None:
+    layer = torch.nn.Linear(3, 2).to(device)
+
+    def fn(x: torch.Tensor, step: int) -> torch.Tensor:
+        y = layer(x)
+        if step > 3:
+            y = y * math.exp(-step / 10) if step % 3 == 0 else y + step
+        return y.square().sum()
+
+    jitted = pygraph.jit(fn)
+    x = torch.arange(6.0).view(2, 3).to(device)
+    for step in (*range(12), *range(12)):
+        results = []
+        for run in (fn, jitted):
+            layer.zero_grad()
+            loss = run(x, step)
+            loss.backward()
+            assert layer.weight.grad is not None
+            results.append((loss.detach().cpu(), layer.weight.grad.cpu()))
+        torch.testing.assert_close(*results)
+    assert jitted.cache_info().hits >= 16
+    assert jitted.explain().to_dict()["fallbacks"] == []
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_inside_transforms_of_torch(device: torch.device, transform: str) -> None:
+    def fn(x: torch.Tensor, step: int) -> torch.Tensor:
+        return ((x * 2 if step % 4 == 0 else x.sin()) * math.sqrt(step)).sum()
+
+    jitted = pygraph.jit(fn)
+    make = {"vmap": lambda f: torch.func.vmap(f, (0, None)), "grad": torch.func.grad}[transform]
+    x = torch.arange(6.0).view(2, 3).to(device)
+    for step in range(9):
+        torch.testing.assert_close(make(jitted)(x, step).cpu(), make(fn)(x, step).cpu())
+        torch.testing.assert_close(jitted(x, step).cpu(), fn(x, step).cpu())
+
+
 def test_numbers_in_containers_and_by_name(device: torch.device) -> None:
     def fn(x: torch.Tensor, state: dict[str, Any], *, scale: float) -> torch.Tensor:
         y = x * 2 if state["step"] % 3 == 0 else x
@@ -206,6 +243,29 @@ def test_a_new_step_of_training_takes_a_number(device: torch.device) -> None:
     assert jitted.cache_info().captures <= 6
 
 
+def test_a_step_of_training_computes_its_learning_rate(device: torch.device) -> None:
+    layer = torch.nn.Linear(3, 1).to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+
+    def fn(x: torch.Tensor, step: int) -> torch.Tensor:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * (step + 1) / 4 if step < 4 else 0.05 * (1 + math.cos(math.pi * step / 20))
+        optimizer.zero_grad()
+        loss = layer(x).square().mean() * math.sqrt(step + 1)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    jitted = pygraph.jit(fn)
+    start = {name: value.clone() for name, value in layer.state_dict().items()}
+    results = []
+    for run in (fn, jitted):
+        layer.load_state_dict(start)
+        results.append([run(torch.arange(6.0).view(2, 3).to(device), step).cpu() for step in range(14)])
+    torch.testing.assert_close(*results)
+    assert jitted.cache_info().captures <= 6
+
+
 def test_what_a_number_reaches_may_change_between_calls(device: torch.device) -> None:
     limit = [5]
 
@@ -267,7 +327,22 @@ NUMBERS = st.one_of(
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, of what is no number
 @pytest.mark.parametrize(
-    "kind", ["sqrt", "cosine", "exp", "inverse", "round", "rest", "numpy", "of computed", "type", "returned"]
+    "kind",
+    [
+        "sqrt",
+        "cosine",
+        "exp",
+        "square",
+        "root",
+        "inverse",
+        "round",
+        "rest",
+        "divmod",
+        "numpy",
+        "of computed",
+        "type",
+        "returned",
+    ],
 )
 @given(numbers=st.lists(NUMBERS, min_size=3, max_size=6))
 @settings(max_examples=examples(4, 60), deadline=None)

@@ -158,8 +158,8 @@ def guard_text(guard: Any, names: Mapping[Any, str]) -> str | None:
     if left is None or right is None:
         return None
     constant: Any = guard.rhs
-    is_value = constant.is_Float or (constant.is_Integer and guard.lhs.is_Symbol)
-    if isinstance(guard, sympy.Eq) and is_value and float(constant) not in _TESTED:
+    is_value = constant.is_Integer and guard.lhs.is_Symbol
+    if isinstance(guard, sympy.Eq) and (is_value or (constant.is_Float and float(constant) not in _TESTED)):
         return None  # the number itself, which something has asked for
     sign, opposite = next(signs for kind, signs in _SIGNS if isinstance(guard, kind))
     if isinstance(guard, (sympy.Eq, sympy.Ne)) or all(symbol.is_integer for symbol in symbols):

@@ -87,6 +87,7 @@ class Cache:
             shared.counts.paths.add(self.native)
         self.baked: dict[Kind, frozenset[int]] = {}
         self.used_numbers: dict[Kind, UsedNumbers] = {}
+        self._looks_again: collections.Counter[Kind] = collections.Counter()
         self.traces = TracesByForm()
         self.new_kinds = NewKinds(shared.late_kinds, seldom)
         self._seen: set[Key] = set()
@@ -132,6 +133,7 @@ class Cache:
         self.settle()
         self.baked.clear()
         self.used_numbers.clear()
+        self._looks_again.clear()
         self.traces.clear()
         self.new_kinds.clear()
         self._seen.clear()
@@ -143,6 +145,11 @@ class Cache:
     def bake(self, kind: Kind, leaves: frozenset[int]) -> None:
         """Have the numbers at some leaves be part of the key of calls of a kind from now on."""
         self.baked[kind] = self.baked.get(kind, frozenset()) | leaves
+
+    def may_look_again(self, kind: Kind) -> bool:
+        """Whether a trace is to find out again which numbers a kind of calls needs, as another path may need others."""
+        self._looks_again[kind] += 1
+        return kind not in self.used_numbers and self._looks_again[kind] <= limits.LIMITS.number_looks
 
     def unbake(self, kind: Kind, leaves: frozenset[int]) -> None:
         """Have numbers at some leaves be no part of the key any more, and drop what is kept for their values."""

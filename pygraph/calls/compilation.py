@@ -35,6 +35,7 @@ from pygraph.errors import (
 from pygraph.guards.environment import Environment, modes_of
 from pygraph.guards.locations import are_same, filled_locations
 from pygraph.ir.descriptors import Fallback
+from pygraph.ir.leaves import is_live_number
 from pygraph.ir.program import Program
 from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import extension, progress
@@ -224,10 +225,25 @@ class Compiler:
         if past.moved is not None:
             traced, program = past.moved.traced, past.moved.recordable
         else:
-            traced, program = self.programs(call, self._keys.leaves_by_value(key, call))
+            traced, program = self._with_another_look(key, call) or self.programs(
+                call, self._keys.leaves_by_value(key, call)
+            )
         check_disjoint(program, call.leaves, function.name)
         check_updatable(traced.program, call.leaves, function.name)
         return traced, program
+
+    def _with_another_look(self, key: Key, call: Call) -> tuple[Traced, Program] | None:
+        """The trace of a call with another number than one that needed it, which may be on a path that does not.
+
+        Returns:
+            The trace, and what the passes make of it; None if calls have been looked at again, or nothing is new.
+        """
+        own = self._static(call)
+        baked = {index for index in self._cache.baked.get(key.kind, ()) if is_live_number(call.leaves[index])} - own
+        if not baked or not self._cache.may_look_again(key.kind):
+            return None
+        traced, program = self.programs(call, own)
+        return (traced, program) if traced.used is not None and baked <= traced.static_leaves else None
 
     def programs(self, call: Call, static: frozenset[int]) -> tuple[Traced, Program]:
         """The trace of a call, and what the passes make of it."""

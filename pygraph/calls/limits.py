@@ -33,6 +33,7 @@ class Limits:
         state_shapes: Kinds of calls in a row that are unlike each one before, after which what they leave behind is
             taken to change shape at every call, as a cache that grows.
         conditions: Comparisons of numbers that decide what calls of one kind do, and are made before these.
+        number_looks: Further values of a number that a trace has needed for which one finds out again whether it does.
         replans: Times that other tensors may be where those were that a plan of a site guards.
         native_tries: Times that a call or a backward under autograd is looked at for whether it can run natively.
         discovery_rounds: Rounds in which a function's closed-over tensors are found; one is usual.
@@ -56,6 +57,7 @@ class Limits:
     forms: int = 4096
     state_shapes: int = 4
     conditions: int = 8
+    number_looks: int = 4
     replans: int = 8
     native_tries: int = 16
     discovery_rounds: int = 100

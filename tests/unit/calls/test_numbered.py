@@ -209,6 +209,17 @@ def test_a_path_is_not_asked_what_only_another_one_asks(device: torch.device) ->
     assert jitted.cache_info().captures == 4
 
 
+def test_a_number_that_the_first_path_alone_needs(device: torch.device) -> None:
+    def fn(x: torch.Tensor, k: int) -> torch.Tensor:
+        return x[k] * 2 if k > 1 else x[:k] + 1
+
+    jitted = pygraph.jit(fn, strict=True)
+    x = torch.arange(24.0).view(12, 2).to(device)
+    for k in range(1, 11):
+        assert torch.equal(jitted(x, k), fn(x, k))
+    assert jitted.cache_info().captures <= 4
+
+
 def test_more_comparisons_than_there_is_room_for(device: torch.device) -> None:
     def fn(x: torch.Tensor, k: int) -> torch.Tensor:
         for number in range(20):

@@ -21,6 +21,7 @@ from pygraph.calls.variants import Variants
 from pygraph.ir.descriptors import Fallback
 from pygraph.process.log import log
 from pygraph.runtime.driver import Pool
+from pygraph.tracing.number_uses import UsedNumbers
 
 
 class CacheInfo(NamedTuple):
@@ -70,6 +71,7 @@ class Cache:
         new_kinds: Which new kinds of calls are compiled at once.
         inlined: Calls that ran as they are without an entry, by reason.
         baked: By kind of call, the leaves whose numbers decide what such calls do, so that they are part of the key.
+        used_numbers: By kind of call, what such calls ask of these numbers.
         seconds: The time that all traces and recordings have taken.
     """
 
@@ -84,6 +86,8 @@ class Cache:
         if is_users:
             shared.counts.paths.add(self.native)
         self.baked: dict[Kind, frozenset[int]] = {}
+        self.used_numbers: dict[Kind, UsedNumbers] = {}
+        self._looks_again: collections.Counter[Kind] = collections.Counter()
         self.traces = TracesByForm()
         self.new_kinds = NewKinds(shared.late_kinds, seldom)
         self._seen: set[Key] = set()
@@ -128,6 +132,8 @@ class Cache:
         self.looks.clear()
         self.settle()
         self.baked.clear()
+        self.used_numbers.clear()
+        self._looks_again.clear()
         self.traces.clear()
         self.new_kinds.clear()
         self._seen.clear()
@@ -139,6 +145,17 @@ class Cache:
     def bake(self, kind: Kind, leaves: frozenset[int]) -> None:
         """Have the numbers at some leaves be part of the key of calls of a kind from now on."""
         self.baked[kind] = self.baked.get(kind, frozenset()) | leaves
+
+    def may_look_again(self, kind: Kind) -> bool:
+        """Whether a trace is to find out again which numbers a kind of calls needs, as another path may need others."""
+        self._looks_again[kind] += 1
+        return kind not in self.used_numbers and self._looks_again[kind] <= limits.LIMITS.number_looks
+
+    def unbake(self, kind: Kind, leaves: frozenset[int]) -> None:
+        """Have numbers at some leaves be no part of the key any more, and drop what is kept for their values."""
+        self.baked[kind] = self.baked.get(kind, frozenset()) - leaves
+        for entry in [one for one in self.entries if one.plan is not None and one.plan.key.kind == kind]:
+            self.entries.drop(entry)
 
     # -- budgets ----------------------------------------------------------------------------------------------------
 

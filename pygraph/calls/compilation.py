@@ -36,6 +36,7 @@ from pygraph.errors import (
 from pygraph.guards.environment import Environment, modes_of
 from pygraph.guards.locations import are_same, filled_locations
 from pygraph.ir.descriptors import Fallback
+from pygraph.ir.leaves import is_live_number
 from pygraph.ir.program import Program
 from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import extension, progress
@@ -43,6 +44,7 @@ from pygraph.report.remedies import remedy_of
 from pygraph.runtime.executable import Executable
 from pygraph.tracing.call_environment import objects_among, with_state_inputs
 from pygraph.tracing.function_kinds import StateInputs, Traced
+from pygraph.tracing.number_uses import UsedNumbers
 from pygraph.transforms.passes import FUSE
 
 
@@ -146,6 +148,9 @@ class Compiler:
         if self._cache.is_past_budget(key):
             note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
             return Refused(fallbacks=[note])
+        numbered = self._numbered(key, call, runners) if past.last is None else None
+        if numbered is not None:
+            return numbered
         is_new = past.last is None and past.form is key.kind and not self._function.options.strict
         waiting = self._cache.new_kinds.wait(key, self._cache.entries) if is_new else None
         if waiting is not None:
@@ -159,21 +164,28 @@ class Compiler:
         try:
             traced, program = self._trace(key, call, past)
         except TraceError as error:
-            if self._is_differentiated(error) and not self._needs_numbers(error):
-                return self._keep(key, call, Differentiated(fallbacks=[]))
-            state = self._state_left_behind(past, error)
-            if state is not None:
-                return self._add_stateful(key, call, runners, state)
-            first = runners.of_first_step(call.args, call.kwargs, error) if self._function.options.strict else None
-            if first is not None:
-                return self._add_runner(key, call, first)
-            parts = self._parts(past, call, runners, error)
-            if parts is not None:
-                return self._keep(key, call, Stateful(fallbacks=[], runner=parts))
-            if self._needs_numbers(error):
-                return self._add_stateful(key, call, runners, self._policy.numbers_left())
-            return self._without_trace(key, call, past, error, retries.clock() - began)
+            return self._of_failure(key, call, runners, past, error, retries.clock() - began)
         return self._from_trace(key, call, traced, program)
+
+    def _of_failure(
+        self, key: Key, call: Call, runners: Runners, past: _Past, error: TraceError, seconds: float
+    ) -> Entry:
+        """The entry of a call whose trace has failed, after so many seconds."""
+        if self._is_differentiated(error) and not self._needs_numbers(error):
+            key = self._with_used_numbers(key, call, error.used)
+            return self._keep(key, call, Differentiated(fallbacks=[]))
+        state = self._state_left_behind(past, error)
+        if state is not None:
+            return self._add_stateful(key, call, runners, state)
+        first = runners.of_first_step(call.args, call.kwargs, error) if self._function.options.strict else None
+        if first is not None:
+            return self._add_runner(key, call, first)
+        parts = self._parts(past, call, runners, error)
+        if parts is not None:
+            return self._keep(key, call, Stateful(fallbacks=[], runner=parts))
+        if self._needs_numbers(error):
+            return self._add_stateful(key, call, runners, self._policy.numbers_left())
+        return self._without_trace(key, call, past, error, seconds)
 
     def _past(self, key: Key) -> _Past:
         """Look back at calls of a key, and drop its entries that no call will run again."""
@@ -223,10 +235,25 @@ class Compiler:
         if past.moved is not None:
             traced, program = past.moved.traced, past.moved.recordable
         else:
-            traced, program = self.programs(call, self._keys.leaves_by_value(key, call))
+            traced, program = self._with_another_look(key, call) or self.programs(
+                call, self._keys.leaves_by_value(key, call)
+            )
         check_disjoint(program, call.leaves, function.name)
         check_updatable(traced.program, call.leaves, function.name)
         return traced, program
+
+    def _with_another_look(self, key: Key, call: Call) -> tuple[Traced, Program] | None:
+        """The trace of a call with another number than one that needed it, which may be on a path that does not.
+
+        Returns:
+            The trace, and what the passes make of it; None if calls have been looked at again, or nothing is new.
+        """
+        own = self._static(call)
+        baked = {index for index in self._cache.baked.get(key.kind, ()) if is_live_number(call.leaves[index])} - own
+        if not baked or not self._cache.may_look_again(key.kind):
+            return None
+        traced, program = self.programs(call, own)
+        return (traced, program) if traced.used is not None and baked <= traced.static_leaves else None
 
     def programs(self, call: Call, static: frozenset[int]) -> tuple[Traced, Program]:
         """The trace of a call, and what the passes make of it."""
@@ -244,6 +271,8 @@ class Compiler:
         if found:
             # Also when all were known: another thread may have found them after this call's key was made.
             self._cache.bake(key.kind, found)
+            if traced.used is not None:
+                self._cache.used_numbers.setdefault(key.kind, traced.used)
             key = self._keys.of(call)
             self._cache.make_room(key)
         try:
@@ -265,6 +294,29 @@ class Compiler:
         else:
             entry = Evaluated(traced=traced, evaluated=program, fallbacks=fallbacks)
         return self._keep(key, call, entry)
+
+    def _with_used_numbers(self, key: Key, call: Call, used: UsedNumbers | None) -> Key:
+        """The key of a call that autograd differentiates, with the numbers by which it decides.
+
+        Its compiled functions would each find these out; so the call's own key tells when there is another number.
+        """
+        if used is None:
+            return key
+        self._cache.used_numbers.setdefault(key.kind, used)
+        self._cache.bake(key.kind, used.explained)
+        return self._keys.of(call)
+
+    def _numbered(self, key: Key, call: Call, runners: Runners) -> Entry | None:
+        """The entry of calls whose numbers change, if what they ask of these can be computed before; None if not."""
+        used = self._cache.used_numbers.get(key.kind)
+        if used is None:
+            return None
+        runner = runners.of_numbers(call.args, call.kwargs, used.uses)
+        if runner is None:
+            del self._cache.used_numbers[key.kind]
+            return None
+        self._cache.unbake(key.kind, used.explained)
+        return self._add_runner(self._keys.of(call), call, runner)
 
     def review(self, key: Key, call: Call, entry: Recorded) -> Entry:
         """Measure provisional selections once more before a call; the entry that serves it."""

@@ -15,6 +15,7 @@ from pygraph.errors import TraceError
 from pygraph.guards.opened import OpenedCall
 from pygraph.ir.leaves import static_leaves
 from pygraph.tracing.function_kinds import StateInputs
+from pygraph.tracing.number_uses import NumberUse
 
 
 class ClosedError(Exception):
@@ -104,6 +105,13 @@ class Policy:
         del engine, args, kwargs, error
         return None
 
+    def number_runner(
+        self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]
+    ) -> StateRunner | None:
+        """A runner of calls of an engine whose numbers change; None if it is not passed what it asks of them."""
+        del engine, args, kwargs, uses
+        return None
+
     def of_part(self, note_unsteady: Callable[[str], None]) -> Policy:
         """The rules of a part of the function, or of what stands for it, that is not cut by itself.
 
@@ -171,6 +179,12 @@ class Runners:
     ) -> StateRunner | None:
         """The runner of calls that are steps of training by their code; None if they are not."""
         return self.policy.first_step(self.engine, args, kwargs, error)
+
+    def of_numbers(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]
+    ) -> StateRunner | None:
+        """The runner of calls whose numbers change; None if what the function asks of them is not passed."""
+        return self.policy.number_runner(self.engine, args, kwargs, uses)
 
     def of_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> StateRunner | None:
         """The runner of calls that cannot be traced as a whole; None if they cannot be cut into parts either."""

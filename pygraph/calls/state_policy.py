@@ -19,12 +19,13 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.policy import Policy
-from pygraph.calls.stateful_function import OutdatedError, StatefulFunction, UnexpectedError
+from pygraph.calls.stateful_function import NumbersAskedError, OutdatedError, StatefulFunction, UnexpectedError
 from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError, UndecidedError
 from pygraph.guards.environment import Environment
 from pygraph.ir.decisions import decisions_among
 from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.function_kinds import StateInputs
+from pygraph.tracing.number_uses import NumberUse, of_leaves_from
 
 
 class UnsteadyError(Exception):
@@ -162,6 +163,19 @@ class StatePolicy(Policy):
             OutdatedError: Always.
         """
         raise OutdatedError(StateInputs(decisions=True, numbers_of_device=True))
+
+    def number_runner(
+        self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]
+    ) -> None:
+        """Nothing: it is the user's function that is given what it asks of numbers.
+
+        Raises:
+            NumbersAskedError: It can be.
+        """
+        first = len(pytree.tree_leaves(args[:4]))
+        runner = self._users.policy.number_runner(self._users, args[4], args[5], of_leaves_from(first, uses))
+        if runner is not None:
+            raise NumbersAskedError(runner)
 
     def part_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
         """Nothing: it is the user's function that is cut.

@@ -28,7 +28,13 @@ from pygraph.calls.entries import StateRunner
 from pygraph.calls.retries import Budget, Traces
 from pygraph.calls.spent_results import mark_spent
 from pygraph.calls.state_policy import StatePolicy, UnsteadyError, reached_state
-from pygraph.calls.stateful_function import AsItIsError, OutdatedError, StatefulFunction, UnexpectedError
+from pygraph.calls.stateful_function import (
+    AsItIsError,
+    NumbersAskedError,
+    OutdatedError,
+    StatefulFunction,
+    UnexpectedError,
+)
 from pygraph.guards.locations import Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
@@ -71,7 +77,7 @@ class StatefulCalls:
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
         self._why_unsteady: str | None = None
-        self._decided: StateRunner | None = None  # runs the calls, once they have been found to decide
+        self._decided: StateRunner | None = None  # runs the calls, once they decide or compute numbers
         self.engine = self._make(args, kwargs)
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
@@ -113,6 +119,10 @@ class StatefulCalls:
                     return function.fn(*args, **kwargs)
                 except UnsteadyError as error:
                     self._note_unsteady(error.reason, args, kwargs)
+                    break
+                except NumbersAskedError as error:
+                    self.engine.release()
+                    self._decided = error.runner
                     break
                 except OutdatedError as error:
                     if error.state.decisions:

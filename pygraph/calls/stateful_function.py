@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
+from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import CONDITION
 from pygraph.errors import TraceError
 from pygraph.guards.locations import Item, Location, union
@@ -58,6 +59,18 @@ class OutdatedError(Exception):
     def __init__(self, state: StateInputs = StateInputs()) -> None:  # noqa: B008  (it is immutable)
         super().__init__()
         self.state = state
+
+
+class NumbersAskedError(Exception):
+    """The function computes numbers of its arguments, so that calls run as those of a function that is given these.
+
+    Args:
+        runner: What runs them.
+    """
+
+    def __init__(self, runner: StateRunner) -> None:
+        super().__init__()
+        self.runner = runner
 
 
 class UnexpectedError(Exception):
@@ -238,11 +251,10 @@ class StatefulFunction(WithStateInputs):
             return self.numbers[_index(rest)].name + rest.partition("]")[2]
         if first == 5 and rest.startswith(f"['{ANSWERS}']"):
             return f"decision {_index(rest.partition(']')[2]) + 1}"
-        return CONDITION if first == 3 else self._users_path(("args", "kwargs")[first - 4] + rest)
-
-    def _users_path(self, path: str) -> str:
-        inner = self.__wrapped__
-        return inner.path(path) if isinstance(inner, Renaming) else path
+        if first == 3:
+            return CONDITION
+        rest = ("args", "kwargs")[first - 4] + rest
+        return self.__wrapped__.path(rest) if isinstance(self.__wrapped__, Renaming) else rest
 
 
 def _index(path: str) -> int:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from pygraph.calls.entries import StateRunner
 from pygraph.calls.first_step import FirstStep
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
+from pygraph.calls.number_function import decision_slots
+from pygraph.calls.numbered import NumberedCalls, can_be_computed
 from pygraph.calls.opened_function import call_of
 from pygraph.calls.part_runner import PartRunner
 from pygraph.calls.policy import ClosedError, Policy
@@ -31,6 +33,7 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.opened import OpenedCall, is_opened
 from pygraph.tracing.call_environment import objects_among
 from pygraph.tracing.function_kinds import StateInputs
+from pygraph.tracing.number_uses import NumberUse
 
 
 class UsersPolicy(Policy):
@@ -108,6 +111,14 @@ class UsersPolicy(Policy):
     def of_objects(self, engine: Engine) -> Policy | None:
         """The rules of the function of an engine, of objects that are taken apart; None if arguments are consumed."""
         return None if engine.function.options.donates else OpenedPolicy(engine, self)
+
+    def number_runner(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]
+    ) -> StateRunner | None:
+        """A runner of calls of an engine whose numbers change; None if it is not passed what it asks of them."""
+        if not uses or engine.function.options.donates or not can_be_computed(uses, args, kwargs):
+            return None
+        return NumberedCalls(engine, args, kwargs, uses, _OfNumbers(engine, self))
 
     def of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
         """The rules of a part of the function, or of what stands for it, that is not cut by itself.
@@ -191,3 +202,26 @@ class OpenedPolicy(UsersPolicy):
             ClosedError: Always.
         """
         raise ClosedError(reason)
+
+
+class _OfNumbers(UsersPolicy):
+    """The rules of a `NumberFunction`, which stands for a user's function.
+
+    Args:
+        users: The engine of that function.
+        policy: Its rules.
+    """
+
+    def __init__(self, users: Engine, policy: UsersPolicy) -> None:
+        super().__init__(carries_state=policy.carries_state, decides=policy.decides, note_unsteady=_ignored)
+        self._users = users
+
+    def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+        """The decisions, and the leaves that the options of the user's function make static."""
+        first, decisions = len(args[0]), decision_slots()
+        return frozenset((*decisions, *(first + leaf for leaf in self._users.keys.static_leaves(*args[1:]))))
+
+
+def _ignored(reason: str) -> None:
+    """Calls of a `NumberFunction` that are all unlike each other run as they are."""
+    del reason

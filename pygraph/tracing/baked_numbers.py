@@ -5,7 +5,7 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,39 @@ from torch.utils import _pytree as pytree
 
 from pygraph.ir.descriptors import Argument, Baked, ScalarArgument
 from pygraph.tracing.fake_arguments import FakeArguments
-from pygraph.tracing.number_conditions import Comparison, comparison_of
+from pygraph.tracing.number_conditions import Comparison, comparison_in, guard_text, number_text
+from pygraph.tracing.positions import bounds_of, symbols_of_layouts
 
 aten = torch.ops.aten
 
 
 def comparisons(arguments: FakeArguments) -> list[Comparison]:
     """The comparisons of live numbers by which the function has decided, as far as calls can make them."""
-    found = (comparison_of(guard.expr, arguments.symbols, arguments.paths) for guard in arguments.shapes.guards)
-    return list(dict.fromkeys(one for one in found if one is not None))
+    return [comparison_in(text, arguments.paths) for text in arguments.uses.comparisons()]
+
+
+def note_guards(arguments: FakeArguments, module: fx.GraphModule) -> None:
+    """Note the comparisons of live numbers that torch has made as one that the function has.
+
+    Args:
+        arguments: The arguments.
+        module: The graph.
+    """
+    uses, found = arguments.uses, dict[str, frozenset[int]]()
+    for guard in arguments.shapes.guards:
+        text = guard_text(guard.expr, uses.names)
+        if text is not None:
+            found[f"({text})"] = frozenset(arguments.symbols[symbol] for symbol in guard.expr.free_symbols)
+    for expression, first, last in filter(None, map(bounds_of, module.graph.nodes)):
+        text = number_text(expression, uses.names)
+        if text is not None:
+            leaves = frozenset(arguments.symbols[symbol] for symbol in expression.free_symbols)
+            found[f"({first} <= {text} <= {last})"] = leaves
+    by_leaves: dict[frozenset[int], list[str]] = {}
+    for text, leaves in found.items():
+        by_leaves.setdefault(leaves, []).append(text)
+    for leaves, texts in by_leaves.items():
+        uses.note_guard(" and ".join(sorted(texts)), leaves)
 
 
 def needed_numbers(
@@ -37,8 +61,26 @@ def needed_numbers(
         module: The graph.
         taken: Comparisons whose outcomes are arguments themselves.
     """
-    guarded = _guarded_numbers(arguments, module, taken)
-    return guarded | _exponents(arguments, module) | _numbers_computed_by_numpy(arguments, module) | arguments.asked
+    texts = {use.text for use in arguments.uses.missing if comparison_in(use.text, arguments.paths) in taken}
+    return arguments.uses.of_symbols | arguments.uses.asked | arguments.uses.needed(texts)
+
+
+def numbers_of_symbols(arguments: FakeArguments, module: fx.GraphModule, results: Sequence[Any]) -> frozenset[int]:
+    """The leaves of live numbers whose values the trace needs, besides those that the function asks for.
+
+    Args:
+        arguments: The arguments.
+        module: The graph.
+        results: The values that the function returns.
+    """
+    guarded = _guarded_numbers(arguments, module, results)
+    return guarded | _exponents(arguments, module) | _numbers_computed_by_numpy(arguments, module)
+
+
+def live_positions(arguments: FakeArguments, module: fx.GraphModule) -> frozenset[int]:
+    """The leaves of live numbers that positions of views are made of."""
+    found = [expression for expression, *_ in filter(None, map(bounds_of, module.graph.nodes))]
+    return frozenset(arguments.symbols[symbol] for one in found for symbol in one.free_symbols)
 
 
 def baked_leaves(arguments: FakeArguments) -> tuple[Baked, ...]:
@@ -49,20 +91,20 @@ def baked_leaves(arguments: FakeArguments) -> tuple[Baked, ...]:
     return tuple(Baked(paths[index], index, leaf, index in static) for index, leaf in leaves if index not in live)
 
 
-def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule, taken: Collection[Comparison]) -> frozenset[int]:
-    """The numbers that a guard is about, or that are part of a shape."""
+def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule, results: Sequence[Any]) -> frozenset[int]:
+    """The numbers that a guard is about which no call can check, or that are part of a shape."""
     needed: set[Any] = set()
     known: set[Any] = set()
     for guard in arguments.shapes.guards:
-        if taken and comparison_of(guard.expr, arguments.symbols, arguments.paths) in taken:
+        if guard_text(guard.expr, arguments.uses.names) is not None:
             known |= guard.expr.free_symbols
         else:
             needed |= guard.expr.free_symbols
     needed |= set(arguments.shapes.replacements) - known
-    for node in module.graph.nodes:
-        for value in pytree.tree_leaves(node.meta.get("val")):
-            if isinstance(value, torch.Tensor):
-                needed |= free_symbols((*value.shape, *value.stride(), value.storage_offset()))
+    for expression, *_ in filter(None, map(bounds_of, module.graph.nodes)):
+        if number_text(expression, arguments.uses.names) is None:
+            needed |= expression.free_symbols
+    needed |= symbols_of_layouts(module.graph.nodes, results)
     return frozenset(arguments.symbols[symbol] for symbol in needed if symbol in arguments.symbols)
 
 

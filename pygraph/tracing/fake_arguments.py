@@ -24,7 +24,8 @@ from pygraph.ir.structures import unflatten
 from pygraph.tracing.caught_errors import Symbols
 from pygraph.tracing.descriptions import describe_own
 from pygraph.tracing.leaks import remember
-from pygraph.tracing.live_numbers import LiveFloat, LiveInt
+from pygraph.tracing.live_numbers import argument_number
+from pygraph.tracing.number_uses import NumberUses
 
 
 @dataclasses.dataclass
@@ -40,7 +41,7 @@ class FakeArguments:
         values: The fake tensor or symbol of each entry of ``inputs``.
         fakes: The fake tensors, by leaf.
         symbols: The leaf of each symbol's expression.
-        asked: The leaves of numbers whose value or text the function asks for.
+        uses: What the function asks of numbers.
         mode: The mode of the fake tensors.
         shapes: The environment of the symbols.
         static: The leaves that are baked in, as they are marked or the trace needs their values.
@@ -54,7 +55,7 @@ class FakeArguments:
     values: list[Any]
     fakes: dict[int, FakeTensor]
     symbols: dict[Any, int]
-    asked: set[int]
+    uses: NumberUses
     mode: FakeTensorMode
     shapes: Symbols
     static: frozenset[int]
@@ -73,7 +74,7 @@ def fake_arguments(
     call: str,
     arguments: tuple[tuple[Any, ...], dict[str, Any]],
     static: frozenset[int],
-    asked: set[int],
+    uses: NumberUses,
     substitute: Callable[[Any], Any],
 ) -> FakeArguments:
     """Make fakes and symbols for the arguments of a call.
@@ -82,7 +83,7 @@ def fake_arguments(
         call: What errors call the function.
         arguments: Its arguments and keyword arguments.
         static: Leaves that are baked in.
-        asked: Gets the leaves of numbers whose value or text the function asks for.
+        uses: Gets what the function asks of numbers.
         substitute: Returns what the function gets for a leaf that is neither a tensor nor a live number.
 
     Raises:
@@ -99,7 +100,7 @@ def fake_arguments(
     describe_own(mode)
     remember(mode)
     traced = [substitute(leaf) for leaf in leaves]
-    made = FakeArguments(leaves, paths, tree, traced, [], [], {}, {}, asked, mode, shapes, static)
+    made = FakeArguments(leaves, paths, tree, traced, [], [], {}, {}, uses, mode, shapes, static)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             if index in static:
@@ -107,7 +108,7 @@ def fake_arguments(
             check_plain(leaf, paths[index], call)
             made.inputs.append(Argument(paths[index], index, relative_spec(leaf)))
         elif index not in static and is_live_number(leaf):
-            traced[index] = symbol = _symbol(shapes, leaf, paths[index], index, asked)
+            traced[index] = symbol = _symbol(shapes, leaf, paths[index], index, uses)
             made.symbols[symbol.node.expr] = index
             made.inputs.append(ScalarArgument(paths[index], index, type(to_number(leaf))))
         elif isinstance(leaf, np.ndarray):
@@ -134,17 +135,17 @@ def relative_spec(tensor: torch.Tensor) -> TensorSpec:
     return dataclasses.replace(TensorSpec.of(tensor), offset=0)
 
 
-def _symbol(shapes: ShapeEnv, value: Any, path: str, leaf: int, asked: set[int]) -> Any:
-    """A SymInt or SymFloat for a number, which notes in ``asked`` that its value or text is asked for."""
+def _symbol(shapes: ShapeEnv, value: Any, path: str, leaf: int, uses: NumberUses) -> Any:
+    """A SymInt or SymFloat for a number, which notes what is asked of it."""
     from torch._dynamo.source import ConstantSource  # checked with torch 2.11 and 2.13
 
-    source, number, kind = ConstantSource(path), to_number(value), value.__class__
+    source, number = ConstantSource(path), to_number(value)
     symbol = shapes.create_unspecified_symbol(number, source=source, dynamic_dim=DimDynamic.DYNAMIC)
     if isinstance(number, int):
         integer: Any = shapes.create_symintnode(symbol, hint=number, source=source)
-        return LiveInt(integer.node, kind, (value, leaf), asked)
+        return argument_number(integer, value, leaf, uses)
     real: Any = shapes.create_symfloatnode(symbol, hint=number, source=source)
-    return LiveFloat(real.node, kind, (value, leaf), asked)
+    return argument_number(real, value, leaf, uses)
 
 
 # ---- fake tensors --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Location, RequiresGrad, union
 from pygraph.ir.program import Program
 from pygraph.tracing.number_conditions import Comparison, Condition
+from pygraph.tracing.number_uses import UsedNumbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,11 +27,13 @@ class Traced:
         program: The Program.
         static_leaves: Number leaves that were baked in because the trace needed their values.
         environment: What the function could reach when it was traced.
+        used: What the function asks of numbers; None if it is nothing that calls can compute.
     """
 
     program: Program
     static_leaves: frozenset[int]
     environment: Environment
+    used: UsedNumbers | None = None
 
 
 class SelfTracing:

@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
 from pygraph.errors import TraceError
-from pygraph.tracing.indexing import selected
+from pygraph.tracing.indexing import selected, selected_by_live
 from pygraph.tracing.live_arrays import tensor_of
-from pygraph.tracing.live_numbers import LiveFloat, LiveInt
+from pygraph.tracing.live_numbers import Live
 
 
 class MetaDeviceUses(TorchFunctionMode):
@@ -76,12 +76,16 @@ class LiveNumbersMode(TorchFunctionMode):
         if func is torch.Tensor.__getitem__ and (found := selected(args[0], args[1])) is not None:
             view, rest = found
             return view[rest] if rest else view
+        if func is torch.Tensor.__setitem__ and (found := selected_by_live(args[0], args[1])) is not None:
+            view, rest = found
+            view[rest or ...] = args[2]
+            return None
         return func(*args, **kwargs)
 
 
 def _dtype_of(func: Any, number: torch.SymInt | torch.SymFloat) -> torch.dtype:
     """The dtype that torch gives a tensor of a number: that of a NumPy number, or the default for a Python number."""
-    kind = number.kind if isinstance(number, (LiveInt, LiveFloat)) else None
+    kind = number.kind if isinstance(number, Live) else None
     if func is not torch.scalar_tensor:
         if kind is not None and issubclass(kind, np.generic):
             return torch.from_numpy(np.zeros((), kind)).dtype

@@ -21,6 +21,7 @@ from pygraph.tracing.fake_arguments import check_plain, relative_spec
 from pygraph.tracing.fake_tracing import fake_tracing
 from pygraph.tracing.graph_cleanup import clean_up_graph, drop_fake_values, spec_of
 from pygraph.tracing.hidden_writes import updated_in_hiding
+from pygraph.tracing.live_positions import PositionsInterpreter, has_live_positions
 from pygraph.tracing.output_aliases import Outputs, classify_outputs
 from pygraph.tracing.overlapping_inputs import InputViews, merge_overlapping, relative_views
 from pygraph.tracing.proxy_trace import proxy_trace
@@ -108,6 +109,13 @@ def _functional_graph(
 
     with fake_tracing(recording.mode), torch.inference_mode(False), torch.no_grad():
         module = _without_writes(run, [_fresh(value) for value in values])
+        if has_live_positions(module.graph):
+            found = module
+
+            def run_by_index(*placeholders: Any) -> list[Any]:
+                return PositionsInterpreter(found, {}, list(placeholders)).run()
+
+            module = _without_writes(run_by_index, [_fresh(value) for value in values])
         if not _writes(module):
             return module
 

@@ -1,4 +1,4 @@
-"""Indexing by integers whose value only a run knows: expressed by ``select``, as torch does for known integers."""
+"""Indexing by integers that are live, or that only a run knows: by ``select``, as torch does for known integers."""
 
 # What tensors are indexed by is of any type, and whether a number is known is in torch's private parts.
 # pyright: reportPrivateUsage=false
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
 
+from pygraph.tracing.live_numbers import LiveInt
+
 
 def selected(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...]] | None:
-    """The view that the unknown integers of an index select, and the rest of the index; None if there are none.
+    """The view that the live and unknown integers of an index select, and the rest of it; None if there are none.
 
     Eager reads the value of an integer tensor without dimensions, and so do runs.
     """
@@ -36,11 +38,20 @@ def selected(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any,
     return tensor, tuple(rest)
 
 
+def selected_by_live(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, tuple[Any, ...]] | None:
+    """The view of `selected`, if there are only live integers in an index, and none that a run has to ask for."""
+    items = index if type(index) is tuple else (index,)
+    unknown = [item for item in items if _is_unknown(item)]
+    return selected(tensor, index) if all(isinstance(item, LiveInt) for item in unknown) else None
+
+
 def _is_unknown(item: Any) -> bool:
     if isinstance(item, torch.Tensor):
         integral = not (item.dtype.is_floating_point or item.dtype.is_complex)
         plain = item.dim() == 0 and item.dtype not in (torch.bool, torch.uint8)
         return integral and plain and not is_functorch_wrapped_tensor(item)
+    if isinstance(item, LiveInt) and item.source is not None:
+        return True
     return isinstance(item, torch.SymInt) and not item.node.has_hint()
 
 

@@ -4,74 +4,128 @@ While a function is traced, a live number is a ``torch.SymFloat`` or ``torch.Sym
 be false where it is true in eager. But Python also looks at ``k.__class__``, which to user code is the type of the
 caller's number. A number whose text is asked for, or an attribute that a symbol has not (``k.dtype``, ``k.hex()``), is
 baked in. ``type(k)`` cannot be noticed.
+
+A live number has the value that it has in this call, and what it is made of (`Source`): so what code decides by it is
+known outside of the function, too. `pygraph.tracing.number_operations` has its operators.
 """
 
+# Symbols have no types.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import operator
 import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from pygraph.errors import TraceError
+from pygraph.tracing.number_uses import NumberUses
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.user_frames import called_by_user, type_questions
 
 
-class _Live:
-    """The common part of `LiveFloat` and `LiveInt`.
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The numbers and operations that a number of a trace is made of.
+
+    Attributes:
+        text: The number in Python, made of ``n0`` for the first leaf of the arguments and so on.
+        value: The number in this call.
+        leaves: The leaves of the traced arguments that it is made of.
+        is_passed: Whether it is one of these.
+    """
+
+    text: str
+    value: Any
+    leaves: frozenset[int]
+    is_passed: bool = False
+
+
+class Live:
+    """The common part of `LiveFloat`, `LiveInt` and `LiveBool`.
 
     Args:
         node: The symbol.
-        kind: The type of the caller's number.
-        argument: The caller's number and its leaf among the arguments; None if the number was computed.
-        asked: Gets that leaf when user code asks for more than a symbol knows.
+        source: What the number is made of; None for one that was read from a tensor.
+        uses: Gets what user code asks of the number that a symbol does not know.
+
+    Attributes:
+        source: What the number is made of.
+        uses: What is asked of the numbers of the trace.
     """
 
-    def __init__(self, node: Any, kind: type, argument: tuple[Any, int] | None, asked: set[int]) -> None:
+    def __init__(self, node: Any, source: Source | None, uses: NumberUses) -> None:
         super().__init__(node)  # pyright: ignore  # of torch's class, which comes next
-        self._kind = kind
-        self._argument = argument
-        self._asked = asked
+        self.source = source
+        self.uses = uses
 
     @property
     def kind(self) -> type:
-        """The type of the caller's number, whoever asks."""
-        return self._kind
+        """The type that the number has in eager, whoever asks."""
+        if self.source is not None:
+            return self.source.value.__class__
+        return int if isinstance(self, torch.SymInt) else float
 
     @property
     def __class__(self) -> type:  # pyright: ignore
-        """The type of the caller's number to user code, as in eager; the symbol's to other code."""
-        return self._kind if called_by_user(2, type_questions) else type(self)
+        """The type that the number has in eager to user code; the symbol's to other code."""
+        return self.kind if called_by_user(2, type_questions) else type(self)
 
     def known_value(self) -> Any:
-        """The caller's number, on which the trace depends from now on; a computed number's value, if it is known."""
-        if self._argument is None:
+        """The number, on which the trace depends from now on; of one that was read from a tensor, if it is known."""
+        source = self.source
+        if source is None:
             return int(self) if isinstance(self, torch.SymInt) else float(self)  # pyright: ignore
-        value, leaf = self._argument
-        self._asked.add(leaf)
-        return value
+        if source.is_passed:
+            self.uses.asked |= source.leaves
+            return source.value
+        return self.uses.decide(source.text, source.value, source.leaves)
+
+    def _decided(self, name: str, function: Callable[[Any], Any]) -> Any:
+        """The result of one of Python's own functions, which cannot be live."""
+        source = self.source
+        if source is None:
+            return getattr(super(), f"__{name}__")()
+        value = function(source.value)
+        if source.is_passed and type(value) is not bool and value == source.value:
+            self.known_value()
+            return value
+        text = source.text if name == "index" else f"{name}({source.text})"
+        return self.uses.decide(text, value, source.leaves)
+
+    def __bool__(self) -> bool:
+        return self._decided("bool", bool)
+
+    def __int__(self) -> int:
+        return self._decided("int", int)
+
+    def __index__(self) -> int:
+        return self._decided("index", operator.index)
+
+    def __float__(self) -> float:
+        return self._decided("float", float)
 
     def _note(self) -> None:
         if called_by_user(3, None):
-            if self._argument is None:
+            if self.source is None:
                 _refuse_text(self)
             self.known_value()
 
     def __getattr__(self, name: str) -> Any:
-        argument = self.__dict__.get("_argument")
-        if argument is None or not hasattr(argument[0], name) or not called_by_user(2, None):
-            raise AttributeError(f"{self._kind.__name__!r} object has no attribute {name!r}")
+        source = self.__dict__.get("source")
+        if source is None or not hasattr(source.value, name) or not called_by_user(2, None):
+            raise AttributeError(f"{self.kind.__name__!r} object has no attribute {name!r}")
         return getattr(self.known_value(), name)
 
     def __dir__(self) -> list[str]:
-        if self._argument is None or not called_by_user(2, None):
+        if self.source is None or not called_by_user(2, None):
             return list(super().__dir__())
-        return dir(self._argument[0])
+        return dir(self.source.value)
 
     def __copy__(self) -> Any:
         return self  # numbers are never copied
@@ -82,11 +136,6 @@ class _Live:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.known_value().__reduce_ex__(protocol)
-
-    def __round__(self, ndigits: int | None = None) -> Any:
-        if issubclass(self._kind, np.generic):  # which is no NumPy number any more
-            return round(self.known_value(), ndigits)
-        return super().__round__(ndigits) if ndigits is not None else super().__round__()  # pyright: ignore
 
     def __repr__(self) -> str:
         self._note()
@@ -107,17 +156,36 @@ def _refuse_text(number: Any) -> NoReturn:
     raise error
 
 
-class LiveFloat(_Live, torch.SymFloat):
-    """A float argument."""
+class LiveFloat(Live, torch.SymFloat):
+    """A float, or a NumPy number of that kind."""
 
 
-class LiveInt(_Live, torch.SymInt):
-    """An int argument."""
+class LiveInt(Live, torch.SymInt):
+    """An int, or a NumPy number of that kind."""
+
+
+class LiveBool(Live, torch.SymBool):
+    """The outcome of a comparison of numbers."""
+
+
+def argument_number(symbol: torch.SymInt | torch.SymFloat, value: Any, leaf: int, uses: NumberUses) -> Any:
+    """A live number for a symbol.
+
+    Args:
+        symbol: The symbol.
+        value: The caller's number.
+        leaf: Its leaf among the arguments.
+        uses: Gets what user code asks of it.
+    """
+    node: Any = symbol.node  # pyright: ignore
+    source = Source(f"n{leaf}", value, frozenset({leaf}), is_passed=True)
+    uses.names[node.expr] = source.text
+    return (LiveInt if isinstance(symbol, torch.SymInt) else LiveFloat)(node, source, uses)
 
 
 def known_value(number: Any) -> Any:
     """The value of a symbol; the trace depends on it from now on."""
-    if isinstance(number, _Live):
+    if isinstance(number, Live):
         return number.known_value()
     if isinstance(number, torch.SymBool):
         return bool(number)
@@ -127,7 +195,7 @@ def known_value(number: Any) -> Any:
 def computed_number(number: torch.SymFloat | torch.SymInt) -> torch.SymFloat | torch.SymInt:
     """A live number for a symbol that was read from a tensor, of the type that it has in eager."""
     node: Any = number.node  # pyright: ignore
-    return LiveInt(node, int, None, set()) if isinstance(number, torch.SymInt) else LiveFloat(node, float, None, set())
+    return (LiveInt if isinstance(number, torch.SymInt) else LiveFloat)(node, None, NumberUses())
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import sympy  # pyright: ignore[reportMissingTypeStubs]
 from torch.utils._sympy.functions import (  # checked with torch 2.11 and 2.13
     FloatTrueDiv,
@@ -26,6 +27,7 @@ from torch.utils._sympy.functions import (  # checked with torch 2.11 and 2.13
 )
 
 from pygraph.guards.locations import Location
+from pygraph.tracing.number_uses import NAME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Comparison:
 
     text: str
     paths: tuple[str, ...]
+
+
+NAMES = {"math": math, "np": np}
+"""Names in the texts of numbers, besides Python's own functions."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +62,7 @@ class Condition:
 
     def __post_init__(self) -> None:
         names = ", ".join(f"b{index}" for index in range(len(self.bases)))
-        object.__setattr__(self, "_check", eval(f"lambda {names}: {self.text}"))  # of what `comparison_of` has written
+        object.__setattr__(self, "_check", eval(f"lambda {names}: {self.text}", NAMES))
 
     def outcome(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The outcome of the comparison in a call; one that cannot be made has an outcome of its own."""
@@ -65,7 +71,7 @@ class Condition:
                 base.get() if isinstance(base, Location) else args if base == "args" else kwargs for base in self.bases
             ]
             outcome = self._check(*found)
-        except (LookupError, TypeError, AttributeError, ZeroDivisionError):
+        except NO_OUTCOME:
             return "undefined"
         return None if outcome is None else bool(outcome)
 
@@ -83,6 +89,9 @@ def _is_same_base(one: Location | str, other: Location | str) -> bool:
         return one.is_same(other)
     return isinstance(one, str) and one == other
 
+
+NO_OUTCOME = (LookupError, TypeError, AttributeError, ArithmeticError, ValueError, Warning)
+"""Errors of comparisons that cannot be made; in the call, the function raises them where it comes to them."""
 
 BaseOf = Callable[[str], tuple[Location | str, str] | None]
 """Where a call finds the argument of a path, and the rest of its path from there."""
@@ -106,44 +115,76 @@ def condition_of(comparison: Comparison, base_of: BaseOf) -> Condition | None:
 _SUBSCRIPTS = re.compile(r"(\[\d+\]|\['\w+'\])*")
 
 
-def comparison_of(guard: Any, leaves: Mapping[Any, int], paths: Sequence[str]) -> Comparison | None:
-    """The comparison that a guard of a trace stands for; None if it is not exact outside of it.
+def comparison_in(text: str, paths: Sequence[str]) -> Comparison:
+    """The comparison that a text is of, in which ``n3`` stands for the third leaf.
+
+    Args:
+        text: The text.
+        paths: What errors call each leaf.
+
+    >>> comparison_in("((1 + n3) % 4) == 0", ["args[0]", "args[1]", "args[2]", "args[3]"])
+    Comparison(text='((1 + n0) % 4) == 0', paths=('args[3]',))
+    """
+    leaves = list(dict.fromkeys(int(name) for name in NAME.findall(text)))
+    renamed = NAME.sub(lambda name: f"n{leaves.index(int(name[1]))}", text)
+    return Comparison(renamed, tuple(paths[leaf] for leaf in leaves))
+
+
+def guard_text(guard: Any, names: Mapping[Any, str]) -> str | None:
+    """The comparison that a guard of a trace stands for, in Python; None if it is not exact outside of it.
 
     Args:
         guard: What was found to be true.
-        leaves: The leaf of each symbol.
-        paths: What errors call each leaf.
+        names: What stands for each symbol.
 
     >>> from torch.utils._sympy.functions import Mod
     >>> count = sympy.Symbol("s0", integer=True)
-    >>> comparison_of(sympy.Eq(Mod(count + 1, 4), 0), {count: 0}, ["args[0]"])
-    Comparison(text='((1 + n0) % 4) == 0', paths=('args[0]',))
+    >>> guard_text(sympy.Eq(Mod(count + 1, 4), 0), {count: "n0"})
+    '((1 + n0) % 4) == 0'
     """
+    if isinstance(guard, (sympy.And, sympy.Or)) and all(symbol.is_integer for symbol in guard.free_symbols):
+        parts = [guard_text(part, names) for part in guard.args]
+        if None in parts:
+            return None
+        return (" and " if isinstance(guard, sympy.And) else " or ").join(f"({part})" for part in parts)
     if not isinstance(guard, sympy.core.relational.Relational):
         return None
-    symbols = sorted(guard.free_symbols, key=lambda symbol: leaves.get(symbol, -1))
-    if not symbols or any(symbol not in leaves for symbol in symbols):
+    symbols = guard.free_symbols
+    if not symbols or any(symbol not in names for symbol in symbols):
         return None
     if guard.lhs.is_number:
         guard = guard.reversed
-    names = {symbol: f"n{index}" for index, symbol in enumerate(symbols)}
     left, right = _text(guard.lhs, names), _text(guard.rhs, names)
     if left is None or right is None:
         return None
-    right: Any = guard.rhs
-    if isinstance(guard, sympy.Eq) and right.is_Float and float(right) not in _TESTED:
+    constant: Any = guard.rhs
+    is_value = constant.is_Integer and guard.lhs.is_Symbol
+    if isinstance(guard, sympy.Eq) and (is_value or (constant.is_Float and float(constant) not in _TESTED)):
         return None  # the number itself, which something has asked for
-    if isinstance(guard, (sympy.Eq, sympy.Ne)):
-        text = f"{left} == {right}"
-    else:
-        less, more = ("<=", ">") if isinstance(guard, (sympy.Le, sympy.Gt)) else ("<", ">=")
-        # Neither holds for what is no number: it has an outcome of its own.
-        text = f"{left} {less} {right} or ({left} {more} {right} and None)"
-    return Comparison(text, tuple(paths[leaves[symbol]] for symbol in symbols))
+    sign, opposite = next(signs for kind, signs in _SIGNS if isinstance(guard, kind))
+    if isinstance(guard, (sympy.Eq, sympy.Ne)) or all(symbol.is_integer for symbol in symbols):
+        return f"{left} {sign} {right}"
+    # Neither holds for what is no number: it has an outcome of its own.
+    return f"{left} {sign} {right} or ({left} {opposite} {right} and None)"
 
 
 # Numbers that code compares others with; any other to which one is equal is its own value.
 _TESTED = (0.0, 1.0, -1.0)
+
+_SIGNS: Sequence[tuple[Any, tuple[str, str]]] = (
+    (sympy.Eq, ("==", "!=")), (sympy.Ne, ("!=", "==")), (sympy.Le, ("<=", ">")), (sympy.Lt, ("<", ">=")),
+    (sympy.Ge, (">=", "<")), (sympy.Gt, (">", "<=")),
+)  # fmt: skip
+
+
+def number_text(expression: Any, names: Mapping[Any, str]) -> str | None:
+    """An integer in Python; None if it might be another one there.
+
+    Args:
+        expression: The number.
+        names: What stands for each symbol.
+    """
+    return _text(expression, names) if expression.free_symbols <= names.keys() else None
 
 
 def _text(expression: Any, names: Mapping[Any, str]) -> str | None:

@@ -1,7 +1,7 @@
 """NumPy's functions on live numbers: each gets the number itself, so that its result is that of eager.
 
-Otherwise NumPy would make arrays of objects from symbols, or compute in Python's types instead of its own. The number
-is baked in.
+Otherwise NumPy would make arrays of objects from symbols, or compute in Python's types instead of its own. A number
+that NumPy computes from numbers is computed before the call; what else it makes of them has them baked in.
 """
 
 # Arguments are of any type. Symbols have none of these protocols themselves; checked with torch 2.13.
@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.tracing.live_numbers import known_value
+from pygraph.tracing.number_operations import ufunc_result
 
 _SYMBOLS: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -27,6 +28,9 @@ def _with_numbers(value: Any) -> Any:
 
 def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
     del self
+    found = ufunc_result(ufunc, method, inputs, kwargs)
+    if found is not NotImplemented:
+        return found
     return getattr(ufunc, method)(*_with_numbers(inputs), **_with_numbers(kwargs))
 
 

@@ -35,7 +35,14 @@ from pygraph.ir.random_states import drop_idle_states
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
 from pygraph.tracing.assumptions import Assumptions
-from pygraph.tracing.baked_numbers import baked_leaves, comparisons, needed_numbers
+from pygraph.tracing.baked_numbers import (
+    baked_leaves,
+    comparisons,
+    live_positions,
+    needed_numbers,
+    note_guards,
+    numbers_of_symbols,
+)
 from pygraph.tracing.caught_errors import caught_by_function
 from pygraph.tracing.context_variables import changed_variable
 from pygraph.tracing.data_assignments import DataAssignments
@@ -53,6 +60,8 @@ from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_arrays import arrays_served
 from pygraph.tracing.live_numbers import texts_noticed
 from pygraph.tracing.number_conditions import Comparison
+from pygraph.tracing.number_operations import math_served
+from pygraph.tracing.number_uses import NumberUses, UsedNumbers
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
 from pygraph.tracing.outside import CallerState, IgnoredErrors
@@ -86,6 +95,8 @@ class Recording:
         toggled: Closed-over tensors of which it changes whether they require grad.
         specialize: Leaves of live numbers whose values the trace needs.
         baked: Leaves of the arguments that are baked in.
+        positions: Leaves of live numbers that are positions of views.
+        used: What the function asks of numbers; None if calls cannot compute any of it, or do so already.
         generators: The generators that are passed to operations, by the addresses by which these know them.
     """
 
@@ -105,6 +116,8 @@ class Recording:
     specialize: frozenset[int]
     baked: tuple[Baked, ...]
     generators: dict[int, CapturedGenerator]
+    positions: frozenset[int] = frozenset()
+    used: UsedNumbers | None = None
 
 
 def record(
@@ -114,7 +127,7 @@ def record(
     static: frozenset[int],
     name: str,
     environment: Environment,
-    asked: set[int] | None = None,
+    uses: NumberUses | None = None,
     unclear: SettingsWatch | None = None,
 ) -> Recording:
     """Run ``fn`` once on fakes of its arguments.
@@ -126,17 +139,18 @@ def record(
         static: Leaves of numbers that are baked in.
         name: What errors call the function.
         environment: What the function can reach besides; put back afterwards.
-        asked: Gets the leaves of numbers whose type the function asks for, also if it fails.
+        uses: Gets what the function asks of numbers, also if it fails.
         unclear: The watch of the settings in a first run, if it is not known who changed a setting there.
 
     Raises:
         TraceError: The function fails, or does what a Program cannot express.
         DisturbedTraceError: A setting has changed meanwhile, perhaps by another thread.
+        MissingNumbersError: The function may be given more of what it asks of numbers.
     """
     call = f"trace({name})(…)"
-    asked = set() if asked is None else asked
+    uses = NumberUses() if uses is None else uses
     iterators = Iterators(environment)
-    arguments = fake_arguments(call, (args, kwargs), static, asked, iterators.substitute)
+    arguments = fake_arguments(call, (args, kwargs), static, uses, iterators.substitute)
     changes = ArgumentChanges(arguments)
     fake_args, fake_kwargs = arguments.unflatten()
     inference = torch.is_inference_mode_enabled()
@@ -149,13 +163,16 @@ def record(
     watches = _Watches(arguments, environment, iterators, unclear)
     run = _run(lambda: fn(*fake_args, **fake_kwargs), arguments, environment, watches, changes)
     if watches.settings.unclear is not None:
-        return record(fn, args, kwargs, static, name, environment, asked, watches.settings)
+        return record(fn, args, kwargs, static, name, environment, uses, watches.settings)
     if watches.hooks.unseen:
         raise UnseenHooksError(describe(call, "tensors that it closes over have hooks on their gradients"))
     _check_run(call, run, watches, environment)
     changes.check(call, fake_args, fake_kwargs)
     assert run.module is not None
     assert run.results is not None
+    note_guards(arguments, run.module)
+    uses.of_symbols = numbers_of_symbols(arguments, run.module, run.results.leaves)
+    uses.check_missing()
     try:
         run.results.check(call, arguments.fakes.values(), inference=inference)
     except GradientError as error:
@@ -171,6 +188,7 @@ def record(
         arguments.tree, run.results.tree, environment, watches.gradients(), watches.hooks.may_be_called,
         watches.toggles.tensors,
         needed_numbers(arguments, run.module, taken), baked_leaves(arguments), watches.explicit.found,
+        live_positions(arguments, run.module),
     )  # fmt: skip
 
 
@@ -216,7 +234,7 @@ class _Watches:
         with (
             self._accumulations.watched(self._environment.differentiable), fake_tracing(arguments.mode),
             torch.inference_mode(False), torch.set_grad_enabled(grad),
-            texts_noticed(arguments.symbols, arguments.asked), numpy_served(), arrays_served(),
+            texts_noticed(arguments.symbols, arguments.uses.asked), math_served(), numpy_served(), arrays_served(),
             self.generators.watched(), self.iterators.hidden(), self.questions.noticed(),
         ):  # fmt: skip
             yield

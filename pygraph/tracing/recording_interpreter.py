@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,12 +71,19 @@ class RecordingInterpreter(Interpreter):
         interruptions.check()
         if self._unwritten is not None and (value := self._unwritten.value(n, self.env)) is not AGAIN:
             return value
+        if _is_custom(n.target) or is_fused_optimizer(n.target):
+            return self.traced_for(n, lambda: self._call_custom(n))
+        again = super().run_node
+        return self.traced_for(n, lambda: again(n))
+
+    @staticmethod
+    def traced_for(n: fx.Node, run: Callable[[], Any]) -> Any:
+        """Trace something in place of a node, from which the traced nodes get their source line."""
         tracing = proxy_tensor.get_proxy_mode()
         assert tracing is not None
         graph: fx.Graph = tracing.tracer.graph
         last = next(iter(reversed(graph.nodes)), None)
-        is_custom = _is_custom(n.target) or is_fused_optimizer(n.target)
-        out = self._call_custom(n) if is_custom else super().run_node(n)
+        out = run()
         for node in reversed(graph.nodes):
             if node is last:
                 break

@@ -20,6 +20,7 @@ from pygraph.process.collection import no_collection
 from pygraph.tracing.error_frames import preserved_dispatch_state
 from pygraph.tracing.gradient_hooks import UnseenHooksError
 from pygraph.tracing.interruptions import uninterrupted
+from pygraph.tracing.number_uses import NumberUses
 from pygraph.tracing.recording import Recording, record
 from pygraph.tracing.turn import turn
 
@@ -53,19 +54,23 @@ def record_specialized(
         TraceError: The function cannot be traced.
     """
     with turn(), no_collection(), _saved_tensors_unseen(), preserved_dispatch_state():
-        hooks = False
+        hooks, used = False, None
         for _ in range(_MAX_SPECIALIZATIONS):
             environment = Environment(fn, {"args": args, "kwargs": kwargs}, hooks=hooks)
-            asked: set[int] = set()
+            uses = NumberUses()
+            asked = uses.asked
             try:
-                recording = record(fn, args, kwargs, static, name, environment, asked)
+                recording = record(fn, args, kwargs, static, name, environment, uses)
+                recording.used = used = used or uses.summary()
             except UnseenHooksError:
                 hooks = True
                 continue
             except TraceError as error:
                 asked |= _suspected_numbers(error, pytree.tree_leaves((args, kwargs)), static, asked)
                 if asked <= static:
+                    error.used = used or uses.summary()
                     raise
+                used = used or uses.summary()
                 static |= asked  # it may have failed because the answer was not a number's
                 continue
             if recording.specialize <= static:

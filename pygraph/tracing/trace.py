@@ -78,14 +78,20 @@ def _trace_call(
             drop_idle_reads(recording.module, outer.locations)
         read = [tensor for tensor in recording.gradients if id(tensor) not in inputs]
         now = reached_besides(fn, args, kwargs, read, recording.toggled, hooks=recording.differentiates)
-        program = _functional(recording)
+        try:
+            program = _functional(recording)
+        except TraceError:
+            if not recording.positions:
+                raise
+            # There may be no operation by an index for a dtype; views at known positions are those of eager.
+            return _trace_call(fn, args, kwargs, static | recording.positions, name)
         program = program.replace(gradients=free_leaves(program, differentiated))
         if isinstance(fn, Renaming):
             program = _with_paths(program, fn.path)
         if isinstance(fn, Rebinding):
             now.release(fn.rebound())
             fn.check(program)
-        return Traced(program, static, now)
+        return Traced(program, static, now, recording.used)
 
 
 def _functional(recording: Recording) -> Program:
@@ -108,5 +114,7 @@ def _with_paths(program: Program, path: Callable[[str], str]) -> Program:
         named = hasattr(descriptor, "path") and descriptor.path.startswith(("args", "result"))
         return dataclasses.replace(descriptor, path=path(descriptor.path)) if named else descriptor
 
+    used = tuple(baked for baked in program.baked if path(baked.path))
+    program = program.replace(baked=used)
     fields = ("inputs", "outputs", "aliases", "statics", "baked")
     return program.replace(**{field: tuple(map(renamed, getattr(program, field))) for field in fields})

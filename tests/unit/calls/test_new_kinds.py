@@ -181,7 +181,8 @@ def test_an_integer_that_counts_is_not_recorded_at_every_step(device: torch.devi
     fast = pygraph.jit(lambda x, n: x * 2 if n % 3 else x.roll(n))
     for n in range(60):
         assert torch.equal(fast(x, n), x * 2 if n % 3 else x.roll(n))
-    assert fast.cache_info().captures == limits.LIMITS.single_kinds
+    # Besides these, the first number and the path that only decides.
+    assert fast.cache_info().captures == limits.LIMITS.single_kinds + 2
 
 
 def test_traces_of_one_kind_are_one_kind(device: torch.device, clock: Clock) -> None:

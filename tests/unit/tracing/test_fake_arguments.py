@@ -12,10 +12,11 @@ from pygraph.errors import TraceError
 from pygraph.ir.descriptors import Argument, ScalarArgument
 from pygraph.tracing.argument_changes import ArgumentChanges, stored_attribute
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
+from pygraph.tracing.number_uses import NumberUses
 
 
 def fakes_of(*args: Any, static: frozenset[int] = frozenset(), **kwargs: Any) -> FakeArguments:
-    return fake_arguments("f(…)", (args, kwargs), static, set(), lambda value: value)
+    return fake_arguments("f(…)", (args, kwargs), static, NumberUses(), lambda value: value)
 
 
 def test_tensors_and_live_numbers_are_inputs_and_all_else_stays() -> None:

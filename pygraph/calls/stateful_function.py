@@ -251,10 +251,11 @@ class StatefulFunction(WithStateInputs):
             return self.numbers[_index(rest)].name + rest.partition("]")[2]
         if first == 5 and rest.startswith(f"['{ANSWERS}']"):
             return f"decision {_index(rest.partition(']')[2]) + 1}"
-        if first == 3:
-            return CONDITION
-        rest = ("args", "kwargs")[first - 4] + rest
-        return self.__wrapped__.path(rest) if isinstance(self.__wrapped__, Renaming) else rest
+        return CONDITION if first == 3 else self._users_path(("args", "kwargs")[first - 4] + rest)
+
+    def _users_path(self, path: str) -> str:
+        inner = self.__wrapped__
+        return inner.path(path) if isinstance(inner, Renaming) else path
 
 
 def _index(path: str) -> int:

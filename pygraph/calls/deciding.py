@@ -12,6 +12,7 @@ docs/design/0021-decisions.md.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -54,6 +55,7 @@ class DecidedFunction:
 
     Attributes:
         trusted: The answers that are known to be those of the call under way; None if they are not known.
+        lines: The lines that ask, by their number, as of the last trace.
         restore: Puts random generators back to where they were when the call under way began.
         trying: The thread that looks for a replay of a call, and runs the function itself if there is none.
     """
@@ -63,6 +65,7 @@ class DecidedFunction:
         self.numbers = numbers
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
         self.trusted: Path | None = None
+        self.lines: dict[int, str | None] = {}
         self.restore: Callable[[], None] = _nothing
         self.trying: int | None = None
 
@@ -73,15 +76,19 @@ class DecidedFunction:
             if self.trying == threading.get_ident():
                 raise _AsItIsError
             return self.__wrapped__(*args, **kwargs)  # for a second derivative
-        known = () if given == UNKNOWN_PATH else given
-        with deciding(known, self.restore, trusted=given == self.trusted, numbers=self.numbers) as decisions:
+        known, is_call = () if given == UNKNOWN_PATH else given, self.trying == threading.get_ident()
+        restore = self.restore if is_call else None
+        with deciding(known, restore, trusted=given == self.trusted, numbers=self.numbers) as decisions:
             try:
                 result = self.__wrapped__(*args, **kwargs)
             except Exception:
                 if known[: len(decisions.answers)] == tuple(decisions.answers):
                     raise
                 result = None
+        self.lines |= enumerate(decisions.lines)
         found = tuple(decisions.answers)
+        if found != given and not is_call:
+            raise TraceError("it decides otherwise than in the call")
         if found != given:  # raised here, it has no context, whose frames hold what the trace made
             raise OtherPathError(found)
         self.trusted = given  # what differentiates it traces it again, where no values are known
@@ -206,8 +213,10 @@ class DecidingCalls:
         self.engine = users.derive(self._function, self._policy)
         self.traces: Traces | None = None
         self._paths = ExpectedPaths(limits.LIMITS.paths)
+        self._as_it_is: dict[Path, None] = {}  # those without a graph
         self._again = Budget(limits.LIMITS.wasted_traces, limits.LIMITS.repeated_share)
         self._why_not = _CHANGING
+        self._line: str | None = None  # that asked, where a call went another way last
         self._in_a_row = self._ran = self._new = 0
         self._generators: list[torch.Generator] = []
         self._looked_at = -1  # the number of traces at that time
@@ -248,11 +257,17 @@ class DecidingCalls:
                 result = self.engine(*args, **kwargs, **{ANSWERS: path})
             except DecisionError as error:
                 begin = (*path[: error.index], text_of(error.answer))
-                path = _or_unknown(self._paths.beginning_with(begin, tried))
+                self._line = function.lines.get(error.index)
+                known = self._paths.beginning_with(begin, tried)
+                path = _or_unknown(self._without_graph(begin) if known is None else known)
                 if len(self._paths):
                     self._users.cache.inlined[_AGAIN] += 1
                     self._again.lose(retries.clock() - began_again)
                 self._in_a_row = 0
+            except _AsItIsError:
+                if path == function.trusted:
+                    self._note_as_it_is(path)
+                raise
             except _NoTraceError:
                 path = _or_unknown(self._paths.beginning_with(begin, tried))
             except OtherPathError as error:
@@ -266,6 +281,15 @@ class DecidingCalls:
             states.restore()
         self._users.cache.inlined[_CHANGING] += 1
         raise _AsItIsError
+
+    def _note_as_it_is(self, path: Path) -> None:
+        if len(self._as_it_is) >= limits.LIMITS.paths:
+            self._as_it_is.clear()
+        self._as_it_is[path] = None
+
+    def _without_graph(self, begin: Path) -> Path | None:
+        """A way that begins so and has no graph, as one that ends in an error; None if none is known."""
+        return next((path for path in self._as_it_is if path[: len(begin)] == begin), None)
 
     def _generators_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Generator]:
         """The generators that a call may pass to operations; looked for again after a call that was traced."""
@@ -300,7 +324,7 @@ class DecidingCalls:
         """Why calls run as they are for now; None if they do not."""
         if self._parts is not None:
             return self._parts.refusal()
-        return None if self._again.allows() else self._why_not
+        return None if self._again.allows() else dataclasses.replace(self._why_not, source=self._line)
 
     def engines(self) -> Iterator[Any]:
         """The engine of the function that decides as it is told, or those of parts."""

@@ -60,21 +60,27 @@ class Decisions:
 
     Args:
         given: The texts of the first ones.
-        restore: Puts random generators back to where they were when the call began.
+        restore: Puts random generators back to where they were when the call began; None if no call is traced, and
+            all answers must be given.
         trusted: Whether those given are the call's own; else each is looked up, and the right one taken.
         numbers: Whether questions for numbers are answered as well.
 
     Attributes:
         answers: The texts of all of them.
+        lines: The user's lines that ask.
         before: The last node before the operation under way; None between operations.
     """
 
-    def __init__(self, given: Sequence[str], restore: Callable[[], None], *, trusted: bool, numbers: bool) -> None:
-        self._given, self._restore, self._trusted = tuple(given), restore, trusted
+    def __init__(
+        self, given: Sequence[str], restore: Callable[[], None] | None, *, trusted: bool, numbers: bool
+    ) -> None:
+        self._given, self._restore, self._trusted = tuple(given), restore, trusted or restore is None
         self.numbers = numbers
         self._outcomes: dict[Any, bool] = {}
         self.answers: list[str] = []
+        self.lines: list[str | None] = []
         self.before: fx.Node | None = None
+        self._is_in_operation = False
 
     def outcome(self, condition: Any) -> bool:
         """The outcome of a condition, whose check is recorded the first time."""
@@ -98,15 +104,18 @@ class Decisions:
 
     def sized(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor with the sizes that it has in the call, for each of which is asked that only a run knows."""
-        unknown = [size for size in tensor.shape if free_unbacked_symbols(size)]
+        unknown: list[Any] = [size for size in tensor.shape if free_unbacked_symbols(size)]
         if not unknown:
             return tensor
-        size: Any
-        for size in unknown:
-            (symbol,) = free_unbacked_symbols(size)
-            number = self.number(symbol)
-            assert isinstance(number, int), symbol
-            size.node.shape_env.fix(symbol, number)
+        self._is_in_operation = True
+        try:
+            for size in unknown:
+                (symbol,) = free_unbacked_symbols(size)
+                number = self.number(symbol)
+                assert isinstance(number, int), symbol
+                size.node.shape_env.fix(symbol, number)
+        finally:
+            self._is_in_operation = False
         return torch.ops.pygraph.sized(tensor, [int(size) for size in tensor.shape])
 
     @contextlib.contextmanager
@@ -132,11 +141,15 @@ class Decisions:
         self.answers.append(text_of(answer))
         with tracer.graph.inserting_after(last):
             node = tracer.create_proxy("call_function", ask(), (proxy, answer, index), {}).node
-        node.meta["source"] = user_frame(sys._getframe(1))
+        self.lines.append(user_frame(sys._getframe(1)))
+        if not self._is_in_operation:  # which else notes the line of all its nodes
+            node.meta["source"] = self.lines[-1]
         return answer
 
     def _looked_up(self, last: fx.Node, value: fx.Node, root: Any) -> Answer:
         """The value of a node in the call that is traced."""
+        if self._restore is None:
+            raise TraceError("it decides by a value on the device that the call has not asked for")
         if not are_known(
             _here.given
         ):  # in a trace of what differentiates it; the function itself is to be traced first
@@ -169,7 +182,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def deciding(
-    given: Sequence[str], restore: Callable[[], None], *, trusted: bool, numbers: bool
+    given: Sequence[str], restore: Callable[[], None] | None, *, trusted: bool, numbers: bool
 ) -> Generator[Decisions, None, None]:
     """Have what is traced inside decide by these answers, and by those of the call that is traced.
 

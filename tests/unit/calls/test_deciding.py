@@ -153,6 +153,24 @@ def test_a_call_that_raises(device: torch.device) -> None:
     assert fast.cache_info().hits >= 8
 
 
+def test_a_way_that_ends_in_an_error_is_traced_once(device: torch.device) -> None:
+    def fn(x: Tensor) -> Tensor:
+        if x.isnan().any():
+            raise ValueError("not a number")
+        return x * 2
+
+    fast = pygraph.jit(fn)
+    good, bad = torch.ones(3, device=device), torch.full((3,), torch.nan, device=device)
+    fast(good)
+    compilations: list[int] = []
+    for _ in range(3):
+        with pytest.raises(ValueError, match="not a number"):
+            fast(bad)
+        compilations.append(fast.engine.shared.counts.compilations)
+        assert_same(fast(good), fn(good), device)
+    assert compilations[0] == compilations[-1]
+
+
 def test_a_call_runs_as_it_is_while_others_have_their_turns(device: torch.device) -> None:
     """Code of the user's may wait for another thread that calls the same function."""
     entered, answered = threading.Event(), threading.Event()

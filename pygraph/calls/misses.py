@@ -156,7 +156,7 @@ class Misses:
         fewest = min((list(_differences(now, other)) for other in alike), key=len)
         if not now.is_alike(alike[0]):
             del fewest[1:]  # which mostly follow from the first
-        return ", ".join(fewest)
+        return ", ".join(fewest) or "a number is another one, and is passed from now on"
 
 
 def _differences(now: _Described, before: _Described) -> Iterator[str]:

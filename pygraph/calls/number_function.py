@@ -82,7 +82,7 @@ class NumberFunction(Renaming):
 
     def path(self, path: str) -> str:
         """The name that reports give to an argument or a result of this function; none for what is not used."""
-        if not path.startswith("args["):
+        if not path.startswith("args[") or path == "args[0]":
             return path
         kind, rest = int(path[5:].partition("]")[0]), path.partition("]")[2]
         if kind > 0:

@@ -42,7 +42,10 @@ def _profile(entry: Entry) -> Profile | str | None:
 
 def _baked(program: Program | None) -> dict[str, str]:
     """Texts of the values of arguments that a trace depends on."""
-    return {} if program is None else {one.path: short_text(one.value) for one in program.baked}
+    if program is None:
+        return {}
+    # The answer to a question about a value on the device is a text already.
+    return {b.path: b.value if b.path.startswith("decision ") else short_text(b.value) for b in program.baked}
 
 
 _MOST_NODES = 200

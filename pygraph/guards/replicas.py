@@ -164,13 +164,13 @@ class Replicas:
                 raise TraceError(f"it stores {name} elsewhere, or returns something that refers to it")
 
     def replaced(self, value: Any) -> tuple[Any, Owners]:
-        """A value with None for each replica in it, and which replicas there were."""
+        """A value with `...` for each replica in it, and which replicas there were; some containers leave None out."""
         numbers = {id(made): number for number, made in enumerate(self._made)}
         leaves, tree = pytree.tree_flatten(value, is_leaf=lambda value: id(value) in numbers)
         owners = tuple((index, numbers[id(leaf)]) for index, leaf in enumerate(leaves) if id(leaf) in numbers)
         if not owners:
             return value, ()
-        return unflatten([None if id(leaf) in numbers else leaf for leaf in leaves], tree), owners
+        return unflatten([... if id(leaf) in numbers else leaf for leaf in leaves], tree), owners
 
     def writes(self) -> tuple[tuple[Write, ...], list[Any]]:
         """Find where the function has stored something on them, and the values."""
@@ -239,7 +239,7 @@ def _changes(before: dict[Any, Any], now: dict[Any, Any]) -> Iterator[tuple[Any,
 
 
 def with_owners(value: Any, owners: Owners, objects: Sequence[Any]) -> Any:
-    """A value with the caller's own objects in the stead of None, where there were replicas."""
+    """A value with the caller's own objects in the stead of `...`, where there were replicas."""
     if not owners:
         return value
     leaves, tree = pytree.tree_flatten(value)

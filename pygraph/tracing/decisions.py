@@ -40,7 +40,7 @@ MAX_DECISIONS = 64
 
 
 UNKNOWN_PATH = ("?",)
-"""What stands for the answers of a call of which none are known: to trace it tells them."""
+"""Instead of the answers of a call, where none are known: to trace it tells them."""
 
 
 class OtherPathError(BaseException):

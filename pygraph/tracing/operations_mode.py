@@ -123,7 +123,9 @@ class OperationsMode(TorchDispatchMode):
         self._assumptions.before_operation()
         with operation_under_way(last):
             out = without_undescribed(func, args, func(*args, **kwargs))
-        self.has_unknown_sizes = self.has_unknown_sizes or has_unknown_sizes(out := with_known_sizes(out))
+        if not (isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable):  # whose results are arguments
+            out = with_known_sizes(out)
+        self.has_unknown_sizes = self.has_unknown_sizes or has_unknown_sizes(out)
         self._assumptions.after_operation(graph, func)
         self._known.after_operation(func, args, kwargs, out, tracing.tracer)
         with self._noticing():

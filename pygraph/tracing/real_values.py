@@ -80,8 +80,8 @@ def _is_repeatable(node: fx.Node) -> bool:
 
 def _in_a_thread(run: Callable[[], None], values: Iterable[Any]) -> None:
     """Run outside all modes and levels of the trace, on the current stream."""
-    on_gpu = next((value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda), None)
-    stream = None if on_gpu is None else torch.cuda.current_stream(on_gpu)
+    device = next((value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda), None)
+    stream = torch.cuda.current_stream(device) if torch.cuda.is_initialized() else None
 
     def on_stream() -> None:
         with torch.cuda.stream(stream):

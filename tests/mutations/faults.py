@@ -514,6 +514,30 @@ FAULTS = (
         "        if may_overlap(target, source) and not (in_turn and _is_same_memory(target, source)):\n",
         "        if may_overlap(target, source) and not in_turn:\n",
     ),
+    Fault(
+        "answers-unchecked",
+        "A call goes on with the trace of another answer than it gives.",
+        "    if text_of(found) != text_of(answer):\n",
+        "    if False:\n",
+    ),
+    Fault(
+        "looked-up-in-place",
+        "What a function updates before it asks is updated while the answer is looked up.",
+        "        copies = {one._cdata: _copy_of(one) for one in storages if one._cdata in self._outside}\n",
+        "        copies = dict[int, torch.UntypedStorage]()\n",
+    ),
+    Fault(
+        "looked-up-draws",
+        "What is drawn while an answer is looked up is drawn by the call, too.",
+        "            failed.append(error)\n        finally:\n            restore()\n",
+        "            failed.append(error)\n",
+    ),
+    Fault(
+        "one-exception",
+        "Calls are expected to go another way after a single exception.",
+        "(expected, False) if was_right else (path, False)",
+        "(path, False)",
+    ),
     # -- transforms ---------------------------------------------------------------------------------------------------
     Fault(
         "results-that-are-stored-at-an-offset",
@@ -561,8 +585,8 @@ FAULTS = (
     Fault(
         "draws-made-again",
         "The backward draws random numbers again instead of taking the ones that the forward has drawn.",
-        "    return not takes_tensors and not is_random(node)\n",
-        "    return not takes_tensors\n",
+        "    return not any(map(_has_tensors, node.all_input_nodes)) and not is_random(node)\n",
+        "    return not any(map(_has_tensors, node.all_input_nodes))\n",
     ),
     Fault(
         "gradients-that-are-views",

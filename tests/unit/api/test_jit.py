@@ -183,7 +183,7 @@ def test_strict_says_what_to_do(x: torch.Tensor) -> None:
         ),
         (
             lambda x: rows(x, weight),
-            r"shape depends on data\. From test_jit\.py.* Keep the shape",
+            r"shape of its result depends on data\. From test_jit\.py.* Keep the shape",
         ),
     ):
         with pytest.raises(FallbackError, match=text):

@@ -238,14 +238,14 @@ def test_to_the_host_and_back(device: torch.device, native: bool) -> None:
 
 
 class Checked(nn.Module):
-    """What cannot be a graph in training: it asks for a value on the device."""
+    """What cannot be a graph in training: it asks for the text of a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and int(x.sum()) > 10**6:
+        if self.training and not str(x):
             return x
         return torch.relu(self.linear(x))
 
@@ -261,7 +261,7 @@ def test_what_cannot_be_traced_in_one_mode_is_a_graph_in_the_other(
         for seed in range(3):
             pair.check(batch(device, seed), grad=grad)
     assert pair.fast.cache_info().captures > 0
-    assert "data-dependent" in str(pair.fast.explain().to_dict()["fallbacks"])
+    assert "the text of a tensor" in str(pair.fast.explain().to_dict()["fallbacks"])
     with counted(monkeypatch, device) as work:
         for turn in range(6):
             pair.change(lambda m, turn=turn: m.train(turn % 2 == 0))

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from pygraph.ir.descriptors import Argument, Baked, ScalarArgument
 from pygraph.tracing.fake_arguments import FakeArguments
 from pygraph.tracing.number_conditions import Comparison, comparison_in, guard_text, number_text
-from pygraph.tracing.positions import bounds_of, symbols_of_layouts
+from pygraph.tracing.positions import bounds_of, is_outside, position_symbols, symbols_of_layouts
 
 aten = torch.ops.aten
 
@@ -104,6 +104,8 @@ def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule, results: 
     for expression, *_ in filter(None, map(bounds_of, module.graph.nodes)):
         if number_text(expression, arguments.uses.names) is None:
             needed |= expression.free_symbols
+    # Where torch does not say so itself (torch 2.11), eager's error is raised when the position is a number.
+    needed |= {symbol for node in module.graph.nodes if is_outside(node) for symbol in position_symbols(node)}
     needed |= symbols_of_layouts(module.graph.nodes, results)
     return frozenset(arguments.symbols[symbol] for symbol in needed if symbol in arguments.symbols)
 

@@ -69,6 +69,17 @@ def bounds_of(node: fx.Node) -> tuple[Any, int, int] | None:
     return (start.node.expr, 0, size - length) if start.node.hint >= 0 else (start.node.expr, -size, -length)
 
 
+def is_outside(node: fx.Node) -> bool:
+    """Whether a view does not lie inside at the live position that it has in this call."""
+    bounds, position = bounds_of(node), position_of(node)
+    return bounds is not None and not bounds[1] <= position.meta["val"].node.hint <= bounds[2]
+
+
+def position_symbols(node: fx.Node) -> set[Any]:
+    """The symbols of a live position."""
+    return set(free_symbols(position_of(node).meta["val"]))
+
+
 def position_of(node: fx.Node) -> Any:
     """The position of a view, or of a write or a gradient of one, if it is that of a live number; None if not."""
     at = _AT.get(node.target)

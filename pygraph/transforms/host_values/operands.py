@@ -152,8 +152,10 @@ def _entry(value: Any, index: int) -> Any:
 
 
 def _fit_rules(args: dict[str, Any]) -> bool:
-    """Whether no host value is left where a rule expects none."""
-    return not any(is_number(item) or is_host_tensor(item) for value in args.values() for item in _flat(value))
+    """Whether no host value is left where a rule expects none, nor a tensor of which only a run knows how it lies."""
+    items = [item for value in args.values() for item in _flat(value)]
+    unknown = any(isinstance(item, fx.Node) and item.meta.get("spec") is None for item in items)
+    return not unknown and not any(is_number(item) or is_host_tensor(item) for item in items)
 
 
 def _flat(value: Any) -> Iterable[Any]:

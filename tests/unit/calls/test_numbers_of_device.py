@@ -71,7 +71,10 @@ def reshaped(x: Tensor, mask: Tensor) -> Tensor:
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:
     rows = x[mask]
-    return (rows @ rows.T).view(-1).cumsum(0)[-1] + rows.shape[0]
+    total = rows.sum(0)
+    for index in range(rows.shape[0]):
+        total = total * 0.5 + index
+    return rows @ total
 
 
 def of_unique_values(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

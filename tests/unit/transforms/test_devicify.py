@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
+import pygraph
 from pygraph.api.trace import trace
 from pygraph.errors import UndecidedError
 from pygraph.ir.check import check_program
@@ -522,3 +523,10 @@ def test_updates_keep_pointing_at_their_inputs(device: torch.device) -> None:
     (mutation,) = [output for output in program.outputs if isinstance(output, Mutation)]
     assert isinstance(program.inputs[mutation.input], Argument)
     assert any(isinstance(descriptor, ScalarArgument) for descriptor in program.inputs)
+
+
+def test_a_number_beside_a_tensor_at_a_place_that_data_decides(device: torch.device) -> None:
+    fast = pygraph.jit(lambda x, k: x.flatten()[x.argmax()] + k)
+    for k in (0.5, 1.5, 2.5):
+        x = torch.tensor([[1.0, 5.0 - k], [k + 3.0, 0.0]], device=device)
+        assert fast(x, k).item() == max(5.0 - k, k + 3.0) + k

@@ -101,9 +101,11 @@ class UndecidedError(TraceError):
 
     Attributes:
         needs_number: Whether it needs a number, as a size or an index, and not only the outcome of a condition.
+        needs_float: Whether that is no integer, which seldom comes again.
     """
 
     needs_number: bool = False
+    needs_float: bool = False
 
 
 class DisturbedTraceError(TraceError):

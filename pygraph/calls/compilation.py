@@ -180,10 +180,13 @@ class Compiler:
         first = runners.of_first_step(call.args, call.kwargs, error) if self._function.options.strict else None
         if first is not None:
             return self._add_runner(key, call, first)
-        parts = self._parts(past, call, runners, error)
+        needs_numbers = self._needs_numbers(error)
+        # An integer, as a length, may come again. Where it does not, the function is cut later.
+        is_cut_first = not needs_numbers or (isinstance(error, UndecidedError) and error.needs_float)
+        parts = self._parts(past, call, runners, error) if is_cut_first else None
         if parts is not None:
             return self._keep(key, call, Stateful(fallbacks=[], runner=parts))
-        if self._needs_numbers(error):
+        if needs_numbers:
             return self._add_stateful(key, call, runners, self._policy.numbers_left())
         return self._without_trace(key, call, past, error, seconds)
 

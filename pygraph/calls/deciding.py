@@ -42,6 +42,7 @@ from pygraph.tracing.iterator_locations import generators_of
 
 _AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than the last one by values on the device")
 _CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
+_NEEDING = "it needs a number of the device on the host, which is another one each time"
 _SELDOM = Fallback("the call", "it decides by values on the device, in ways that seldom come again")
 
 
@@ -277,10 +278,19 @@ class DecidingCalls:
                 self._note_replay(path, is_new=is_new)
                 if self._new > limits.LIMITS.new_numbers:
                     self._again.lose(retries.clock() - began, limits.LIMITS.wasted_traces + 1)
+                    self._cut(args, kwargs)
                 return result
             states.restore()
         self._users.cache.inlined[_CHANGING] += 1
         raise _AsItIsError
+
+    def _cut(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have calls run part by part, if they can be cut where they need numbers that do not come again."""
+        users = self._users
+        if not users.function.options.strict:
+            self._parts = users.policy.part_runner(users, args, kwargs, _NEEDING)
+        if self._parts is not None:
+            self.engine.release()
 
     def _note_as_it_is(self, path: Path) -> None:
         if len(self._as_it_is) >= limits.LIMITS.paths:

@@ -224,6 +224,7 @@ class Questions(TorchFunctionMode):
     Attributes:
         undecided: Whether there was a question, and no answer.
         needs_number: Whether such a question was for a number, and not for the outcome of a condition alone.
+        needs_float: Whether that was no integer.
     """
 
     def __init__(self, arguments: FakeArguments) -> None:
@@ -231,7 +232,7 @@ class Questions(TorchFunctionMode):
         self._thread = threading.get_ident()
         self._arguments = arguments
         self._floats: dict[Any, Any] = {}
-        self.undecided = self.needs_number = self._is_of_truth = False
+        self.undecided = self.needs_number = self.needs_float = self._is_of_truth = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _ASKING:
@@ -290,6 +291,7 @@ class Questions(TorchFunctionMode):
         if decisions is None or not decisions.numbers:
             self.undecided = True
             self.needs_number = self.needs_number or not self._is_of_truth
+            self.needs_float = not all(symbol.is_integer for symbol in free_unbacked_symbols(expression))
             return None
         for symbol in sorted(free_unbacked_symbols(expression), key=str):
             if not self._is_answered(decisions, symbol):

@@ -420,7 +420,7 @@ def _failure_error(call: str, failure: BaseException, watches: _Watches) -> Trac
 
 def _undecided(text: str, watches: _Watches) -> UndecidedError:
     error = UndecidedError(text)
-    error.needs_number = watches.questions.needs_number
+    error.needs_number, error.needs_float = watches.questions.needs_number, watches.questions.needs_float
     return error
 
 

@@ -12,6 +12,7 @@ docs/design/0021-decisions.md.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from pygraph.calls.entries import StateRunner
 from pygraph.calls.expected_paths import ExpectedPaths, Path
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
-from pygraph.calls.policy import Policy
+from pygraph.calls.policy import ClosedError, Policy
 from pygraph.calls.retries import Budget, Traces
 from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
@@ -288,7 +289,8 @@ class DecidingCalls:
         """Have calls run part by part, if they can be cut where they need numbers that do not come again."""
         users = self._users
         if not users.function.options.strict:
-            self._parts = users.policy.part_runner(users, args, kwargs, _NEEDING)
+            with contextlib.suppress(ClosedError):  # the call has been made
+                self._parts = users.policy.part_runner(users, args, kwargs, _NEEDING)
         if self._parts is not None:
             self.engine.release()
 

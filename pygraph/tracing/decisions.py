@@ -150,10 +150,8 @@ class Decisions:
         """The value of a node in the call that is traced."""
         if self._restore is None:
             raise TraceError("it decides by a value on the device that the call has not asked for")
-        if not are_known(
-            _here.given
-        ):  # in a trace of what differentiates it; the function itself is to be traced first
-            raise OtherPathError(UNKNOWN_PATH)
+        if not are_known(_here.given):
+            raise OtherPathError(UNKNOWN_PATH)  # what differentiates it is traced; the function itself is to be first
         return value_at(value, last, root, _here.given, self._restore)
 
 

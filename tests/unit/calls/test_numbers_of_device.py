@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,6 +188,20 @@ def test_numbers_that_never_come_again_are_given_up(device: torch.device) -> Non
         x = torch.arange(4.0, device=device) + value
         assert_same(fast(x), fn(x), device)
     assert fast.cache_info().size <= limits.LIMITS.new_numbers + 2
+
+
+def test_a_call_is_not_made_twice_where_its_numbers_are_given_up(device: torch.device) -> None:
+    """Objects are not taken apart in functions that are cut, which shows when the call has been made."""
+
+    def fn(batch: Any) -> int:
+        batch.x.add_(1)
+        return int(batch.x.sum())
+
+    fast = pygraph.jit(fn)
+    for value in range(10):
+        mine, theirs = (SimpleNamespace(x=torch.full((3,), float(value), device=device)) for _ in range(2))
+        assert fast(mine) == fn(theirs)
+        assert_same(mine.x, theirs.x, device)
 
 
 def test_what_is_no_number_runs_as_it_is(device: torch.device) -> None:

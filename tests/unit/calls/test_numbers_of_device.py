@@ -152,7 +152,7 @@ def test_a_first_call_finds_its_way_in_one_trace(device: torch.device) -> None:
     assert fast.cache_info().size == 1
     with fakes_followed():
         pygraph.jit(fn)(x, mask)
-    assert_no_fake_left()
+        assert_no_fake_left()
 
 
 def test_arguments_are_as_they_were_while_answers_are_looked_up(device: torch.device) -> None:

@@ -130,6 +130,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = _heap_first(items, given.get("workercount", 1))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse modules that register the emulated device in a run for a GPU: no backward on the GPU works afterwards."""
+    if any(item.get_closest_marker("gpu") for item in session.items):
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None or accelerator.type != "cuda":
+            raise pytest.UsageError(f"a test module made {accelerator} torch's accelerator while it was imported")
+
+
 def _heap_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """The items, with those marked ``heap`` at the beginning of the parts that xdist gives to workers at first."""
     early = [item for item in items if item.get_closest_marker("heap")]

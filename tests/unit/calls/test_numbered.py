@@ -13,11 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pygraph
-from pygraph.runtime.emulated import driver as emulated
 from tests.extent import examples
-
-emulated.driver()
-DEVICE = torch.device("emu", 0)
 
 
 def check(fn: Callable[..., Any], jitted: Callable[..., Any], *args: Any) -> None:
@@ -355,10 +351,10 @@ NUMBERS = st.one_of(
 )
 @given(numbers=st.lists(NUMBERS, min_size=3, max_size=6))
 @settings(max_examples=examples(4, 60), deadline=None)
-def test_computed_numbers_are_those_of_python(kind: str, numbers: list[Any]) -> None:
+def test_computed_numbers_are_those_of_python(device: torch.device, kind: str, numbers: list[Any]) -> None:
     fn = COMPUTED[kind]
     jitted = pygraph.jit(fn)
-    x = torch.arange(3.0, dtype=torch.float64).to(DEVICE)
+    x = torch.arange(3.0, dtype=torch.float64).to(device)
     for number in numbers:
         check(fn, jitted, x, number)
 
@@ -366,10 +362,10 @@ def test_computed_numbers_are_those_of_python(kind: str, numbers: list[Any]) -> 
 @pytest.mark.parametrize("kind", [name for name in DECIDING if name != "rounded"])
 @given(numbers=st.lists(NUMBERS, min_size=3, max_size=6))
 @settings(max_examples=examples(4, 60), deadline=None)
-def test_decisions_are_those_of_python(kind: str, numbers: list[Any]) -> None:
+def test_decisions_are_those_of_python(device: torch.device, kind: str, numbers: list[Any]) -> None:
     fn, _ = DECIDING[kind]
     jitted = pygraph.jit(fn)
-    x = torch.arange(3.0, dtype=torch.float64).to(DEVICE)
+    x = torch.arange(3.0, dtype=torch.float64).to(device)
     for number in numbers:
         check(fn, jitted, x, number)
 

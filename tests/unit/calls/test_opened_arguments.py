@@ -459,8 +459,8 @@ def total(value: Any) -> Any:
 
 @settings(max_examples=25, deadline=None)
 @given(shape=VALUES, writes=st.booleans())
-def test_any_object_is_as_in_eager(shape: Any, writes: bool) -> None:
-    make = maker(pygraph.default_device())
+def test_any_object_is_as_in_eager(device: torch.device, shape: Any, writes: bool) -> None:
+    make = maker(device)
 
     def function(batch: Batch) -> Any:
         result = total(batch)

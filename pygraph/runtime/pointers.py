@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pygraph.runtime.recorded_graph import RecordedGraph, RecordedNode
 
@@ -197,7 +198,13 @@ _REALS = (ctypes.c_float, ctypes.c_double, ctypes.c_bool)
 
 
 def _encoded(ctype: Any, number: float) -> bytes:
-    """The bytes of a C value of ``ctype``; an integer type drops the fraction, as eager does."""
+    """The bytes of a C value of ``ctype``; an integer type drops the fraction, as eager does.
+
+    Raises:
+        OverflowError: An integer that has been computed is none of 64 bits; or a ValueError, as eager has it.
+    """
+    if type(number) is int and not -(1 << 63) <= number < 1 << 63:
+        torch.zeros(()).mul(number)  # raises what operations of torch's raise
     return bytes(ctype(number if ctype in _REALS else int(number)))
 
 

@@ -47,6 +47,11 @@ def updates_in_hiding(args: Any) -> bool:
     return args[3] is not None and args[4] is not None and bool(args[5])
 
 
+def written_in_hiding(target: Any, args: Any) -> list[Any]:
+    """The running statistics that a call of an operation updates though its schema does not declare it."""
+    return list(args[3:5]) if target in HIDDEN_WRITES and updates_in_hiding(args) else []
+
+
 # The operation that torch decomposes batch norm into declares the update; batch norm does not (torch 2.11 and 2.13).
 _HIDING = {*HIDDEN_WRITES, aten._native_batch_norm_legit.default}
 

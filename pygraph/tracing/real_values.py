@@ -24,6 +24,7 @@ from pygraph.ir.decisions import ask
 from pygraph.ir.effects import KNOWN_NAMESPACES, is_action, is_operation
 from pygraph.ir.functional_variants import written_values
 from pygraph.ir.printing import target_text
+from pygraph.tracing.hidden_writes import written_in_hiding
 
 
 def are_known(values: Iterable[Any]) -> bool:
@@ -135,7 +136,8 @@ class _Run:
         if not is_operation(node):  # control flow and kernels say it in ways of their own
             written: Any = (args, kwargs) if isinstance(target, torch._ops.HigherOrderOperator) else ()
         else:
-            written = written_values(target, args, kwargs) if target._schema.is_mutable else ()
+            declared = written_values(target, args, kwargs) if target._schema.is_mutable else ()
+            written = (*declared, *written_in_hiding(target, args))
         if self._copy(pytree.tree_leaves(written)):
             args, kwargs = self._arguments(node)
         return target(*args, **kwargs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import TraceError
 from pygraph.guards.locations import is_updated
 from pygraph.guards.torch_settings import looks_at_gradients
+from pygraph.ir.source_lines import PYGRAPH_FOLDER
 from pygraph.tracing import interruptions
 from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.gradient_hooks import GradientHooks
@@ -45,7 +47,7 @@ _LAYOUT = {
 }
 
 # Files of the frames between the code that asks for a tensor's text and the mode.
-_BETWEEN = (os.path.abspath(torch.overrides.__file__), os.path.abspath(torch_tensor.__file__), __file__)
+_BETWEEN = (os.path.abspath(torch.overrides.__file__), os.path.abspath(torch_tensor.__file__))
 
 
 class Refusals(TorchFunctionMode):
@@ -138,6 +140,12 @@ class Refusals(TorchFunctionMode):
 def _asked_by_user() -> bool:
     """Whether user code calls torch here."""
     frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename in _BETWEEN:
+    while frame is not None and _is_between(frame.f_code):
         frame = frame.f_back
     return is_user_frame(frame)
+
+
+def _is_between(code: types.CodeType) -> bool:
+    """Whether code is what passes an operation on, as other modes of ours do."""
+    of_mode = code.co_name == "__torch_function__" and code.co_filename.startswith(PYGRAPH_FOLDER)
+    return of_mode or code.co_filename in _BETWEEN

@@ -32,6 +32,15 @@ class Net(nn.Module):
         return self.last(self.dropout(torch.relu(self.norm(self.first(x))))) * self.scale
 
 
+class Labelled(Net):
+    """It has a text by which it decides."""
+
+    label = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.label else x
+
+
 class Plain(nn.Module):
     """Parameters only."""
 
@@ -114,13 +123,6 @@ def test_gradients_are_those_of_the_mode_in_which_the_forward_ran(device: torch.
 
 def test_ways_to_be_are_bounded(device: torch.device) -> None:
     """A text that never comes back does not fill the cache, and the least recently used way makes room."""
-
-    class Labelled(Net):
-        label = ""
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) if self.label else x
-
     pair = pair_of(device, Labelled, max_graphs=64)
     pair.change(lambda m: m.eval())
     for label in range(20):
@@ -144,7 +146,7 @@ def test_a_number_that_never_comes_back_is_live(device: torch.device) -> None:
 
 
 def test_the_budget_counts_every_way(device: torch.device) -> None:
-    pair = pair_of(device, max_graphs=2)
+    pair = pair_of(device, Labelled, max_graphs=2)
     for label in "abca":
         pair.change(lambda m, label=label: setattr(m, "label", label))
         pair.check(batch(device, 0))

@@ -359,6 +359,16 @@ def test_computed_numbers_are_those_of_python(device: torch.device, kind: str, n
         check(fn, jitted, x, number)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_a_computed_integer_of_more_than_64_bits(device: torch.device, dtype: torch.dtype) -> None:
+    """Operations take none; a replay would."""
+    fn = COMPUTED["square"]
+    jitted = pygraph.jit(fn)
+    x = torch.arange(3.0).to(device, dtype)
+    for number in (1, 2, 2**32, 3, 2**32 - 1, 2**31 - 1):
+        check(fn, jitted, x, number)
+
+
 @pytest.mark.parametrize("kind", [name for name in DECIDING if name != "rounded"])
 @given(numbers=st.lists(NUMBERS, min_size=3, max_size=6))
 @settings(max_examples=examples(4, 60), deadline=None)

@@ -101,8 +101,8 @@ def test_export_of_a_module_with_a_jitted_forward(device: torch.device, kind: st
 
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
-@pytest.mark.parametrize("backend", ["eager", "pygraph"])
-def test_export_of_a_jitted_module_that_is_compiled(device: torch.device, backend: str, strict: bool) -> None:
+@pytest.mark.parametrize("backend", ["eager", pygraph.backend], ids=["eager", "pygraph"])
+def test_export_of_a_jitted_module_that_is_compiled(device: torch.device, backend: Any, strict: bool) -> None:
     """``compile()`` of a module compiles its calls, and those of the jitted one call them."""
     _, reference = models(device)
     fast, x = pygraph.jit(reference), arguments(device, 1)[0]

@@ -365,8 +365,18 @@ def _random_states(users: Any, arguments: Any, generators: Sequence[torch.Genera
         arguments: The arguments of the call.
         generators: Those that are no default ones.
     """
-    devices = {leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
+    devices = {leaf.device for leaf in _leaves(arguments) if isinstance(leaf, torch.Tensor)}
     devices.update(users.shared.pools)
     if torch.cuda.is_initialized():  # before the first replay, it is not known where captured tensors are
         devices.add(torch.device("cuda", torch.cuda.current_device()))
     return RandomStates([driver for driver in map(driver_for, devices) if driver is not None], generators)
+
+
+def _leaves(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Sequence[Any]:
+    """The leaves of positional and keyword arguments; every call asks for them, and most have no structure."""
+    args, kwargs = arguments
+    flat = (*args, *kwargs.values())
+    return flat if all(type(one) in _PLAIN for one in flat) else pytree.tree_leaves(arguments)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None))

@@ -8,9 +8,6 @@ caller's own tensors and numbers; other executables are called in Python by thei
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
-import collections
-import ctypes
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,13 +21,12 @@ from pygraph.calls.function import Call
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.descriptors import Captured
 from pygraph.runtime.host_work import HostWork, is_repeatable
+from pygraph.runtime.native_description import describe_graph, describe_stream
 from pygraph.runtime.profiler_ranges import range_name
 
 if TYPE_CHECKING:
     from pygraph.runtime.calling_convention import CallingConvention
-    from pygraph.runtime.capture import RegionGraph
     from pygraph.runtime.executable import Executable
-    from pygraph.runtime.saved_memory import SavedMemory
 
 
 def is_describable(leaves: Sequence[Any], live: frozenset[int]) -> bool:
@@ -68,7 +64,7 @@ def describe_plan(plan: CallPlan, call: Call, most_hits: int | None = None) -> d
         "is_eager": plan.is_eager,
         "most_hits": most_hits,
         "replay": None if executable is None else _replay(executable),
-        "stream": None if executable is None else _stream(executable),
+        "stream": None if executable is None else describe_stream(executable.driver, executable.pool),
         "released": plan.released,
     }
 
@@ -84,8 +80,8 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     region = executable._regions[-1]
     graph, body = region.graph, region.body
     assert graph is not None
-    if graph.reuses_outputs or region.adoption is not None or graph.lazy:
-        return None  # results are not in fresh memory, or are read in a way that is not described
+    if region.adoption is not None:
+        return None
     tensors = dict(convention.tensors)
     captured = {id(tensor): index for index, tensor in enumerate(executable.captured)}
     numbers, host_work = _numbers(convention, captured), _host_work(executable)
@@ -98,27 +94,15 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
         return None
     if not all(node in outputs and not foreign for _, node, foreign in convention.results):
         return None
-    parameters = _parameters(graph)
-    launch = graph.graph.native_launch()
-    if parameters is None or launch is None or executable.driver.native_stream() is None:
+    replay = describe_graph(graph, [tensors[node] for node in body.inputs], [numbers[node] for node in body.numbers])
+    if replay is None:
         return None
-    commits, slots, values = parameters
     return {
-        "inputs": tuple(tensors[body.inputs[position]] for position in graph.slots),
-        "memory": _memory(graph),
-        "keeps": None if graph.saved is None else _saved_memory(graph.saved),
-        "slots": slots,
-        "numbers": tuple(
-            (numbers[node], *cells) for node, cells in zip(body.numbers, values, strict=True)
-        ),
+        **replay,
         "host_work": None if host_work is None else _described_work(*host_work),
-        "commits": commits,
-        "synced": ctypes.addressof(graph.patcher.synced),
-        "launch": launch,
         "range": range_name(executable.program.name),
         "updated": tuple(tensors[body.inputs[position]] for position in body.updated),
         "updated_captured": tuple(captured[id(tensor)] for tensor in body.versioned_statics),
-        "outputs": _outputs(graph),
         "results": _results(convention, outputs),
         **_returned(convention.out_tree),
         "owners": (graph, executable),  # alive while addresses of theirs are used
@@ -159,42 +143,6 @@ def _numbers(convention: CallingConvention, captured: Mapping[int, int]) -> dict
     return found
 
 
-def _memory(graph: RegionGraph) -> tuple[tuple[Any, ...], ...]:
-    """The memory of results: its dtype and device, sizes and strides, and its position among that of saved tensors."""
-    saved = graph.saved
-    return tuple(
-        (
-            _empty(one.spec.dtype, one.spec.device),
-            one.spec.shape,
-            one.spec.stride,
-            None if saved is None else saved.position(number),
-        )
-        for number, one in enumerate(graph.memory)
-    )
-
-
-def _saved_memory(saved: SavedMemory) -> dict[str, Any]:
-    """The memory of saved tensors, which the plan shares with calls in Python."""
-    return {
-        "bases": saved.bases,
-        "lent": saved.lent,
-        "streams": ctypes.addressof(saved.streams),
-        "is_keeper": ctypes.addressof(saved.is_keeper),
-        "keep": saved.keep,
-    }
-
-
-def _outputs(graph: RegionGraph) -> tuple[tuple[int, tuple[Any, ...] | None], ...]:
-    """The memory of each output, and the view of it; None if the output is all of it, and nothing else lies there."""
-    count = collections.Counter(number for number, _ in graph.views)
-    layouts = [(one.spec.shape, one.spec.stride, 0) for one in graph.memory]
-    views = [(number, (spec.shape, spec.stride, spec.offset)) for number, spec in graph.views]
-    return tuple(
-        (number, None if graph.outputs_are_memory or (count[number] == 1 and view == layouts[number]) else view)
-        for number, view in views
-    )
-
-
 _READ = frozenset(
     {
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
@@ -202,57 +150,6 @@ _READ = frozenset(
     }
 )  # fmt: skip
 """The dtypes of tensors on the host whose numbers C++ reads (`read_element`)."""
-
-
-@functools.cache
-def _empty(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """An empty tensor of a dtype and device, which plans share and hold a reference to."""
-    return torch.empty(0, dtype=dtype, device=device)
-
-
-def _stream(executable: Executable) -> dict[str, Any] | None:
-    """Functions that read the current stream, and the stream of the last replay; None on devices without streams.
-
-    On any other stream, or one that is being captured, Python serves the call: a replay has to wait, or must not run.
-    """
-    stream = executable.driver.native_stream()
-    if stream is None:
-        return None
-    current_stream, is_capturing = stream
-    return {
-        "last_stream": ctypes.addressof(executable.pool.last_stream),  # pyright: ignore
-        "is_capturing": is_capturing,
-        "current_stream": current_stream,
-        "device_index": executable.driver.device.index or 0,
-        "owner": executable.pool,
-    }
-
-
-def _parameters(graph: RegionGraph) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]] | None:
-    """Commits, and for each slot and each number its cells and commits; None if Python must set a node's parameters."""
-    patcher = graph.patcher
-    if len(patcher.cells) != len(graph.slots) + len(graph.memory):
-        return None
-    index: dict[int, int] = {}
-    commits: list[tuple[int, ...]] = []
-    for node in dict.fromkeys(n for nodes in (*patcher.slot_nodes, *patcher.number_nodes) for n in nodes):
-        commit = graph.graph.native_commit(node)
-        if commit is None:
-            return None
-        index[node] = len(commits)
-        commits.append(dataclasses.astuple(commit))
-
-    def described(cells: Sequence[Any], nodes: Sequence[Sequence[int]]) -> tuple[Any, ...]:
-        return tuple(
-            (tuple(its_cells), tuple(index[n] for n in dict.fromkeys(its_nodes)))
-            for its_cells, its_nodes in zip(cells, nodes, strict=True)
-        )
-
-    return (
-        tuple(commits),
-        described(patcher.cells, patcher.slot_nodes),
-        described(patcher.number_cells, patcher.number_nodes),
-    )
 
 
 def _results(convention: CallingConvention, outputs: dict[fx.Node, int]) -> tuple[tuple[str, Any], ...]:

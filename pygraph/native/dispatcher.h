@@ -10,7 +10,6 @@
 namespace pygraph {
 namespace {
 
-PyObject* miss = nullptr;         // the result of a dispatch that no plan matches
 PyObject* inside_name = nullptr;  // "inside"
 
 struct DispatcherObject {
@@ -101,7 +100,7 @@ void enter_replay(FunctionLock& lock, PlanObject* plan) {
   const bool must_keep = replay.results.kept.must_keep();
   const bool runs_python = replay.launcher != nullptr || replay.host_work.function != nullptr;
   if (runs_python || !plan->state->released.empty() || must_keep) lock.mark();
-  if (must_keep) Py_DECREF(checked(PyObject_CallNoArgs(replay.results.kept.keep)));  // others give memory back
+  begin_to_keep(replay.results.kept);
 }
 
 PyObject* run_plan(DispatcherObject* self, PlanObject* found, Call& call, PyObject* args, PyObject* kwargs,

@@ -125,6 +125,11 @@ struct KeptMemory {
   }
 };
 
+// Have the graph be one that keeps memory, if it is to be; others give memory back, in Python.
+void begin_to_keep(const KeptMemory& kept) {
+  if (kept.must_keep()) Py_DECREF(checked(PyObject_CallNoArgs(kept.keep)));
+}
+
 // The memory of saved tensors, or None.
 KeptMemory describe_kept(PyObject* description) {
   if (description == Py_None) return {};

@@ -20,6 +20,8 @@
 namespace pygraph {
 namespace {
 
+PyObject* miss = nullptr;  // the result of a call that no plan serves
+
 enum class Way { Replay, Executable, Function };
 
 struct PlanState {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plan.h"
+#include "running.h"
 
 namespace pygraph {
 namespace {
@@ -126,6 +127,29 @@ void plan_dealloc(PyObject* object) {
   Py_DECREF(type);
 }
 
+// Replay within a call that Python serves, under the function's lock; what the call must match, Python has compared.
+PyObject* plan_replay(PyObject* object, PyObject* args) {
+  return translate_exceptions([&]() -> PyObject* {
+    PlanState& plan = state_of(object);
+    Call call;
+    size_t position = 0;
+    if (plan.dead || is_under_mode() || !plan.settings.is_device_current() ||
+        !match_tree(plan.arguments, position, args, call)) {
+      return Py_NewRef(miss);
+    }
+    begin_to_keep(plan.replay->results.kept);
+    Profile unused;
+    Stopwatch watch(unused);
+    PyObject* result = run_replay(plan, call, args, watch);
+    return result == nullptr ? Py_NewRef(miss) : result;
+  });
+}
+
+PyObject* plan_end(PyObject* object, PyObject*) {
+  state_of(object).dead = true;
+  Py_RETURN_NONE;
+}
+
 PyObject* plan_hits(PyObject* object, void*) { return PyLong_FromLongLong(state_of(object).hits); }
 
 PyObject* plan_stamp(PyObject* object, void*) { return PyLong_FromLongLong(state_of(object).stamp); }
@@ -148,12 +172,19 @@ PyGetSetDef plan_fields[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
+PyMethodDef plan_methods[] = {
+    {"replay", plan_replay, METH_O, "The result of a replay on a tuple of leaves, or MISS; of plans of one graph."},
+    {"end", plan_end, METH_NOARGS, "Serve no call any more."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 PyType_Slot plan_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(plan_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(plan_dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(plan_traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(plan_clear)},
     {Py_tp_getset, plan_fields},
+    {Py_tp_methods, plan_methods},
     {0, nullptr},
 };
 

@@ -15,6 +15,7 @@ namespace {
 class ProfilerRange {
  public:
   explicit ProfilerRange(const std::string& name) {
+    if (name.empty()) return;  // of a part of a call
     auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
     if (!callbacks) return;
     range_.emplace(std::move(*callbacks));

@@ -28,6 +28,7 @@ from pygraph.runtime.body import RegionBody
 from pygraph.runtime.discovery import Discovery, Placement, RefusedError
 from pygraph.runtime.driver import Driver, Pool
 from pygraph.runtime.mechanisms import Question, alternatives, choose
+from pygraph.runtime.native_replay import NativeReplay
 from pygraph.runtime.own_results import own_results
 from pygraph.runtime.patchable import (
     CrowdedError,
@@ -204,6 +205,7 @@ class RegionGraph:
         self.outputs_are_memory = not self.lazy and [
             (number, memory.spec) for number, memory in enumerate(self.memory)
         ] == list(self.views)
+        self._native: NativeReplay | None = None
         #: The outputs' memory, if it is the same at every replay.
         self._reused_memory: list[torch.Tensor] | None = None
         self.saved: SavedMemory | None = None
@@ -258,6 +260,11 @@ class RegionGraph:
 
         ``taken`` are tensors that become entries of ``memory`` instead of newly allocated ones.
         """
+        native = self._native if not taken else None
+        if native is not None and (outputs := native(self, inputs, numbers)) is not None:
+            if self.body.versioned_statics:
+                torch.autograd.graph.increment_version(self.body.versioned_statics)
+            return outputs
         reused = self._reused_memory
         if reused is not None:
             fresh = reused
@@ -271,6 +278,10 @@ class RegionGraph:
         if reused is not None or self.body.updated or self.body.versioned_statics:
             self._increment_versions(inputs)
         return fresh if self.outputs_are_memory and reused is None else self._region.outputs(fresh)
+
+    def replay_natively(self) -> None:
+        """Replay by C++ in calls that Python serves, once there have been some."""
+        self._native = NativeReplay(self.driver.counters)
 
     def _increment_versions(self, inputs: Sequence[torch.Tensor]) -> None:
         """Let autograd notice what a replay has changed: earlier results in reused memory, and updated tensors."""
@@ -360,6 +371,8 @@ class RegionGraph:
 
     def release(self) -> None:
         """Give the graph and its buffers back."""
+        if self._native is not None:
+            self._native.end()
         self._region.release([] if self.saved is None else self.saved.release())
         self._reused_memory = None
 

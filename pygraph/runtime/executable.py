@@ -124,6 +124,9 @@ class Executable:
         self._single = self.program.out_tree == pytree.tree_structure(0)
         self.static_addresses = [tensor.data_ptr() for tensor in self.captured]
         self._find_unkeyed()
+        if len(self._regions) > 1:  # else C++ serves the call
+            for graph in self.graphs:
+                graph.replay_natively()
 
     def _find_unkeyed(self) -> None:
         makers = {node: bound for bound in self._regions for node in bound.body.outputs}

@@ -133,7 +133,7 @@ def test_one_loss_is_counted_once(clock: Clock) -> None:
 
 
 def branching(*xs: Any) -> torch.Tensor:
-    return xs[0] * 2 if int(xs[0].sum()) > 0 else xs[0] * 3
+    return xs[0] * 2 if "-" not in str(xs[0].sum()) else xs[0] * 3
 
 
 def hooked(*xs: Any) -> torch.Tensor:
@@ -294,7 +294,7 @@ def test_shared_memory_of_a_known_call_makes_no_plan(x: torch.Tensor) -> None:
 def test_calls_that_look_alike_are_looked_at_again_in_time(x: torch.Tensor, clock: Clock) -> None:
     fast = pygraph.jit(lambda x, config: x + 1, static_argnums=1)
 
-    class Config:
+    class Config(bytearray):
         """What can be part of a key, once it has a hash."""
 
         __hash__: Any = None
@@ -314,7 +314,7 @@ def test_calls_that_look_alike_are_looked_at_again_in_time(x: torch.Tensor, cloc
 
 
 def test_what_comes_after_a_few_fallbacks_is_looked_at_at_once(x: torch.Tensor) -> None:
-    fast = pygraph.jit(lambda x, flag: x * 2 if flag or int(x.sum()) > 0 else x)
+    fast = pygraph.jit(lambda x, flag: x * 2 if flag or "-" not in str(x.sum()) else x)
     for _ in range(3 * limits.LIMITS.lookups):
         fast(x, False)
     fast(x, True)  # which looks different
@@ -330,8 +330,8 @@ def test_what_comes_after_a_few_fallbacks_is_looked_at_at_once(x: torch.Tensor) 
 
 class Switching(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Branches on a value in training."""
-        return x * 2 if not self.training or int(x.sum()) > 0 else x
+        """Branches on the text of a value in training."""
+        return x * 2 if not self.training or "-" not in str(x.sum()) else x
 
 
 def test_strict_functions_look_at_every_call(x: torch.Tensor) -> None:

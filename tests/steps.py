@@ -140,7 +140,7 @@ def assert_one_graph(fast: Any, calls: int, recorded: int = 1) -> None:
     assert not told, told
     assert (info.misses, info.captures, info.hits) == (recorded, recorded, calls - recorded)
     kinds = [region["kind"] for region in report["regions"]]
-    assert kinds.count("graph") == recorded
+    assert kinds.count("graph") == 1
     assert set(kinds) <= {"graph", "host"}  # numbers that the host computes from numbers
     assert report["kernels_in_graphs"] == report["kernels"] > 0
 

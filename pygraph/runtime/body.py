@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.ir.attention_states import is_unused_state, keep
 from pygraph.ir.autocasting import without_autocast
+from pygraph.ir.control_flow import is_conditional
 from pygraph.ir.descriptors import Argument, Captured, CapturedGenerator
 from pygraph.ir.effects import (
     device_of,
@@ -28,6 +29,8 @@ from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
 from pygraph.ir.result_layouts import expected_layouts, in_layout
+from pygraph.runtime import control_flow
+from pygraph.runtime.control_flow import Recording
 from pygraph.runtime.indices import Reach, index_reach
 from pygraph.runtime.node_errors import node_of, note_line
 from pygraph.runtime.straight_line import Straight, straight_line
@@ -156,16 +159,17 @@ class RegionBody:
         statics: Sequence[torch.Tensor] | None = None,
         generators: Mapping[torch.Generator, torch.Generator] | None = None,
         allocated: Mapping[fx.Node, torch.Tensor] | None = None,
+        recording: Recording | None = None,
     ) -> list[Any]:
         """Run the nodes and return the values of ``outputs``; ``mark(i)`` is called before node ``i``.
 
-        In a run with ``mark``, ``generators`` are drawn from instead of those of the region, and ``allocated`` are the
-        values of some of its ``allocations``.
+        In a run with ``mark``, ``generators`` are drawn from instead of those of the region, ``allocated`` are the
+        values of some of its ``allocations``, and branches and loops are nodes of what is recorded.
         """
         statics = self.static_values if statics is None else statics
         with without_autocast():
             if mark is not None:
-                return self._interpret(inputs, numbers, mark, statics, generators or {}, allocated or {})
+                return self._interpret(inputs, numbers, mark, statics, generators or {}, allocated or {}, recording)
             if self._straight is None:
                 self._straight, self._operations = straight_line(self, own_memory, in_layout)
             try:
@@ -188,6 +192,7 @@ class RegionBody:
         statics: Sequence[torch.Tensor],
         generators: Mapping[torch.Generator, torch.Generator],
         allocated: Mapping[fx.Node, torch.Tensor],
+        recording: Recording | None,
     ) -> list[Any]:
         env: dict[fx.Node, Any] = dict(zip(self.inputs, inputs, strict=True))
         env.update(zip(self.statics, statics, strict=True))
@@ -206,7 +211,11 @@ class RegionBody:
             kwargs: Any = map_arg(node.kwargs, value)
             target: Any = node.target
             try:
-                result: Any = target(*args, **kwargs)
+                result: Any = (
+                    control_flow.record(node, args, recording)
+                    if recording is not None and is_conditional(node)
+                    else target(*args, **kwargs)
+                )
             except Exception as error:
                 note_line(error, node, self._name)
                 raise

@@ -228,7 +228,7 @@ class Discovery:
 
             allocations.clear()
             own = {generator.original: generator.own for generator in generators}
-            outputs = self.body.run(actual, numbers, before_operation, generators=own, allocated=allocated)  # pyright: ignore[reportArgumentType]
+            outputs = self.body.run(actual, numbers, before_operation, None, own, allocated, self.driver)  # pyright: ignore[reportArgumentType]
             note_allocations()
             return outputs
 
@@ -333,10 +333,9 @@ class Discovery:
         for slot, position in enumerate(self.slots):
             for op in self.body.readers(position):
                 node = self.body.nodes[op]
-                name = target_text(node.target)
                 if op not in recorded or (slot, op) in found or self._takes_no_bytes(node, position):
                     continue
-                if is_operation(node) and any(part in name for part in _SHAPE_ONLY):
+                if takes_shape_only(node):
                     continue
                 if any(self.body.takes_only_at(node, position, ignored) for ignored in _unread_arguments(node)):
                     continue
@@ -400,6 +399,11 @@ def _fresh_memory(tensor: torch.Tensor, op: int, before: tuple[int, int], after:
     spec = TensorSpec.of(tensor)
     whole = spec.offset == 0 and spec.nbytes == storage.nbytes()
     return FreshMemory(spec if whole else flat, flat, Extent(storage.data_ptr(), storage.nbytes(), op), scratch)
+
+
+def takes_shape_only(node: fx.Node) -> bool:
+    """Whether an operation reads no element of what it takes, as ``zeros_like``."""
+    return is_operation(node) and any(part in target_text(node.target) for part in _SHAPE_ONLY)
 
 
 def _unread_arguments(node: fx.Node) -> tuple[int, ...]:

@@ -208,6 +208,14 @@ class Driver(abc.ABC):
         case nothing stays recorded and the device works on.
         """
 
+    @abc.abstractmethod
+    def branch(self, predicate: torch.Tensor, parts: Sequence[Callable[[], object]]) -> None:
+        """Record a node that does the first part if the predicate is true, and else the second."""
+
+    @abc.abstractmethod
+    def loop(self, predicate: torch.Tensor, part: Callable[[], torch.Tensor]) -> None:
+        """Record a node that repeats a part, which returns the next predicate, as long as that is true."""
+
     def native_stream(self) -> tuple[Callable[[int], int], int] | None:
         """Functions for native replays: the current raw stream of a device, ``is_capturing(stream, int *status)``.
 

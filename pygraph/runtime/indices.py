@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from pygraph.ir.control_flow import is_conditional
 from pygraph.ir.descriptors import TensorSpec, tensor_specs
 from pygraph.ir.dropout_masks import DROPOUT_MASK
 from pygraph.ir.effects import is_host_number, is_operation, is_selection, is_view, root, written_arguments
@@ -130,6 +131,8 @@ def _ranged_operands(node: fx.Node) -> list[tuple[fx.Node, Reach]]:
     if is_selection(node) or (is_host_number(node) and not is_operation(node)):
         return []
     target: Any = node.target
+    if is_conditional(node):  # a loop on anything else might never end
+        return [(one, Reach.COMPUTED) for _, one in operands if one.op != "get_attr"]
     if node.target is torch.ops.pygraph.launch.default:
         return [(one, Reach.COMPUTED) for _, one in operands if _may_index(node, one)]
     if not _is_known(node):

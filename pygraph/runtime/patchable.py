@@ -15,7 +15,7 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.ir.effects import argument_nodes, is_view, root
 from pygraph.ir.printing import target_text
 from pygraph.runtime.alignment import copy_span
-from pygraph.runtime.discovery import Discovery, RefusedError
+from pygraph.runtime.discovery import Discovery, RefusedError, takes_shape_only
 from pygraph.runtime.indices import Reach
 from pygraph.runtime.proof import Trial
 from pygraph.runtime.recorded_region import RecordedRegion
@@ -163,7 +163,7 @@ def _operations_with_hidden_pointers(region: RecordedRegion, slot: int, nodes: S
     for index, node in enumerate(region.body.nodes):
         uses = [one for one in argument_nodes(node) if root(one) in origins]
         recorded = [number for number, one in enumerate(region.graph.nodes) if one.op == index]
-        if is_view(node) or not uses or not recorded:
+        if is_view(node) or not uses or not recorded or takes_shape_only(node):
             continue
         words = [word for word in region.words if word.slot == slot and word.node in recorded]
         if len(recorded) > 1 or len(words) < len(uses):

@@ -96,6 +96,9 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
     Raises:
         StateChangeError: Something was left. The references to it have been cleared.
     """
+    # Not imported first while it runs: its modules would come to be among what has changed.
+    import torch._dynamo  # noqa: F401  # pyright: ignore
+
     if _trace.modes is not None:
         return run()  # as part of a larger trace, which looks when it is over
     _trace.modes, _trace.shape_envs, _trace.lines = [], [], []

@@ -9,10 +9,10 @@ from torch import fx
 
 from pygraph.errors import StageError, describe
 from pygraph.ir.attention_states import is_state_on_device
-from pygraph.ir.descriptors import Fallback, Region
+from pygraph.ir.control_flow import reason_outside
+from pygraph.ir.descriptors import Captured, Fallback, Region
 from pygraph.ir.effects import (
     ON_CPU,
-    host_reason,
     is_host_number,
     is_load,
     is_selection,
@@ -28,6 +28,7 @@ from pygraph.ir.program import Program
 from pygraph.ir.selections import Way
 from pygraph.lowering.aten import lower
 from pygraph.lowering.states import settle_between_regions
+from pygraph.transforms.conditional_copies import copy_around_conditionals
 from pygraph.transforms.schedule import Schedule, alternating_runs
 
 
@@ -81,6 +82,8 @@ def graphify_program(program: Program) -> Program:
     reasons = _reasons(graph)
     schedule = alternating_runs(graph, reasons)
     _rebuild(graph, schedule)
+    recordable = [index for index, (is_recorded, _) in enumerate(schedule) if is_recorded]
+    copy_around_conditionals(graph, recordable, _captured(program, graph))
     if program.device.type == "cuda":
         settle_between_regions(graph, program.device)
     module.recompile()
@@ -92,6 +95,13 @@ def graphify_program(program: Program) -> Program:
         fallbacks=tuple(dict.fromkeys(fallbacks)),
         history=(*program.history, "graphify"),
     )
+
+
+def _captured(program: Program, graph: fx.Graph) -> set[fx.Node]:
+    """The placeholders of captured tensors, which stay where they are."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    pairs = zip(placeholders, program.inputs, strict=True)
+    return {node for node, descriptor in pairs if isinstance(descriptor, Captured)}
 
 
 def _reasons(graph: fx.Graph) -> dict[fx.Node, str]:
@@ -114,7 +124,7 @@ def _reason(node: fx.Node) -> str | None:
         return None  # it runs where its source does
     if is_host_number(node) and not touches_device(node):
         return "host arithmetic"
-    return host_reason(node)
+    return reason_outside(node)
 
 
 def _regions(schedule: Schedule, reasons: Mapping[fx.Node, str], way: Way) -> tuple[Region, ...]:

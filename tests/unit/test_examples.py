@@ -10,7 +10,10 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
+import greedy_loop
 import training_comparison
+
+from tests.steps import assert_one_graph
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
@@ -43,3 +46,21 @@ def test_losses_that_differ_are_noticed(device: torch.device, monkeypatch: pytes
     task = training_comparison.Task(device, width=16, layers=1, heads=2, batch=2, length=8)
     with pytest.raises(AssertionError, match="other"):
         training_comparison.compare(task, rounds=1, block=1)
+
+
+def test_greedy_loop(device: torch.device) -> None:
+    """All ways write the same tokens (`compare` raises an error where they do not), and some sequences end early."""
+    task = greedy_loop.task_of(device, width=16, limit=24)
+    times, lengths = greedy_loop.compare(task, device, batch=2, width=16, rounds=3)
+    assert [len(found) for found in times.values()] == [3, 3, 3]
+    assert min(lengths) < 24
+
+
+def test_a_greedy_loop_is_one_graph(device: torch.device) -> None:
+    task = greedy_loop.task_of(device, width=16, limit=24)
+    write = greedy_loop.ways_of(task)["a loop in a graph"]
+    with torch.no_grad():
+        for number in range(4):
+            token, state = torch.tensor([1, 2], device=device), torch.full((2, 16), number / 4, device=device)
+            assert torch.equal(write(token, state), task.in_python(token, state))
+    assert_one_graph(write, 4)

@@ -16,6 +16,7 @@ from pygraph.process.cache import installed_version
 from pygraph.process.collection import no_collection
 from pygraph.runtime.cuda import captures
 from pygraph.runtime.cuda.api import check, cu, function_pointer
+from pygraph.runtime.cuda.conditional_nodes import ConditionalNodes
 from pygraph.runtime.cuda.costs import costs_on
 from pygraph.runtime.cuda.graphs import CudaGraph
 from pygraph.runtime.cuda.kernel_times import kernel_times
@@ -47,6 +48,7 @@ class CudaDriver(Driver):
         index: Any = device.index  # None for plain "cuda", which torch's stubs leave out
         self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         self._counters = Counters()
+        self._conditional: ConditionalNodes | None = None  # of the capture that is in progress
 
     @property
     def counters(self) -> Counters:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -145,6 +147,7 @@ class CudaDriver(Driver):
             masks.extend(drawn)
             return result
 
+        self._conditional = ConditionalNodes(self.device, handle)
         try:
             with self._on(captures.capture_stream(self.device)):
                 result = captures.capture(graph, handle, launch)
@@ -152,10 +155,22 @@ class CudaDriver(Driver):
             torch.cuda.synchronize(self.device)
             pool.renew()
             raise
+        finally:
+            self._conditional = None
         self.counters.captures += 1
         recorded = CudaGraph(graph, pool, self.counters, progress, masks)
         recorded.generators = tuple(generators)
         return recorded, result
+
+    def branch(self, predicate: torch.Tensor, parts: Sequence[Callable[[], object]]) -> None:
+        """Add a conditional node to the capture in progress."""
+        assert self._conditional is not None, "nothing is recorded"
+        self._conditional.branch(predicate, parts)
+
+    def loop(self, predicate: torch.Tensor, part: Callable[[], torch.Tensor]) -> None:
+        """Add a node that repeats a part to the capture in progress."""
+        assert self._conditional is not None, "nothing is recorded"
+        self._conditional.loop(predicate, part)
 
     def tensor_at(
         self, address: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype

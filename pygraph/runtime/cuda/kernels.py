@@ -23,6 +23,9 @@ _SOURCE = """
 extern "C" __device__ __cudart_builtin__ cudaError_t CUDARTAPI cudaGraphKernelNodeSetParam(
     cudaGraphDeviceNode_t node, size_t offset, const void* value, size_t size);
 
+extern "C" __device__ __cudart_builtin__ void CUDARTAPI cudaGraphSetConditional(
+    cudaGraphConditionalHandle handle, unsigned int value);
+
 typedef unsigned long long u64;
 struct Target { u64 node, offset, value; };            // node 0: offset is an address in the table
 struct Segment { u64 fixed, nbytes, value, chunk; };   // chunk: the first block that copies it
@@ -79,6 +82,11 @@ template <int N> __device__ void copy(const Words<N>& words, const Segment* segm
     copy<N>(words, segments, count, 0); } \\
   extern "C" __global__ void pygraph_copy_out_##N(Words<N> words, const Segment* segments, int count) { \\
     copy<N>(words, segments, count, 1); }
+
+// Tells a conditional node whether its predicate is true.
+extern "C" __global__ void pygraph_set_condition(u64 handle, const unsigned char* predicate) {
+  if (threadIdx.x == 0) cudaGraphSetConditional((cudaGraphConditionalHandle)handle, *predicate != 0);
+}
 
 // One node's copy of up to three dimensions, in rows of width bytes.
 extern "C" __global__ void pygraph_copy_3d(

@@ -23,6 +23,7 @@ from pygraph.process.collection import no_collection
 from pygraph.runtime.driver import Costs, Counters, Driver, KernelTime, Pool, Run
 from pygraph.runtime.emulated import device, device_lock, launches
 from pygraph.runtime.emulated import tensors as memory
+from pygraph.runtime.emulated.conditional_nodes import branch_node, every_function, loop_node
 from pygraph.runtime.emulated.graphs import EmulatedGraph, Recorder
 from pygraph.runtime.emulated.kernel_times import kernel_times
 from pygraph.runtime.emulated.memory import EmulatedPool
@@ -137,10 +138,36 @@ class EmulatedDriver(Driver):
         freed, allocator.freed = allocator.freed or [], None
         for address, nbytes in freed:  # what was saved before it died has just been put back there
             ctypes.memset(address, 0xFF, nbytes)
-        for function in recorder.functions:
+        for function in every_function(recorder.functions):
             if isinstance(function, KernelNode) and function.table is not None:
                 ctypes.memmove(function.table.data_ptr(), function.table_bytes, len(function.table_bytes))
         self.set_random_state(random_state)
+
+    @override
+    def branch(self, predicate: torch.Tensor, parts: Sequence[Callable[[], object]]) -> None:
+        outer = self._recorder()
+        recorders = [self._recorded(outer, part)[0] for part in parts]
+        outer.add(branch_node(predicate, recorders, outer.op))
+
+    @override
+    def loop(self, predicate: torch.Tensor, part: Callable[[], torch.Tensor]) -> None:
+        outer = self._recorder()
+        recorder, following = self._recorded(outer, part)
+        outer.add(loop_node(predicate, recorder, following, outer.op))
+
+    def _recorder(self) -> Recorder:
+        recorder = launches.recorder
+        assert isinstance(recorder, Recorder), "nothing is recorded"
+        return recorder
+
+    def _recorded(self, outer: Recorder, part: Callable[[], T]) -> tuple[Recorder, T]:
+        """The nodes of a part, which is run for that, and its result."""
+        inner = outer.inner()
+        launches.set_recorder(inner)
+        try:
+            return inner, part()
+        finally:
+            launches.set_recorder(outer)
 
     def _refusal(self, call: str, refused: RuntimeError) -> CaptureError:
         remedy = "Keep operations that need data of the device on the host out of recordings."

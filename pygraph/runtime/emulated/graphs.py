@@ -32,12 +32,24 @@ class Recorder:
         self.nodes: list[RecordedNode] = []
         self.functions: list[NodeFunction] = []
         self.refused: RuntimeError | None = None
-        self._op = -1
+        self.op = -1
+        self._outer: Recorder | None = None
         self._saved: dict[tuple[int, int], bytes] = {}
 
     def mark(self, op: int) -> None:
         """Give nodes that are recorded from now on this operation's number."""
-        self._op = op
+        self.op = op
+
+    def inner(self) -> Recorder:
+        """A recorder of a part of a branch or a loop, whose memory is restored with that of this one."""
+        inner = Recorder()
+        inner.op, inner._generators, inner._saved, inner._outer = self.op, self._generators, self._saved, self
+        return inner
+
+    def add(self, node: tuple[RecordedNode, NodeFunction]) -> None:
+        """Add a node."""
+        self.nodes.append(node[0])
+        self.functions.append(node[1])
 
     def before(self, tensors: Sequence[torch.Tensor]) -> None:
         """Save the memory of these tensors, unless the recording has allocated it."""
@@ -52,9 +64,7 @@ class Recorder:
 
     def after(self, launch: Launch) -> None:
         """Add a node for a launch."""
-        node, function = node_of(launch, self._op)
-        self.nodes.append(node)
-        self.functions.append(function)
+        self.add(node_of(launch, self.op))
 
     def check_generator(self, generator: torch.Generator) -> None:
         """Refuse to draw from a generator of which the graph does not know, as CUDA does."""
@@ -64,6 +74,8 @@ class Recorder:
     def refuse(self, op: str) -> RuntimeError:
         """The error for an operation that cannot be recorded; the recording is void after it."""
         self.refused = RuntimeError(f"emu error: operation not permitted when stream is capturing: {op}")
+        if self._outer is not None:
+            self._outer.refused = self.refused
         return self.refused
 
     def undo(self) -> None:

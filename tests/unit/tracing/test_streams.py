@@ -93,9 +93,9 @@ def test_a_stream_that_is_entered(device: torch.device) -> None:
 
     for _ in range(3):
         x = torch.ones(2, device=device)
-        torch.accelerator.synchronize()
+        waiting(device)()
         y = fn(x)
-        torch.accelerator.synchronize()
+        waiting(device)()
         assert y.tolist() == [2, 2]
     assert "it enters a torch.Stream" in reasons(fn)
 

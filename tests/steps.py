@@ -138,7 +138,7 @@ def assert_one_graph(fast: Any, calls: int, recorded: int = 1) -> None:
     # Some backwards on CUDA take a tensor that their kernels do not read; what cannot be proven is copied in the graph.
     told = [f for f in report["fallbacks"] if "no pointer to it was found" not in f["reason"]]
     assert not told, told
-    assert (info.misses, info.captures, info.hits) == (recorded, recorded, calls - recorded)
+    assert (info.misses, info.captures, info.hits) == (recorded, recorded, calls - recorded), info
     kinds = [region["kind"] for region in report["regions"]]
     assert kinds.count("graph") == 1
     assert set(kinds) <= {"graph", "host"}  # numbers that the host computes from numbers

@@ -44,6 +44,7 @@ from pygraph.tracing.iterator_locations import generators_of
 _AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than the last one by values on the device")
 _CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
 _NEEDING = "it needs a number of the device on the host, which is another one each time"
+_REPEATING = "how often it repeats something, values on the device decide"
 _SELDOM = Fallback("the call", "it decides by values on the device, in ways that seldom come again")
 
 
@@ -220,6 +221,7 @@ class DecidingCalls:
         self._why_not = _CHANGING
         self._line: str | None = None  # that asked, where a call went another way last
         self._in_a_row = self._ran = self._new = 0
+        self._turns = set[int]()  # how many decisions the paths have that repeat some
         self._generators: list[torch.Generator] = []
         self._looked_at = -1  # the number of traces at that time
         self._parts: StateRunner | None = None
@@ -279,18 +281,21 @@ class DecidingCalls:
                 self._note_replay(path, is_new=is_new)
                 if self._new > limits.LIMITS.new_numbers:
                     self._again.lose(retries.clock() - began, limits.LIMITS.wasted_traces + 1)
-                    self._cut(args, kwargs)
+                    self._cut(args, kwargs, _NEEDING)
+                elif len(self._turns) > limits.LIMITS.turns:
+                    self._turns.clear()
+                    self._cut(args, kwargs, _REPEATING)
                 return result
             states.restore()
         self._users.cache.inlined[_CHANGING] += 1
         raise _AsItIsError
 
-    def _cut(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have calls run part by part, if they can be cut where they need numbers that do not come again."""
+    def _cut(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
+        """Have calls run part by part, if they can be cut where they decide in ways that do not come again."""
         users = self._users
         if not users.function.options.strict:
             with contextlib.suppress(ClosedError):  # the call has been made
-                self._parts = users.policy.part_runner(users, args, kwargs, _NEEDING)
+                self._parts = users.policy.part_runner(users, args, kwargs, reason)
         if self._parts is not None:
             self.engine.release()
 
@@ -319,6 +324,9 @@ class DecidingCalls:
         if self._in_a_row >= limits.LIMITS.settled_calls:
             self._again.renew()
         self._new = self._new + 1 if is_new and any(text not in ("True", "False") for text in path) else 0
+        lines = [self._function.lines.get(number) for number in range(len(path))]
+        if is_new and len({*lines}) < len(lines):  # one asks again and again
+            self._turns.add(len(path))
 
     def _note_ran(self, seconds: float) -> None:
         """Note that a call ran as it is, without saying what it has decided."""

@@ -36,6 +36,8 @@ class Limits:
         paths: Ways of a function that decides by values on the device that are remembered.
         new_numbers: Calls in a row for each of which such a function is traced, as a number that it needs on the host
             is another one.
+        turns: Numbers of turns of a loop for each of which such a function is traced. After one more, the loop is run
+            by Python, and a turn is a graph.
         number_looks: Further values of a number that a trace has needed for which one finds out again whether it does.
         replans: Times that other tensors may be where those were that a plan of a site guards.
         native_tries: Times that a call or a backward under autograd is looked at for whether it can run natively.
@@ -62,6 +64,7 @@ class Limits:
     conditions: int = 8
     paths: int = 64
     new_numbers: int = 3
+    turns: int = 1
     number_looks: int = 4
     replans: int = 8
     native_tries: int = 16

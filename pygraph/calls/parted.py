@@ -13,6 +13,7 @@ them outside of the function.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import os
@@ -25,6 +26,7 @@ from pygraph.calls.policy import Policy
 from pygraph.guards.walk.functions import PART_OF
 from pygraph.tracing.computing_lines import ComputingLines, computing_lines
 from pygraph.tracing.function_parts import Body, CutError, Part, parts_of
+from pygraph.tracing.loop_parts import Outline
 
 PartPolicy = Callable[[Callable[[str], None]], Policy]
 """Makes the rules of a part, of a function that is called with the reason when its calls are all unlike each other."""
@@ -73,7 +75,10 @@ class PartedCalls:
         ways = _ways_outside(body, computing)
         if not outside_alone:
             ways = itertools.chain(ways, _ways_inside(body, lines, computing))
+        self._alone = frozenset[int]() if lines.failed is None else frozenset({lines.failed})
         self._ways = [parts for cuts in ways if (parts := _numbered(body, cuts, computing))]
+        if not outside_alone and lines.failed is not None:
+            self._ways += [way for way in [_numbered(body, [], [False] * len(computing))] if self._has_runs(way)]
         self._functions: dict[tuple[Part, tuple[str, ...]], Callable[..., Any]] = {}
         self.why_useless: str | None = None
         self._next_way()
@@ -133,10 +138,25 @@ class PartedCalls:
         return run
 
     def _make(self, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
-        made = part.function(names if self._own is None else (self._own, *names))
+        taken = names if self._own is None else (self._own, *names)
+        outline = None if computes else Outline(part, self._alone)
+        if outline is not None and outline.runs:
+            made = part.function(taken, outline.statements, functools.partial(self._run_in_loop, outline.runs))
+        else:
+            made = part.function(taken)
         setattr(made, PART_OF, self._plain)
         bound = made if self._own is None else types.MethodType(made, self._instance)
-        return self._function.derive(bound, self._make_policy(self._note_useless)) if computes else bound
+        note = self._note_useless if any(part is one for one, _ in self._parts) else _ignore
+        return self._function.derive(bound, self._make_policy(note)) if computes else bound
+
+    def _run_in_loop(self, runs: Sequence[Part], number: int, given: dict[str, Any]) -> dict[str, Any]:
+        """Run statements of a loop on the variables that they name and that have values; returns those they assign."""
+        names = tuple(sorted(given.keys() - {self._own}))
+        _, found = self._run(runs[number], True, names)(*[given[name] for name in names])
+        return found
+
+    def _has_runs(self, parts: list[tuple[Part, bool]]) -> bool:
+        return any(Outline(part, self._alone).runs for part, _ in parts)
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The function's arguments by name; a call that does not fit ends in Python's own error."""
@@ -164,13 +184,36 @@ class PartedCalls:
     def described(self) -> str:
         """The lines that run as Python."""
         file = os.path.basename(self._code.co_filename)
-        spans = [part.lines for part, computes in self._parts if not computes]
+        spans: list[tuple[int, int]] = []
+        for part in (part for part, computes in self._parts if not computes):
+            inner = [run.lines for run in Outline(part, self._alone).runs]
+            spans += _without(part.lines, inner)
         return ", ".join(f"{file}:{first}" if first == last else f"{file}:{first}-{last}" for first, last in spans)
 
     def release(self) -> None:
         """Give back all graphs."""
         for engine in self.engines():
             engine.release()
+
+
+def _ignore(reason: str) -> None:
+    """Nothing: it runs as it is, and the others as graphs."""
+    del reason
+
+
+def _without(span: tuple[int, int], inner: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The lines of a span that are in none of others inside it, which are in order.
+
+    >>> _without((3, 9), [(4, 5), (8, 9)])
+    [(3, 3), (6, 7)]
+    """
+    found: list[tuple[int, int]] = []
+    begin = span[0]
+    for first, last in inner:
+        if begin < first:
+            found.append((begin, first - 1))
+        begin = last + 1
+    return [*found, (begin, span[1])] if begin <= span[1] else found
 
 
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS

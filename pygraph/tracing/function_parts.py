@@ -21,7 +21,7 @@ import inspect
 import itertools
 import linecache
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 
@@ -125,12 +125,19 @@ class Part:
         last = self.statements[-1]
         return self.statements[0].lineno, last.end_lineno or last.lineno
 
-    def function(self, bound: Iterable[str]) -> types.FunctionType:
+    def function(
+        self,
+        bound: Iterable[str],
+        statements: Sequence[ast.stmt] | None = None,
+        run: Callable[[int, dict[str, Any]], dict[str, Any]] | None = None,
+    ) -> types.FunctionType:
         """The part as a function.
 
         Args:
             bound: The local variables that have a value when it begins, which are its arguments in this order. The
                 first part takes those of the function itself.
+            statements: Statements that do the same as its own; some of them call ``run``.
+            run: What they call, by the name `RUN`.
 
         Returns:
             A function that returns whether the function returns here, and what it does; or else its variables that
@@ -138,7 +145,7 @@ class Part:
         """
         bound = list(bound)
         fn: Any = self.body.fn
-        statements = [_Returns().visit(copy.deepcopy(statement)) for statement in self.statements]
+        statements = [_Returns().visit(copy.deepcopy(one)) for one in statements or self.statements]
         given = self.body.arguments if self.is_first else set(bound)
         unbound = sorted(self.named - self.assigned - given)
         prologue = ast.parse("".join(f"if False: {name} = None\n" for name in unbound)).body
@@ -146,13 +153,13 @@ class Part:
         inner = _definition_of(
             self.body.definition.name, arguments, [*self.body.declarations, *prologue, *statements, *self._epilogue()]
         )
-        outer = _definition_of(_OUTER, _plain_arguments(fn.__code__.co_freevars), [inner])
+        outer = _definition_of(_OUTER, _plain_arguments([*fn.__code__.co_freevars, RUN]), [inner])
         ast.copy_location(inner, self.statements[0])
         module = ast.fix_missing_locations(ast.Module([outer], []))
         flags = fn.__code__.co_flags & _FUTURE
         compiled: Any = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
         code = _code_in(_code_in(compiled, _OUTER), inner.name)
-        cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+        cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)) | {RUN: types.CellType(run)}
         made = types.FunctionType(
             code, fn.__globals__, fn.__name__, None, tuple(cells[name] for name in code.co_freevars)
         )
@@ -190,9 +197,9 @@ def parts_of(body: Body, cuts: Sequence[int]) -> list[Part]:
     parts: list[Part] = []
     named: set[str] = set()
     for index, run in reversed(list(enumerate(runs))):
-        here = _names(run, assigned=False)
+        here = names_in(run, assigned=False)
         here = (here | body.first_argument if "super" in here else here) & body.variables
-        assigned = _names(run, assigned=True) & body.variables
+        assigned = names_in(run, assigned=True) & body.variables
         parts.insert(0, Part(body, run, index == 0, here, assigned, tuple(sorted(assigned & named))))
         named |= here
     body.check_closures(parts)
@@ -205,6 +212,8 @@ _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERA
 _FUTURE = 0x1FE0000  # what ``from __future__`` sets, see CPython's Include/cpython/code.h, 3.11 to 3.14
 _LOOKS_AT_VARIABLES = ("locals", "vars", "dir", "eval", "exec")
 _OUTER, _FOUND = "_outer_of_part", "_found_in_part"
+RUN = "_run_in_loop"
+"""The name by which statements of a part call others."""
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SCOPES = (*_DEFINITIONS, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -268,7 +277,7 @@ def _are_same(one: types.CodeType, other: types.CodeType) -> bool:
 # ---- names ---------------------------------------------------------------------------------------------------------
 
 
-def _names(statements: Iterable[ast.stmt], *, assigned: bool) -> frozenset[str]:
+def names_in(statements: Iterable[ast.stmt], *, assigned: bool) -> frozenset[str]:
     """The names in statements and in the functions inside them: all, or those that are assigned to or deleted."""
     found: set[str] = set()
     for statement in statements:

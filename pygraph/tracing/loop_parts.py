@@ -1,0 +1,135 @@
+"""Runs of statements in the loops of a part that runs as Python: functions of their own, which the loop calls.
+
+    for i in range(n):            for i in range(n):
+        x = f(x, i)       ─▶          x = run(x, i)
+        if x.sum() < 0:               if x.sum() < 0:
+            break                         break
+
+How often a loop turns, values on the device decide; what it does in a turn may be a graph all the same.
+"""
+
+# Nodes of trees have values of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pygraph.tracing.function_parts import RUN, Part, names_in
+
+# Statements of these go where they are; a jump out of a run, and a variable that it deletes, would be lost.
+_ALONE = (
+    ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await, ast.Delete, ast.Global, ast.Nonlocal,
+    ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.Try,
+)  # fmt: skip
+_PLAIN = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.If, ast.With)
+# Functions whose results are on the host, and those that are called for what they do there.
+_OF_THE_HOST = frozenset(
+    {"item", "tolist", "cpu", "numpy", "int", "float", "bool", "print", "append", "extend", "write", "log", "info",
+     "debug", "warning", "update", "set_postfix", "range", "enumerate", "zip", "next", "open"}
+)  # fmt: skip
+
+
+class Outline:
+    """The statements of a part, with calls in place of runs in its loops.
+
+    Args:
+        part: The part.
+        alone: Lines of statements that are no part of a run.
+
+    Attributes:
+        runs: The runs, by the numbers that they are called by.
+        statements: The statements.
+    """
+
+    def __init__(self, part: Part, alone: Iterable[int]) -> None:
+        self._body, self._alone = part.body, frozenset(alone)
+        self._shared = frozenset(part.body.fn.__code__.co_cellvars)
+        self.runs: list[Part] = []
+        self.statements = self._replaced(part.statements, is_in_loop=False)
+
+    def _replaced(self, statements: Sequence[ast.stmt], *, is_in_loop: bool) -> list[ast.stmt]:
+        found: list[ast.stmt] = []
+        run: list[ast.stmt] = []
+        for statement in statements:
+            if is_in_loop and self._may_be_in_a_run(statement):
+                run.append(statement)
+                continue
+            found += self._called(run)
+            run = []
+            found.append(self._with_inner(statement, is_in_loop=is_in_loop))
+        return [*found, *self._called(run)]
+
+    def _with_inner(self, statement: ast.stmt, *, is_in_loop: bool) -> ast.stmt:
+        """A statement with calls inside it."""
+        if not isinstance(statement, (ast.For, ast.While, ast.If, ast.With)):
+            return statement
+        changed: Any = copy.copy(statement)
+        is_loop = isinstance(statement, (ast.For, ast.While))
+        changed.body = self._replaced(statement.body, is_in_loop=is_in_loop or is_loop)
+        if not isinstance(statement, ast.With):
+            changed.orelse = self._replaced(statement.orelse, is_in_loop=is_in_loop)
+        return changed
+
+    def _may_be_in_a_run(self, statement: ast.stmt) -> bool:
+        if not isinstance(statement, _PLAIN) or not self._alone.isdisjoint(_lines_of(statement)):
+            return False
+        for node in ast.walk(statement):
+            if isinstance(node, _ALONE) or (isinstance(node, ast.Call) and _name_of(node) in _OF_THE_HOST):
+                return False
+        return True
+
+    def _called(self, run: list[ast.stmt]) -> list[ast.stmt]:
+        """A call of a run; the statements themselves where that cannot be, or would be of no use."""
+        names, variables = names_in(run, assigned=False), self._body.variables
+        if not _computes(run) or "super" in names or names & self._shared:
+            return run
+        named, assigned = names & variables, names_in(run, assigned=True) & variables
+        number = len(self.runs)
+        self.runs.append(Part(self._body, tuple(run), False, named, assigned, tuple(sorted(assigned))))
+        lines = [f"{_GIVEN} = {{}}"]
+        for name in sorted(named):
+            lines += ["try:", f"    {_GIVEN}[{name!r}] = {name}", "except UnboundLocalError:", "    pass"]
+        lines.append(f"{_GIVEN} = {RUN}({number}, {_GIVEN})")
+        for name in sorted(assigned):
+            lines += [f"if {name!r} in {_GIVEN}:", f"    {name} = {_GIVEN}[{name!r}]"]
+        lines.append(f"{_GIVEN} = None")  # which would keep its tensors for longer than the function does
+        called = ast.parse("\n".join(lines)).body
+        for statement in called:
+            for node in ast.walk(statement):
+                if hasattr(node, "lineno"):
+                    node.lineno = node.end_lineno = run[0].lineno  # pyright: ignore[reportAttributeAccessIssue]
+        return called
+
+
+_GIVEN = "_given_to_run"
+
+
+def _lines_of(statement: ast.stmt) -> range:
+    return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+
+
+def _name_of(call: ast.Call) -> str:
+    """The name of the function or the method that is called."""
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _computes(run: Sequence[ast.stmt]) -> bool:
+    """Whether statements may compute tensors: they call something, or do more than to count."""
+    return any(_may_compute(node) for statement in run for node in ast.walk(statement))
+
+
+def _may_compute(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp):
+        parts = [node.left, node.right]
+    elif isinstance(node, ast.AugAssign):
+        parts = [node.target, node.value]
+    else:
+        return isinstance(node, ast.Call)
+    counts = isinstance(node.op, (ast.Add, ast.Sub))
+    return not (counts and any(isinstance(part, ast.Constant) for part in parts))

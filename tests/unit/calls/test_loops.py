@@ -1,0 +1,228 @@
+"""Loops whose number of turns values on the device decide: Python runs the loop, and a turn is a graph."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import pygraph
+from tests.extent import examples
+from tests.steps import assert_same
+
+
+def doubled(x: Tensor, limit: Any) -> Any:
+    turns = 0
+    while x.sum() < limit:
+        x = x * 2 + 1
+        turns += 1
+    return x, turns
+
+
+def written(x: Tensor, limit: Any) -> Tensor:
+    out = torch.zeros(12, 4, device=x.device)
+    ended = torch.zeros(4, dtype=torch.bool, device=x.device)
+    for position in range(12):
+        x = torch.where(ended, x, x * 1.5 + position)
+        out[position] = x
+        ended = ended | (x > limit)
+        if ended.all():
+            break
+    else:
+        return out - 1
+    return out
+
+
+def nested(x: Tensor, limit: Any) -> Any:
+    found: list[Tensor] = []
+    for outer in range(4):
+        y = x * (outer + 1)
+        while y.max() < limit:
+            y = y.exp().clamp(max=1e6) + x
+            if y.min() < 0:
+                continue
+            best = y.mean()
+        found.append(y)
+        x = x + y.mean()
+    return found, best
+
+
+def with_a_method(x: Tensor, limit: Any) -> Any:
+    return Solver(3.0).to(x.device).solve(x, limit)
+
+
+class Solver(nn.Module):
+    """A loop in a method, which updates a buffer."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(4))
+
+    def solve(self, x: Tensor, limit: Any) -> Tensor:
+        with torch.no_grad():
+            while True:
+                x = x + self.rate * x.abs() + 0.5
+                self.seen.add_(x)
+                if x.sum() > limit:
+                    return x + self.seen
+
+
+def drawing(x: Tensor, limit: Any) -> Tensor:
+    while x.sum() < limit:
+        noise = torch.rand_like(x)
+        x = x * 1.7 + noise
+    return x
+
+
+def first_in_a_turn(x: Tensor, limit: Any) -> Any:
+    for number in range(20):
+        if x.sum() > limit:
+            return x, number
+        if number % 2:
+            last = x.sin()  # without a value in the first turn
+        x = x + last if number % 2 else x * 1.5 + 1
+    return x
+
+
+def raising(x: Tensor, limit: Any) -> Tensor:
+    for number in range(20):
+        x = x * 2 + 1
+        if x.sum() > limit:
+            raise ValueError(f"after {number}")
+    return x
+
+
+def converging(x: Tensor, limit: Any) -> Any:
+    error, history = 1e9, []
+    while error > 1 / limit:
+        new = (x + 2 / x) / 2
+        error = (new - x).abs().max().item()
+        history.append(error)
+        x = new
+    return x, len(history)
+
+
+LOOPS = [doubled, written, nested, with_a_method, drawing, first_in_a_turn, raising, converging]
+
+
+def outcome(fn: Callable[..., Any], *args: Any) -> Any:
+    torch.manual_seed(5)
+    try:
+        result = fn(*args)
+    except ValueError as error:
+        result = [*map(ord, str(error))]
+    return result, torch.rand(2, device=args[0].device)
+
+
+@pytest.mark.parametrize("fn", LOOPS, ids=lambda fn: fn.__name__)
+def test_any_number_of_turns(fn: Callable[..., Any], device: torch.device) -> None:
+    fast = pygraph.jit(fn)
+    limits = [40, 90, 3000, 7, 400, 100000, 40, 7000, 90, 650, 9000]
+    for number, limit in enumerate(limits):
+        x = torch.full((4,), 1.0 + number / 8, device=device)
+        bound = torch.tensor(float(limit), device=device) if fn is not converging else limit
+        assert_same(outcome(fast, x, bound), outcome(fn, x, bound), device)
+    before = fast.cache_info().captures
+    for limit in (55, 100, 12345, 777):
+        x, bound = torch.ones(4, device=device), torch.tensor(float(limit), device=device)
+        assert_same(outcome(fast, x, bound if fn is not converging else limit), outcome(fn, x, bound), device)
+    if fn in (doubled, written, drawing):
+        assert fast.cache_info().captures == before
+        report = fast.explain().to_dict()
+        assert "how often it repeats something" in report["in_python"][0]
+        assert report["kernels_in_graphs"] > 0
+
+
+def test_gradients(device: torch.device) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4).to(device)
+
+    def fn(x: Tensor, limit: Tensor) -> Tensor:
+        total = torch.zeros((), device=x.device)
+        while total < limit:
+            x = layer(x).tanh() + 0.5
+            total = total + x.abs().sum()
+        return total
+
+    fast = pygraph.jit(fn)
+    for number in (3.0, 9.0, 20.0, 5.0, 14.0, 33.0, 6.0):
+        x, limit = torch.ones(4, device=device), torch.tensor(number, device=device)
+        found = []
+        for run in (fast, fn):
+            value = run(x, limit)
+            found.append((value.detach(), torch.autograd.grad(value, [*layer.parameters()])))
+        assert_same(found[0], found[1], device)
+
+
+def test_a_training_step_with_a_line_search(device: torch.device) -> None:
+    def make() -> tuple[nn.Module, Callable[[Tensor], tuple[Tensor, int]]]:
+        torch.manual_seed(0)
+        net = nn.Linear(4, 1).to(device)
+
+        def step(x: Tensor) -> tuple[Tensor, int]:
+            loss = net(x).square().mean()
+            gradients = torch.autograd.grad(loss, [*net.parameters()])
+            rate, tries = 1.0, 0
+            with torch.no_grad():
+                while True:
+                    for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+                        parameter.sub_(rate * gradient)
+                    if net(x).square().mean() <= loss:
+                        return loss.detach(), tries
+                    for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+                        parameter.add_(rate * gradient)
+                    rate, tries = rate / 2, tries + 1
+
+        return net, step
+
+    (mine, fast), (theirs, slow) = make(), make()
+    fast = pygraph.jit(fast)
+    for number in range(10):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(number)).to(device) * (1 + number % 4)
+        assert_same(fast(x), slow(x), device)
+        assert_same([*mine.parameters()], [*theirs.parameters()], device)
+
+
+STATEMENTS = [
+    "x = x * 1.25 + 0.5", "y = x.sin() + y", "y.add_(x)", "x = x + y.mean()", "n += 1", "out[n % 8] = x",
+    "z = x.exp().clamp(max=9)", "kept.append(x.sum())", "x = torch.where(x > y, x, y)", "x, y = y + 1, x",
+    "if n % 2: x = x + 1", "if x.mean() > 3: y = y * 0.5", "with torch.no_grad(): x = x + 0.25",
+    "n = n + int(x.sum() > 5)", "for k in range(2): x = x + k", "x = x + torch.rand_like(x)",
+]  # fmt: skip
+ENDS = ["if x.sum() > limit: break", "if not (x.sum() < limit): return x, y, n", "if n > 9 or x.max() > limit: break"]
+
+
+@given(data=st.data())
+@settings(max_examples=examples(4, 100), deadline=None)
+def test_any_loop(device: torch.device, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    turn = data.draw(st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=6))
+    end = data.draw(st.sampled_from(ENDS))
+    turn.insert(data.draw(st.integers(0, len(turn))), end)
+    head = data.draw(st.sampled_from(["while True:", "for step in range(14):"]))
+    body = textwrap.indent("\n".join([*turn, "x = x.abs() + 0.75", "n += 1"]), " " * 8)
+    source = (
+        "import torch\n\ndef fn(x, limit):\n    y, n, kept = x * 0.5, 0, []\n"
+        f"    out = torch.zeros(8, 4, device=x.device)\n    {head}\n{body}\n    return x, y, n, out, kept\n"
+    )
+    path: Path = tmp_path_factory.mktemp("loops") / "loop.py"
+    path.write_text(source)
+    scope: dict[str, Any] = {"__name__": "loop"}
+    exec(compile(source, str(path), "exec"), scope)
+    fn = scope["fn"]
+    fast = pygraph.jit(fn)
+    for limit in data.draw(st.lists(st.sampled_from([2.0, 9.0, 20.0, 45.0, 90.0]), min_size=6, max_size=9)):
+        x = torch.arange(4.0, device=device) / 3
+        assert_same(
+            outcome(fast, x, torch.tensor(limit, device=device)),
+            outcome(fn, x, torch.tensor(limit, device=device)),
+            device,
+        )

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import os
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pygraph.tracing.function_parts import RUN, Part, names_in
+from pygraph.tracing.function_parts import RUN, Body, CutError, Part, names_in
 
 # Statements of these go where they are; a jump out of a run, and a variable that it deletes, would be lost.
 _ALONE = (
@@ -30,6 +32,26 @@ _OF_THE_HOST = frozenset(
     {"item", "tolist", "cpu", "numpy", "int", "float", "bool", "print", "append", "extend", "write", "log", "info",
      "debug", "warning", "update", "set_postfix", "range", "enumerate", "zip", "next", "open"}
 )  # fmt: skip
+
+
+def are_in_a_loop(fn: Any, places: Iterable[str]) -> bool:
+    """Whether all lines are in loops of a function.
+
+    Args:
+        fn: The function; what has no statements, as a module, has no loops.
+        places: The lines, as ``train.py:7``.
+    """
+    plain: Any = fn.__func__ if isinstance(fn, types.MethodType) else fn
+    if not isinstance(plain, types.FunctionType):
+        return False
+    try:
+        body = Body.of(plain)
+    except CutError:
+        return False
+    file = os.path.basename(plain.__code__.co_filename)
+    nodes = [node for statement in body.statements for node in ast.walk(statement)]
+    lines = {f"{file}:{line}" for node in nodes if isinstance(node, (ast.For, ast.While)) for line in _lines_of(node)}
+    return lines.issuperset(places)
 
 
 class Outline:

@@ -208,7 +208,8 @@ def test_any_loop(device: torch.device, data: st.DataObject, tmp_path_factory: p
     end = data.draw(st.sampled_from(ENDS))
     turn.insert(data.draw(st.integers(0, len(turn))), end)
     head = data.draw(st.sampled_from(["while True:", "for step in range(14):"]))
-    body = textwrap.indent("\n".join([*turn, "x = x.abs() + 0.75", "n += 1"]), " " * 8)
+    turn += ["x = x.abs() + 0.75", "n += 1", "if n > 40: break"]
+    body = textwrap.indent("\n".join(turn), " " * 8)
     source = (
         "import torch\n\ndef fn(x, limit):\n    y, n, kept = x * 0.5, 0, []\n"
         f"    out = torch.zeros(8, 4, device=x.device)\n    {head}\n{body}\n    return x, y, n, out, kept\n"

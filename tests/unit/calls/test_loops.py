@@ -51,7 +51,7 @@ def nested(x: Tensor, limit: Any) -> Any:
             best = y.mean()
         found.append(y)
         x = x + y.mean()
-    return found, best
+    return found, best  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def with_a_method(x: Tensor, limit: Any) -> Any:
@@ -89,7 +89,7 @@ def first_in_a_turn(x: Tensor, limit: Any) -> Any:
             return x, number
         if number % 2:
             last = x.sin()  # without a value in the first turn
-        x = x + last if number % 2 else x * 1.5 + 1
+        x = x + last if number % 2 else x * 1.5 + 1  # pyright: ignore[reportPossiblyUnboundVariable]
     return x
 
 

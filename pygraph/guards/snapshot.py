@@ -29,6 +29,10 @@ _CODE = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 SCALER_RECORDS = "_per_optimizer_states"
 
 
+# What Dynamo notes on parameters that a branch or a loop (torch.cond) reads while it is traced; torch 2.11, not 2.13.
+_OF_DYNAMO = "_dynamo_static_input_type"
+
+
 class Snapshot:
     """Copies of the state that a function can reach.
 
@@ -129,6 +133,8 @@ class Snapshot:
 
     def _changed_containers(self) -> Iterator[tuple[str, Any, Any]]:
         for name, container, before in self.containers:
+            if isinstance(container, dict) and _OF_DYNAMO in container and _OF_DYNAMO not in before:
+                del container[_OF_DYNAMO]
             if id(container) not in self._packaged and not is_shallowly_equal(container, before):
                 yield name, container, before
 

@@ -50,7 +50,7 @@ def test_losses_that_differ_are_noticed(device: torch.device, monkeypatch: pytes
 
 def test_greedy_loop(device: torch.device) -> None:
     """All ways write the same tokens (`compare` raises an error where they do not), and some sequences end early."""
-    task = greedy_loop.task_of(device, width=16, limit=24)
+    task = greedy_loop.task_of(device, width=16, limit=24, eagerness=3.0)
     times, lengths = greedy_loop.compare(task, device, batch=2, width=16, rounds=3)
     assert [len(found) for found in times.values()] == [3, 3, 3]
     assert min(lengths) < 24

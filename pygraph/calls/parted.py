@@ -21,11 +21,13 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from pygraph.calls.engine import Engine
 from pygraph.calls.policy import Policy
 from pygraph.guards.walk.functions import PART_OF
 from pygraph.tracing.computing_lines import ComputingLines, computing_lines
-from pygraph.tracing.function_parts import Body, CutError, Part, parts_of
+from pygraph.tracing.function_parts import Body, CutError, Part, calls_forward_alone, parts_of, plain_function
 from pygraph.tracing.loop_parts import Outline
 
 PartPolicy = Callable[[Callable[[str], None]], Policy]
@@ -60,10 +62,8 @@ class PartedCalls:
     ) -> None:
         self._function, self._make_policy = function, make_policy
         fn = function.fn
-        self._instance = fn.__self__ if isinstance(fn, types.MethodType) else None
-        plain: Any = fn.__func__ if isinstance(fn, types.MethodType) else fn
-        if not isinstance(plain, types.FunctionType):
-            raise CutError("it is no function")
+        plain, self._instance = plain_function(fn)
+        self._module = fn if isinstance(fn, torch.nn.Module) else None
         self._plain, self._code, self._defaults = plain, plain.__code__, (plain.__defaults__, plain.__kwdefaults__)
         self._signature = inspect.signature(plain)
         body = Body.of(plain)
@@ -106,10 +106,18 @@ class PartedCalls:
             if not self._ways:
                 return False
             self._next_way()
+        if self._module is not None and not self._is_the_modules():
+            return False
         plain, defaults = self._plain, self._defaults
         if plain.__defaults__ is not defaults[0] or plain.__kwdefaults__ is not defaults[1]:
             return False
         return plain.__code__ is self._code
+
+    def _is_the_modules(self) -> bool:
+        """Whether a call of the module is still one of the function alone."""
+        module: Any = self._module
+        forward = module.forward
+        return calls_forward_alone(module) and getattr(forward, "__func__", forward) is self._plain
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call."""

@@ -10,8 +10,8 @@ Local variables that later parts need are returned, and are arguments of these.
 """
 
 # Nodes of trees have values of any type.
-# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
-
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import ast
@@ -24,9 +24,47 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+import torch.nn.modules.module as of_modules
+
 
 class CutError(Exception):
     """A function cannot be cut into parts, for the reason that the message gives."""
+
+
+def plain_function(fn: Any) -> tuple[types.FunctionType, Any]:
+    """The function that a callable runs, and the instance that it is a method of, or None.
+
+    Args:
+        fn: A function, a method, or a module without hooks, which runs its ``forward``.
+
+    Raises:
+        CutError: It is something else.
+    """
+    if isinstance(fn, torch.nn.Module):
+        if not calls_forward_alone(fn):
+            raise CutError("it is a module with hooks")
+        fn = fn.forward
+    plain: Any = fn.__func__ if isinstance(fn, types.MethodType) else fn
+    if not isinstance(plain, types.FunctionType):
+        raise CutError("it is no function")
+    return plain, fn.__self__ if isinstance(fn, types.MethodType) else None
+
+
+def calls_forward_alone(module: torch.nn.Module) -> bool:
+    """Whether a call of a module is one of its ``forward``: it has no hooks, and its class no call of its own."""
+    call: Any = type(module).__call__
+    of_all = (getattr(of_modules, f"_global_{name}") for name in _HOOKS)
+    return (
+        call is torch.nn.Module.__call__
+        and module._compiled_call_impl is None
+        and not any(getattr(module, f"_{name}") for name in _HOOKS)
+        and not any(of_all)
+    )
+
+
+# As torch asks in `Module._call_impl`; private, checked with torch 2.11 and 2.13.
+_HOOKS = ("backward_hooks", "backward_pre_hooks", "forward_hooks", "forward_pre_hooks")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,11 +15,10 @@ from __future__ import annotations
 import ast
 import copy
 import os
-import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pygraph.tracing.function_parts import RUN, Body, CutError, Part, names_in
+from pygraph.tracing.function_parts import RUN, Body, CutError, Part, names_in, plain_function
 
 # Statements of these go where they are; a jump out of a run, and a variable that it deletes, would be lost.
 _ALONE = (
@@ -38,13 +37,11 @@ def are_in_a_loop(fn: Any, places: Iterable[str]) -> bool:
     """Whether all lines are in loops of a function.
 
     Args:
-        fn: The function; what has no statements, as a module, has no loops.
+        fn: The function, method or module; what has no source has no loops.
         places: The lines, as ``train.py:7``.
     """
-    plain: Any = fn.__func__ if isinstance(fn, types.MethodType) else fn
-    if not isinstance(plain, types.FunctionType):
-        return False
     try:
+        plain, _ = plain_function(fn)
         body = Body.of(plain)
     except CutError:
         return False

@@ -142,6 +142,40 @@ def test_any_number_of_turns(fn: Callable[..., Any], device: torch.device) -> No
         assert report["kernels_in_graphs"] > 0
 
 
+class Refining(nn.Module):
+    """A module that repeats itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, limit: Tensor) -> tuple[Tensor, int]:
+        turns = 0
+        while x.sum() < limit:
+            x = self.layer(x).relu() + x + 0.5
+            turns += 1
+        return x, turns
+
+
+def test_a_module(device: torch.device) -> None:
+    """Its hooks run wherever it has some."""
+    torch.manual_seed(0)
+    model = Refining().to(device).requires_grad_(False)
+    fast, called = pygraph.jit(model), list[int]()
+    handle = None
+    for number, limit in enumerate([4.0, 20.0, 50.0, 9.0, 33.0, 70.0, 15.0, 28.0, 41.0, 66.0]):
+        if number == 6:
+            assert "how often it repeats something" in fast.explain().to_dict()["in_python"][0]
+            handle = model.register_forward_hook(lambda *_: called.append(1))
+        if number == 8 and handle is not None:
+            handle.remove()
+        x, bound = torch.ones(4, device=device), torch.tensor(limit, device=device)
+        called.clear()
+        found = fast(x, bound)
+        assert len(called) == (number in (6, 7))
+        assert_same(found, model(x, bound), device)
+
+
 def test_gradients(device: torch.device) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(4, 4).to(device)

@@ -75,7 +75,7 @@ class PartedCalls:
         ways = _ways_outside(body, computing)
         if not outside_alone:
             ways = itertools.chain(ways, _ways_inside(body, lines, computing))
-        self._alone = frozenset[int]() if lines.failed is None else frozenset({lines.failed})
+        self._outline = functools.partial(Outline, failed=lines.failed, computing=lines.lines)
         self._ways = [parts for cuts in ways if (parts := _numbered(body, cuts, computing))]
         if not outside_alone and lines.failed is not None:
             self._ways += [way for way in [_numbered(body, [], [False] * len(computing))] if self._has_runs(way)]
@@ -147,7 +147,7 @@ class PartedCalls:
 
     def _make(self, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
         taken = names if self._own is None else (self._own, *names)
-        outline = None if computes else Outline(part, self._alone)
+        outline = None if computes else self._outline(part)
         if outline is not None and outline.runs:
             made = part.function(taken, outline.statements, functools.partial(self._run_in_loop, outline.runs))
         else:
@@ -164,7 +164,7 @@ class PartedCalls:
         return found
 
     def _has_runs(self, parts: list[tuple[Part, bool]]) -> bool:
-        return any(Outline(part, self._alone).runs for part, _ in parts)
+        return any(self._outline(part).runs for part, _ in parts)
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The function's arguments by name; a call that does not fit ends in Python's own error."""
@@ -194,7 +194,7 @@ class PartedCalls:
         file = os.path.basename(self._code.co_filename)
         spans: list[tuple[int, int]] = []
         for part in (part for part, computes in self._parts if not computes):
-            inner = [run.lines for run in Outline(part, self._alone).runs]
+            inner = [run.lines for run in self._outline(part).runs]
             spans += _without(part.lines, inner)
         return ", ".join(f"{file}:{first}" if first == last else f"{file}:{first}-{last}" for first, last in spans)
 

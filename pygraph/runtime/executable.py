@@ -124,7 +124,7 @@ class Executable:
         self._single = self.program.out_tree == pytree.tree_structure(0)
         self.static_addresses = [tensor.data_ptr() for tensor in self.captured]
         self._find_unkeyed()
-        if len(self._regions) > 1:  # else C++ serves the call
+        if sum(bound.region.kind != "host" for bound in self._regions) > 1:  # else C++ serves the call
             for graph in self.graphs:
                 graph.replay_natively()
 

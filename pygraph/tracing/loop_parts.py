@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import copy
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from pygraph.tracing.function_parts import RUN, Body, CutError, Part, names_in, plain_function
@@ -33,12 +33,12 @@ _OF_THE_HOST = frozenset(
 )  # fmt: skip
 
 
-def are_in_a_loop(fn: Any, places: Iterable[str]) -> bool:
+def are_in_a_loop(fn: Any, asking: Iterable[str]) -> bool:
     """Whether all lines are in loops of a function.
 
     Args:
         fn: The function, method or module; what has no source has no loops.
-        places: The lines, as ``train.py:7``.
+        asking: The lines, as ``train.py:7``.
     """
     try:
         plain, _ = plain_function(fn)
@@ -48,7 +48,7 @@ def are_in_a_loop(fn: Any, places: Iterable[str]) -> bool:
     file = os.path.basename(plain.__code__.co_filename)
     nodes = [node for statement in body.statements for node in ast.walk(statement)]
     lines = {f"{file}:{line}" for node in nodes if isinstance(node, (ast.For, ast.While)) for line in _lines_of(node)}
-    return lines.issuperset(places)
+    return lines.issuperset(asking)
 
 
 class Outline:
@@ -56,18 +56,21 @@ class Outline:
 
     Args:
         part: The part.
-        alone: Lines of statements that are no part of a run.
+        failed: The line at which a trace of the function has failed; None if it has not, and then there are no runs.
+        computing: The lines before it that compute tensors.
 
     Attributes:
         runs: The runs, by the numbers that they are called by.
         statements: The statements.
     """
 
-    def __init__(self, part: Part, alone: Iterable[int]) -> None:
-        self._body, self._alone = part.body, frozenset(alone)
+    def __init__(self, part: Part, failed: int | None, computing: Collection[int]) -> None:
+        self._body, self._failed, self._computing = part.body, failed, frozenset(computing)
         self._shared = frozenset(part.body.fn.__code__.co_cellvars)
         self.runs: list[Part] = []
-        self.statements = self._replaced(part.statements, is_in_loop=False)
+        self.statements = [*part.statements]
+        if failed is not None:
+            self.statements = self._replaced(part.statements, is_in_loop=False)
 
     def _replaced(self, statements: Sequence[ast.stmt], *, is_in_loop: bool) -> list[ast.stmt]:
         found: list[ast.stmt] = []
@@ -93,7 +96,10 @@ class Outline:
         return changed
 
     def _may_be_in_a_run(self, statement: ast.stmt) -> bool:
-        if not isinstance(statement, _PLAIN) or not self._alone.isdisjoint(_lines_of(statement)):
+        lines = _lines_of(statement)
+        if not isinstance(statement, _PLAIN) or self._failed is None or self._failed in lines:
+            return False
+        if lines[-1] < self._failed and self._computing.isdisjoint(lines):
             return False
         for node in ast.walk(statement):
             if isinstance(node, _ALONE) or (isinstance(node, ast.Call) and _name_of(node) in _OF_THE_HOST):

@@ -32,7 +32,7 @@ def test_a_value_that_is_returned(device: torch.device) -> None:
 
 def test_no_remedy_is_refused_itself(device: torch.device) -> None:
     def cond(x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+        return torch.cond(x.sum() > 0, lambda x: x * torch.rand_like(x), lambda x: x - 1, (x,))
 
     x = torch.ones(3, device=device)
 

@@ -229,6 +229,10 @@ class DecidingCalls:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, by the trace that decides as the call does."""
+        # Also where something that calls have changed has each of them looked at.
+        refusal = None if self._parts is not None or self._policy.why_unsteady is not None else self.refusal()
+        if refusal is not None:
+            return self._users.run_inline(refusal, args, kwargs)
         if self._policy.why_unsteady is not None:
             self._parts = self._users.policy.part_runner(self._users, args, kwargs, self._policy.why_unsteady)
             self._policy.why_unsteady = None
@@ -343,8 +347,7 @@ class DecidingCalls:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call, given arguments as the function takes them."""
-        refusal = self.refusal()
-        return self(args, kwargs) if refusal is None else self._users.run_inline(refusal, args, kwargs)
+        return self(args, kwargs)
 
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""

@@ -17,6 +17,7 @@ import pygraph
 from pygraph.calls import limits
 from pygraph.calls.expected_paths import ExpectedPaths
 from pygraph.errors import FallbackError, TraceError, UndecidedError
+from pygraph.tracing import specialization
 from tests.steps import assert_same, scaled_step_of
 
 pytestmark = pytest.mark.rotates
@@ -462,7 +463,7 @@ def test_differentiated_from_outside(device: torch.device) -> None:
     for model, call in ((models[0], fast), (models[1], models[1])):
         torch.manual_seed(2)
         found.append([])
-        for number in range(16):
+        for number in range(10):
             model.train(number % 4 != 3)
             x = torch.randn(8, 4, device=device)
             model.zero_grad()
@@ -500,3 +501,35 @@ def test_static_arguments_stay_static(device: torch.device) -> None:
         x = torch.full((4,), float(value), device=device)
         assert_same(fast(x, 2, 0.5 + value), fn(x, 2, 0.5 + value), device)
     assert fast.cache_info().hits >= 8, str(fast.explain())
+
+
+@pytest.mark.rotates
+def test_an_optimizer_whose_state_grows_is_soon_as_fast_as_in_eager(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L-BFGS keeps lists, which no trace may change; each call finds another state."""
+    traces: list[int] = []
+    record = specialization.record
+    monkeypatch.setattr(specialization, "record", lambda *args: (traces.append(1), record(*args))[1])
+    found: list[Any] = []
+    for jitted in (True, False):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 1).to(device)
+        optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
+
+        def step(x: Tensor, net: Any = net, optimizer: Any = optimizer) -> Any:
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = net(x).tanh().square().mean()
+                loss.backward()
+                return loss
+
+            return optimizer.step(closure)
+
+        run = pygraph.jit(step) if jitted else step
+        losses: list[Tensor] = []
+        for number in range(10):
+            losses.append(run(torch.full((4, 3), 1.0 + number / 8, device=device)).detach())
+        found.append((losses, net.state_dict()))
+    assert len(traces) <= 12, len(traces)  # those of a few calls
+    assert_same(found[0], found[1], device)

@@ -132,6 +132,8 @@ class _ClosureSearch(Substitution):
         self.differentiates = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return func(*args, **(kwargs or {}))
         if func in _HOOKS:
             raise TraceError(f"it calls {func.__name__} on a tensor that is differentiated outside")
         if func is torch.autograd.grad and not all(map(_is_made_inside, pytree.tree_leaves(args[0]))):

@@ -39,6 +39,8 @@ class Substitution(TorchFunctionMode):
         return self._given.get(id(tensor), tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # a branch, of which closed-over tensors become operands
+            return func(*args, **(kwargs or {}))
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.replacement, (args, kwargs or {}))
         return func(*args, **kwargs)
 

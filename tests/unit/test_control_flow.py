@@ -310,3 +310,23 @@ def test_operations_in_branches_have_source_lines(device: torch.device) -> None:
     program = pygraph.trace(branch)(positive(device))
     (node,) = [node for node in program.nodes if str(node.target) == "cond"]
     assert node.meta["source"].startswith("test_control_flow.py:")
+
+
+def test_gradients_from_outside_through_a_module_in_a_branch(device: torch.device) -> None:
+    """Of the branch that is taken; both the forward and the backward are graphs."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).to(device)
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: net(x), lambda x: x * 2 - 1, (x,))
+
+    fast, x = pygraph.jit(fn), positive(device)
+    for argument in (x, -x, 3 * x, -x, x, x):
+        found = []
+        for run in (fast, fn):
+            leaf = argument.clone().requires_grad_()
+            value = run(leaf)
+            found.append((value.detach(), torch.autograd.grad(value.sin().sum(), [leaf, *net.parameters()])))
+        torch.testing.assert_close(found[0], found[1])
+    assert not reasons(fast)
+    assert fast.cache_info().captures > 0

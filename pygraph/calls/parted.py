@@ -79,6 +79,8 @@ class PartedCalls:
         self._ways = [parts for cuts in ways if (parts := _numbered(body, cuts, computing))]
         if not outside_alone and lines.failed is not None:
             self._ways += [way for way in [_numbered(body, [], [False] * len(computing))] if self._has_runs(way)]
+        if self._module is not None:  # of which only loops are cut
+            self._ways = [way for way in self._ways if self._has_runs(way)]
         self._functions: dict[tuple[Part, tuple[str, ...]], Callable[..., Any]] = {}
         self.why_useless: str | None = None
         self._next_way()

@@ -463,7 +463,7 @@ def test_differentiated_from_outside(device: torch.device) -> None:
     for model, call in ((models[0], fast), (models[1], models[1])):
         torch.manual_seed(2)
         found.append([])
-        for number in range(10):
+        for number in range(16):
             model.train(number % 4 != 3)
             x = torch.randn(8, 4, device=device)
             model.zero_grad()

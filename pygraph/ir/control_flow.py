@@ -59,7 +59,7 @@ def reason_outside(node: fx.Node) -> str | None:
 
 def _reason(node: fx.Node) -> str | None:
     specs: Any = node.meta.get("spec")
-    described = [_described_operand(operand) for operand in operands_of(node)]
+    described = [_described_operand(operand) for operand in operands_of(node, node.args)]
     parts, tensors = parts_of(node), [one for one in described if isinstance(one, TensorSpec)]
     if not isinstance(specs, tuple) or not all(isinstance(spec, TensorSpec) for spec in specs):
         return f"{_OTHERWISE}: what it gives has no layout that is known"
@@ -86,10 +86,9 @@ def _described_operand(operand: Any) -> Any:
     return operand if type(operand) in (int, float, bool) else None
 
 
-def operands_of(node: fx.Node) -> Sequence[Any]:
-    """The operands of the parts; those of a loop begin with what it carries."""
-    groups: Any = node.args[2:] if is_loop(node) else node.args[3:]
-    return pytree.tree_leaves(list(groups))
+def operands_of(node: fx.Node, args: Sequence[Any]) -> Sequence[Any]:
+    """The operands of the parts among the arguments of a node, or their values; a loop's begin with what it carries."""
+    return pytree.tree_leaves(list(args[2:] if is_loop(node) else args[3:]))
 
 
 def _reason_of_loop(
@@ -173,10 +172,12 @@ class _Description(Interpreter):
 
 
 def _reason_of_node(node: fx.Node) -> str | None:
-    if is_selection(node) or is_conditional(node):
-        return _reason(node) if is_conditional(node) else None
+    if is_selection(node):
+        return None
+    if is_conditional(node):
+        return _reason(node)
     if not is_operation(node) or node.target.namespace not in ("aten", "prims"):  # pyright: ignore
         return "it runs code that is not known"
-    if is_written(node) or is_random(node):
-        return "it updates a tensor" if is_written(node) else "it draws random numbers"
-    return host_reason(node)
+    if is_written(node):
+        return "it updates a tensor"
+    return "it draws random numbers" if is_random(node) else host_reason(node)

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pygraph.ir.control_flow import is_conditional, is_loop
+from pygraph.ir.control_flow import is_conditional, is_loop, operands_of
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.evaluate import clone_strided
 from pygraph.ir.interpreter import Interpreter
@@ -42,8 +42,7 @@ def record(node: fx.Node, args: Sequence[Any], recording: Recording) -> tuple[to
         args: The values of its arguments.
         recording: The device.
     """
-    given: Any = args[2:] if is_loop(node) else args[3:]
-    operands = pytree.tree_leaves(list(given))
+    operands = operands_of(node, args)
     specs: Sequence[TensorSpec] = node.meta["spec"]
     results = [spec.empty() for spec in specs]
     if is_loop(node):

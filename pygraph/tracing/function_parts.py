@@ -27,6 +27,8 @@ from typing import Any
 import torch
 import torch.nn.modules.module as of_modules
 
+from pygraph.guards.walk.objects import GLOBAL_HOOKS, HOOKS
+
 
 class CutError(Exception):
     """A function cannot be cut into parts, for the reason that the message gives."""
@@ -53,18 +55,15 @@ def plain_function(fn: Any) -> tuple[types.FunctionType, Any]:
 
 def calls_forward_alone(module: torch.nn.Module) -> bool:
     """Whether a call of a module is one of its ``forward``: it has no hooks, and its class no call of its own."""
+    # As torch asks in `Module._call_impl`; private, checked with torch 2.11 and 2.13.
     call: Any = type(module).__call__
-    of_all = (getattr(of_modules, f"_global_{name}") for name in _HOOKS)
+    of_all = (getattr(of_modules, name) for name in GLOBAL_HOOKS)
     return (
         call is torch.nn.Module.__call__
         and module._compiled_call_impl is None
-        and not any(getattr(module, f"_{name}") for name in _HOOKS)
+        and not any(getattr(module, name) for name in HOOKS)
         and not any(of_all)
     )
-
-
-# As torch asks in `Module._call_impl`; private, checked with torch 2.11 and 2.13.
-_HOOKS = ("backward_hooks", "backward_pre_hooks", "forward_hooks", "forward_pre_hooks")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

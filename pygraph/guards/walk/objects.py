@@ -43,11 +43,11 @@ _STATEFUL = (
 _WITHOUT_STATE = (object, abc.ABC, Generic, torch.nn.Module)
 
 # Attributes that every nn.Module has: hooks that run in a call, and tables that a call does not look at.
-_HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
+HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
 _TABLES = frozenset({"_parameters", "_buffers", "_modules"})
-_MACHINERY = frozenset(torch.nn.Module().__dict__) - {"training"} - _TABLES - _HOOKS
+_MACHINERY = frozenset(torch.nn.Module().__dict__) - {"training"} - _TABLES - HOOKS
 
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
+GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
                  "_global_backward_pre_hooks")  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
     for key, value in list(state.items()):
         if key in _TABLES:
             _walk_table(walk, join(name, key), name, value, depth)
-        elif key in _HOOKS:
+        elif key in HOOKS:
             walk_container(walk, join(name, key), value, depth)
         elif key not in _MACHINERY and (key == "training" or not by_name):
             walk.guards.entries.append((state, key, value))
@@ -116,7 +116,7 @@ def walk_module(walk: Walk, name: str, module: torch.nn.Module, depth: int) -> N
             walk.kinds[id(buffer)] = "buffer"
     if isinstance(module, ParametrizationList):
         walk.code.names.add(PARAMETRIZED)
-    for key in _GLOBAL_HOOKS:
+    for key in GLOBAL_HOOKS:
         walk.visit(key, getattr(torch.nn.modules.module, key), depth)
     walk.visit_class_of(name, module, depth)
     forward = type(module).forward

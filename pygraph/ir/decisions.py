@@ -40,7 +40,8 @@ class DecisionError(PygraphError):
         self.index, self.answer = index, answer
 
 
-def _ask(value: Any, answer: Answer, index: int) -> None:
+def check(value: Any, answer: Answer, index: int) -> None:
+    """Raise `DecisionError` if a value is another one than the answer to a question of this index."""
     found = bool(value) if isinstance(answer, bool) else value
     if text_of(found) != text_of(answer):
         raise DecisionError(index, found)
@@ -58,7 +59,7 @@ def _sized_fake(x: torch.Tensor, size: list[int]) -> torch.Tensor:
     return torch.empty(size, dtype=x.dtype, device=x.device)
 
 
-define("ask(Scalar value, Scalar answer, int index) -> ()", _ask, _ask_fake)
+define("ask(Scalar value, Scalar answer, int index) -> ()", check, _ask_fake)
 define("sized(Tensor x, int[] size) -> Tensor", _sized, _sized_fake)
 
 

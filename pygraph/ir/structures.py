@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,35 @@ def unflatten(leaves: Iterable[Any], structure: pytree.TreeSpec) -> Any:
     if not _has_sizes(structure):
         return pytree.tree_unflatten(leaves, structure)
     return _unflatten(iter(leaves), structure)
+
+
+def maker(structure: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
+    """A function that makes such a structure of its leaves; of tuples, lists and dicts it is made once, as code.
+
+    >>> make = maker(pytree.tree_structure((1, {"a": [2, 3]})))
+    >>> make([5, 6, 7])
+    (5, {'a': [6, 7]})
+    """
+    scope: dict[str, Any] = {}
+    text = _made_of(structure, iter(range(structure.num_leaves)), scope)
+    if text is None:
+        return lambda leaves: unflatten(leaves, structure)
+    return eval(f"lambda leaves: {text}", scope)  # the text is made of brackets, positions and names only
+
+
+def _made_of(structure: pytree.TreeSpec, positions: Iterator[int], scope: dict[str, Any]) -> str | None:
+    """An expression that makes a structure; None if that takes more than brackets."""
+    if structure.is_leaf():
+        return f"leaves[{next(positions)}]"
+    parts = [_made_of(child, positions, scope) for child in structure.children()]
+    if None in parts or structure.type not in (tuple, list, dict):
+        return None
+    if structure.type is dict:
+        names = [f"k{len(scope) + number}" for number in range(len(parts))]
+        scope.update(zip(names, structure.context, strict=True))
+        return "{" + "".join(f"{key}: {part}, " for key, part in zip(names, parts, strict=True)) + "}"
+    items = "".join(f"{part}, " for part in parts)
+    return f"({items})" if structure.type is tuple else f"[{items}]"
 
 
 def _has_sizes(structure: pytree.TreeSpec) -> bool:

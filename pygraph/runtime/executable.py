@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from pygraph.errors import CaptureError
 from pygraph.ir.descriptors import Argument, Captured, Fallback, Region
@@ -22,6 +21,7 @@ from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
 from pygraph.ir.selections import Candidate, Mechanism, Selection
+from pygraph.ir.structures import maker
 from pygraph.runtime import profiler_ranges
 from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import RegionBody
@@ -121,7 +121,7 @@ class Executable:
         self._shows_arguments = writes or any(alias.of in ("input", "argument") for alias in self.program.aliases)
         self.captured = [d.value for d in self.program.inputs if isinstance(d, Captured)]
         self._range = profiler_ranges.range_name(program.name)
-        self._single = self.program.out_tree == pytree.tree_structure(0)
+        self._result = maker(self.program.out_tree)
         self.static_addresses = [tensor.data_ptr() for tensor in self.captured]
         self._find_unkeyed()
         if sum(bound.region.kind != "host" for bound in self._regions) > 1:  # else C++ serves the call
@@ -246,7 +246,7 @@ class Executable:
         finally:
             torch._C._set_grad_enabled(grad)
             profiler_ranges.close(shown)
-        return out[0] if self._single else pytree.tree_unflatten(out, self.program.out_tree)
+        return self._result(out)
 
     @property
     def unread(self) -> frozenset[int]:

@@ -61,6 +61,7 @@ class Cache:
         max_graphs: The number of entries that are kept.
         shared: State that is shared with other functions' caches.
         seldom: Why a call of a new kind is not compiled, where kinds seldom come again.
+        single_kinds: Kinds of calls that are compiled in any case.
         is_users: Whether its calls are the user's, and no other function's that is called instead.
 
     Attributes:
@@ -75,7 +76,16 @@ class Cache:
         seconds: The time that all traces and recordings have taken.
     """
 
-    def __init__(self, name: str, max_graphs: int, shared: Shared, seldom: Fallback, *, is_users: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_graphs: int,
+        shared: Shared,
+        seldom: Fallback,
+        single_kinds: int = limits.LIMITS.single_kinds,
+        *,
+        is_users: bool = False,
+    ) -> None:
         self._name = name
         self.entries = Variants[Key, Entry](max_graphs, self._forget)
         self.native = CallPath(shared.lock)
@@ -89,7 +99,7 @@ class Cache:
         self.used_numbers: dict[Kind, UsedNumbers] = {}
         self._looks_again: collections.Counter[Kind] = collections.Counter()
         self.traces = TracesByForm()
-        self.new_kinds = NewKinds(shared.late_kinds, seldom)
+        self.new_kinds = NewKinds(shared.late_kinds, seldom, single_kinds)
         self._seen: set[Key] = set()
         self._evictions_in_a_row = 0
 

@@ -222,7 +222,7 @@ class Compiler:
 
     def _keep(self, key: Key, call: Call, entry: Entry) -> Entry:
         """Keep the entry of a call for calls like it, with a plan for these."""
-        keys, fn = self._keys, self._function.fn
+        keys, fn = self._keys, self._function.as_it_is
         target = entry.target(fn)
         released = tuple(self._policy.released_items(entry, call.args))
         plan = CallPlan(

@@ -250,7 +250,7 @@ class DecidingCalls:
                 self.engine.release()
             finally:
                 function.trying, function.restore = None, _nothing
-        return self._users.fn(*args, **kwargs) if self._parts is None else self._parts(args, kwargs)
+        return self._users.function.as_it_is(*args, **kwargs) if self._parts is None else self._parts(args, kwargs)
 
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call by replays, one for each answer that it has otherwise than expected."""

@@ -21,6 +21,7 @@ from pygraph.calls.cache import Cache, CacheInfo, Shared
 from pygraph.calls.compilation import Compiler
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Recorded, Refused, Stateful
 from pygraph.calls.function import Call, Function
+from pygraph.calls.inner_modules import InnerModules, WithModules
 from pygraph.calls.keys import Key, Keys, UnhashableError, flatten_call
 from pygraph.calls.new_kinds import Waiting
 from pygraph.calls.object_calls import Closed, ObjectCalls
@@ -39,7 +40,7 @@ from pygraph.ir.program import Program
 from pygraph.process.reentrancy import INSIDE_CALL, here, reason_inside, register
 from pygraph.report.explain import Explanation
 from pygraph.tracing.function_kinds import Traced
-from pygraph.transforms.passes import Pass
+from pygraph.transforms.passes import Pass, records
 
 _BLOCKED = Fallback("the call", "the stream of the last replay is being captured, and cannot be waited for")
 _SHARED = Fallback("the call", "an argument shares memory with a captured tensor, and one is written")
@@ -63,6 +64,7 @@ class Engine:
     Attributes:
         function: The function with its passes and options.
         shared: What it shares with its parent.
+        modules: What runs modules where a function that calls them runs as it is; the same for all derived from one.
         cache: Its entries.
         objects: What runs calls with arguments that are taken apart.
         composition: What runs calls inside transforms and under autograd; None if it is never called there.
@@ -79,12 +81,17 @@ class Engine:
         *,
         is_called: bool = True,
     ) -> None:
-        self.function = Function(fn, passes, options)
         self.fn = fn
         self.policy = Policy() if policy is None else policy
         self.is_root, self._is_called = parent is None, is_called
         self.shared = Shared() if parent is None else parent.shared
-        self.cache = Cache(self.function.name, options.max_graphs, self.shared, self.policy.seldom, is_users=is_called)
+        self.modules = InnerModules(self._of_module) if parent is None else parent.modules
+        serves = self.policy.is_users and self.policy.carries_state and records(passes)
+        self.function = Function(fn, passes, options, WithModules(fn, self.modules) if serves else fn)
+        name, rules = self.function.name, self.policy
+        self.cache = Cache(
+            name, options.max_graphs, self.shared, rules.seldom, rules.single_kinds, is_users=is_called
+        )
         static_leaves = functools.partial(self.policy.static_leaves, self.function)
         self.keys = Keys(static_leaves, self.cache.baked, self.shared.pools)
         self.recorder = Recorder(self.function, self.shared)
@@ -113,6 +120,10 @@ class Engine:
             fn, self.function.passes, self.function.options.of_derived(), self, policy, factory, is_called=False
         )
 
+    def _of_module(self, module: torch.nn.Module) -> Engine:
+        """The engine of a module that the function calls, where that runs as it is."""
+        return self.derive(module, self.policy.of_module())
+
     # -- calling --------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +149,7 @@ class Engine:
         if looks.known:
             look = look_of(args, kwargs)
             if looks.is_skipped(look):
-                return self.fn(*args, **kwargs)
+                return self.function.as_it_is(*args, **kwargs)
         reason = surroundings.inline_reason()
         if reason is not None:
             return self.run_inline(Fallback("the call", reason), args, kwargs)
@@ -235,7 +246,7 @@ class Engine:
         if found.entry is None and found.note is not None:
             with contextlib.nullcontext() if found.waiting is None else found.waiting.running(calls):
                 return self.run_inline(found.note, args, kwargs)
-        return self.fn(*args, **kwargs)
+        return self.function.as_it_is(*args, **kwargs)
 
     def run_inline(self, fallback: Fallback, args: Any, kwargs: Any, *, once: bool = False) -> Any:
         """Run the function itself, and count why; ``strict`` raises it, but not if it holds only ``once``."""
@@ -244,7 +255,7 @@ class Engine:
             self.shared.counts.note_as_it_is()
         if not once and fallback.reason not in _EXPECTED:
             self.compiler.check_strict([fallback])
-        return self.fn(*args, **kwargs)
+        return (self.fn if once or fallback.reason in _EXPECTED else self.function.as_it_is)(*args, **kwargs)
 
     def _inside(self, leaves: Sequence[Any]) -> AsItIs:
         return AsItIs(Fallback("the call", reason_inside(self.name, leaves)))
@@ -365,6 +376,7 @@ class Engine:
             self.composition.clear()
         self.objects.clear()
         if self.is_root:
+            self.modules.clear()
             self.shared.pools.clear()
             self.shared.counts.reset()
 
@@ -423,6 +435,8 @@ class Engine:
         yield from self.objects.engines()
         if self.composition is not None:
             yield from self.composition.functions()
+        if self.is_root:
+            yield from self.modules.engines()
         seen: set[int] = set()
         for entry in self.cache.entries:
             if isinstance(entry, Stateful):

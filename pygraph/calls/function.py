@@ -18,11 +18,13 @@ class Function:
         fn: The function or module.
         passes: The passes, in the order in which they are applied.
         options: The options of the stack.
+        as_it_is: What calls run that are no graphs: the function, whose modules may be graphs.
     """
 
     fn: Callable[..., Any]
     passes: tuple[Pass, ...]
     options: Options
+    as_it_is: Callable[..., Any]
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ class Limits:
         late_kind_share: The share of the time that compiling may take of kinds of calls beyond a function's first few.
         single_kinds: Kinds of calls of a function that are compiled in any case; beyond these, so many that came but
             once make a new one wait until it comes again.
+        single_kinds_of_modules: The same of each module inside a function that runs as it is.
         recompilations: Kinds of calls that differ in values of arguments only, after which a warning says so.
         wasted_traces: Traces in a row of one kind of call that may each be used once only, as of a schedule that sets a
             number at every step.
@@ -33,6 +34,7 @@ class Limits:
         state_shapes: Kinds of calls in a row that are unlike each one before, after which what they leave behind is
             taken to change shape at every call, as a cache that grows.
         conditions: Comparisons of numbers that decide what calls of one kind do, and are made before these.
+        inner_modules: Modules that get graphs of their own where the function that calls them runs as it is.
         paths: Ways of a function that decides by values on the device that are remembered.
         new_numbers: Calls in a row for each of which such a function is traced, as a number that it needs on the host
             is another one.
@@ -50,6 +52,7 @@ class Limits:
     review_share: float = 0.001
     late_kind_share: float = 0.02
     single_kinds: int = 8
+    single_kinds_of_modules: int = 2
     recompilations: int = 8
     wasted_traces: int = 8
     outdated_traces: int = 32
@@ -62,6 +65,7 @@ class Limits:
     forms: int = 4096
     state_shapes: int = 4
     conditions: int = 8
+    inner_modules: int = 256
     paths: int = 64
     new_numbers: int = 3
     turns: int = 1

@@ -46,10 +46,11 @@ class NewKinds:
     Args:
         budget: The time for kinds beyond the first few.
         seldom: Why a call of a new kind is not compiled.
+        single: Kinds that are compiled in any case.
     """
 
-    def __init__(self, budget: Budget, seldom: Fallback) -> None:
-        self._seldom = seldom
+    def __init__(self, budget: Budget, seldom: Fallback, single: int) -> None:
+        self._seldom, self._single = seldom, single
         self._compiled, self._seconds = 0, 0.0
         self._dropped = 0  # of those that came again
         self._waiting = dict[Key, Waiting]()
@@ -76,7 +77,7 @@ class NewKinds:
 
     def _is_allowed_at_once(self, entries: Iterable[Entry]) -> bool:
         """Whether a kind that was not seen before is to be compiled, given the entries of those that are kept."""
-        single = limits.LIMITS.single_kinds
+        single = self._single
         if self._compiled < single:
             return True
         again = self._dropped + sum(entry.calls > 1 for entry in entries)
@@ -92,7 +93,7 @@ class NewKinds:
             return
         self._allowed = None
         self._waiting.pop(key, None)
-        if self._compiled >= limits.LIMITS.single_kinds:
+        if self._compiled >= self._single:
             self._budget.lose(seconds)
         self._compiled += 1
         self._seconds += seconds

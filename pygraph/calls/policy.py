@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from pygraph.calls import limits
 from pygraph.calls.cache import Cache
 from pygraph.calls.entries import Entry, StateRunner
 from pygraph.calls.function import Call, Function
@@ -32,6 +33,7 @@ class Policy:
         decides: Whether calls may begin anew where they decide otherwise than their trace.
         asks_for_numbers: Whether they may be traced for each number of the device that they need on the host.
         seldom: Why calls of a new kind are not compiled, where kinds seldom come again.
+        single_kinds: Kinds of calls that are compiled in any case.
     """
 
     is_users = False
@@ -40,6 +42,7 @@ class Policy:
     decides = False
     asks_for_numbers = False
     seldom = SELDOM
+    single_kinds = limits.LIMITS.single_kinds
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions of a call's arguments that the options make static."""
@@ -118,6 +121,10 @@ class Policy:
         Args:
             note_unsteady: Called with the reason when its calls are all unlike each other.
         """
+        raise NotImplementedError
+
+    def of_module(self) -> Policy:
+        """The rules of a module that the function calls where it runs as it is."""
         raise NotImplementedError
 
     def part_runner(

@@ -110,13 +110,14 @@ class StatefulCalls:
         return self._otherwise(reason, args, kwargs)
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        function = self._function
+        function, is_as_it_is = self._function, False
         while self._renewals.allows():
             with function.shared.lock:  # no other call of the function sees gradients in between
                 try:
                     return self._run(args, kwargs)
                 except AsItIsError:
-                    return function.fn(*args, **kwargs)
+                    is_as_it_is = True
+                    break  # it runs when other threads may have their turns, as those of its backwards must
                 except UnsteadyError as error:
                     self._note_unsteady(error.reason, args, kwargs)
                     break
@@ -138,6 +139,8 @@ class StatefulCalls:
                 self._settled = 0
                 self.engine.release()
                 self.engine = self._make(args, kwargs)
+        if is_as_it_is:
+            return function.function.as_it_is(*args, **kwargs)
         if self._decided is not None:
             return self._decided(args, kwargs)
         parts = self._cutting.parts()

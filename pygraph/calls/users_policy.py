@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.calls import limits
 from pygraph.calls.cache import Cache
 from pygraph.calls.cutting import Cutting
 from pygraph.calls.deciding import DecidingCalls
@@ -119,6 +120,12 @@ class UsersPolicy(Policy):
         if not uses or engine.function.options.donates or not can_be_computed(uses, args, kwargs):
             return None
         return NumberedCalls(engine, args, kwargs, uses, _OfNumbers(engine, self))
+
+    def of_module(self) -> UsersPolicy:
+        """The rules of a module that the function calls where it runs as it is."""
+        rules = UsersPolicy(carries_state=True, decides=self.decides)
+        rules.single_kinds = limits.LIMITS.single_kinds_of_modules
+        return rules
 
     def of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
         """The rules of a part of the function, or of what stands for it, that is not cut by itself.

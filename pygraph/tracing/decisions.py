@@ -251,6 +251,7 @@ class Questions(TorchFunctionMode):
             _here.given = self._arguments.given()
             for kind in (torch.SymBool, torch.SymInt, torch.SymFloat):
                 stack.enter_context(replaced(kind, "__bool__", self._noticing))
+            stack.enter_context(replaced(torch.SymInt, "__hash__", self._hashing))
             yield
 
     def _decisions(self) -> Decisions | None:
@@ -282,6 +283,17 @@ class Questions(TorchFunctionMode):
             return decisions.outcome(number if isinstance(number, torch.SymBool) else number != 0)
 
         return noticed
+
+    def _hashing(self, own: Callable[[Any], int]) -> Callable[[Any], int]:
+        """The hash of a number, for which a user's sets and dictionaries need it; torch's own do without symbols."""
+
+        def hashed(number: Any) -> int:
+            is_torchs = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
+            if is_torchs or threading.get_ident() != self._thread or number.node.is_nested_int():
+                return own(number)
+            return hash(int(number))
+
+        return hashed
 
     def _answer(self, expression: Any) -> Any:
         """An expression of numbers of the device, of which the values are known from now on; None if they are not."""

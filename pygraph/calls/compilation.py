@@ -175,6 +175,9 @@ class Compiler:
             key = self._with_used_numbers(key, call, error.used)
             return self._keep(key, call, Differentiated(fallbacks=[]))
         state = self._state_left_behind(past, error)
+        decorated = runners.of_decorated() if state is None or state.decisions else None
+        if decorated is not None:  # of which only the function inside can be cut
+            return self._keep(key, call, Stateful(fallbacks=[], runner=decorated))
         if state is not None:
             return self._add_stateful(key, call, runners, state)
         first = runners.of_first_step(call.args, call.kwargs, error) if self._function.options.strict else None

@@ -112,13 +112,20 @@ class Engine:
         """The function's name, for reports and errors."""
         return self.function.name
 
-    def derive(self, fn: Callable[..., Any], policy: Policy | None = None) -> Engine:
-        """The engine of a function that is made from this one, transformed in the same way."""
+    def derive(
+        self, fn: Callable[..., Any], policy: Policy | None = None, options: Options | None = None
+    ) -> Engine:
+        """The engine of a function that is made from this one, transformed in the same way.
+
+        Args:
+            fn: The function.
+            policy: What its calls may do.
+            options: Its options, if it has the arguments of this one.
+        """
         composes = policy is not None and policy.composes
         factory = self._composition_factory if composes else None
-        return Engine(
-            fn, self.function.passes, self.function.options.of_derived(), self, policy, factory, is_called=False
-        )
+        options = self.function.options.of_derived() if options is None else options
+        return Engine(fn, self.function.passes, options, self, policy, factory, is_called=False)
 
     def _of_module(self, module: torch.nn.Module) -> Engine:
         """The engine of a module that the function calls, where that runs as it is."""

@@ -123,6 +123,11 @@ class Policy:
         """
         raise NotImplementedError
 
+    def decorated_runner(self, engine: Any) -> StateRunner | None:
+        """A runner of calls of an engine in the context that decorates its function; None if there is none."""
+        del engine
+        return None
+
     def of_module(self) -> Policy:
         """The rules of a module that the function calls where it runs as it is."""
         raise NotImplementedError
@@ -186,6 +191,10 @@ class Runners:
     ) -> StateRunner | None:
         """The runner of calls that are steps of training by their code; None if they are not."""
         return self.policy.first_step(self.engine, args, kwargs, error)
+
+    def of_decorated(self) -> StateRunner | None:
+        """The runner of calls in the context that decorates the function; None if there is none."""
+        return self.policy.decorated_runner(self.engine)
 
     def of_numbers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]

@@ -17,6 +17,7 @@ from pygraph.calls import limits
 from pygraph.calls.cache import Cache
 from pygraph.calls.cutting import Cutting
 from pygraph.calls.deciding import DecidingCalls
+from pygraph.calls.decorated import DecoratedCalls
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.first_step import FirstStep
@@ -33,6 +34,7 @@ from pygraph.errors import StateChangeError, TraceError, UndecidedError
 from pygraph.guards.environment import Environment
 from pygraph.guards.opened import OpenedCall, is_opened
 from pygraph.tracing.call_environment import objects_among
+from pygraph.tracing.decorated import decoration_of
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.number_uses import NumberUse
 
@@ -91,6 +93,8 @@ class UsersPolicy(Policy):
         if error is not None:
             new, self._new_optimizers = self._new_optimizers, ()
             return FirstStep(engine, self, new) if new and isinstance(error, StateChangeError) else None
+        if not torch.is_inference_mode_enabled() and (found := decoration_of(engine.fn)) and found.is_inference:
+            return self.decorated_runner(engine)
         if self._is_begun or not self.carries_state or not self._begins:
             return None
         self._is_begun, options = True, engine.function.options
@@ -120,6 +124,13 @@ class UsersPolicy(Policy):
         if not uses or engine.function.options.donates or not can_be_computed(uses, args, kwargs):
             return None
         return NumberedCalls(engine, args, kwargs, uses, _OfNumbers(engine, self))
+
+    def decorated_runner(self, engine: Engine) -> StateRunner | None:
+        """A runner of calls of an engine in the context that decorates its function; None if there is none."""
+        found = decoration_of(engine.fn) if self.carries_state and not self._cutting.is_of_part else None
+        if found is None:
+            return None
+        return DecoratedCalls(engine, found, UsersPolicy(carries_state=True, decides=self.decides))
 
     def of_module(self) -> UsersPolicy:
         """The rules of a module that the function calls where it runs as it is."""

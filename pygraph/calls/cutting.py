@@ -23,13 +23,19 @@ class Cutting:
     Args:
         of_part: Makes the rules of a part.
         note_unsteady: Called with the reason when calls are all unlike each other, of a part, which is not cut itself.
+        note_failed: Called with the engine and the arguments of a call that cannot be traced, of a part.
 
     Attributes:
         why_whole: Why the function is not cut, as the end of a sentence; empty if that is not known.
     """
 
-    def __init__(self, of_part: PartPolicy, note_unsteady: Callable[[str], None] | None) -> None:
-        self._of_part, self._note_unsteady = of_part, note_unsteady
+    def __init__(
+        self,
+        of_part: PartPolicy,
+        note_unsteady: Callable[[str], None] | None,
+        note_failed: Callable[..., None] | None = None,
+    ) -> None:
+        self._of_part, self._note_unsteady, self._note_failed = of_part, note_unsteady, note_failed
         self._parts: PartedCalls | None = None
         self.why_whole = ""
         self._why_cut = ""
@@ -85,6 +91,14 @@ class Cutting:
                     self._parts = PartedCalls(engine, args, kwargs, self._of_part)
             except CutError as error:
                 self.why_whole = f"; it is not cut, as {error}: {_REMEDY}"
+
+    def note_failed(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that a call cannot be traced, of a part, which is cut where it is cut from then on.
+
+        Args: as of `cut`.
+        """
+        if self._note_failed is not None:
+            self._note_failed(engine, args, kwargs)
 
     def in_python(self) -> str | None:
         """The lines that run as Python at each call, and why; None if the function is not cut."""

@@ -226,12 +226,16 @@ class DecidingCalls:
         self._generators: list[torch.Generator] = []
         self._looked_at = -1  # the number of traces at that time
         self._parts: StateRunner | None = None
+        self._is_tried = False
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, by the trace that decides as the call does."""
         # Also where something that calls have changed has each of them looked at.
         refusal = None if self._parts is not None or self._policy.why_unsteady is not None else self.refusal()
-        if refusal is not None:
+        if refusal is not None and not self._is_tried:
+            self._is_tried = True
+            self._cut(args, kwargs, refusal.reason)
+        if refusal is not None and self._parts is None:
             return self._users.run_inline(refusal, args, kwargs)
         if self._policy.why_unsteady is not None:
             self._parts = self._users.policy.part_runner(self._users, args, kwargs, self._policy.why_unsteady)

@@ -85,13 +85,11 @@ class Engine:
         self.policy = Policy() if policy is None else policy
         self.is_root, self._is_called = parent is None, is_called
         self.shared = Shared() if parent is None else parent.shared
-        self.modules = InnerModules(self._of_module) if parent is None else parent.modules
+        self.modules = InnerModules(self._of_inner) if parent is None else parent.modules
         serves = self.policy.is_users and self.policy.carries_state and records(passes)
         self.function = Function(fn, passes, options, WithModules(fn, self.modules) if serves else fn)
         name, rules = self.function.name, self.policy
-        self.cache = Cache(
-            name, options.max_graphs, self.shared, rules.seldom, rules.single_kinds, is_users=is_called
-        )
+        self.cache = Cache(name, options.max_graphs, self.shared, rules.seldom, rules.single_kinds, is_users=is_called)
         static_leaves = functools.partial(self.policy.static_leaves, self.function)
         self.keys = Keys(static_leaves, self.cache.baked, self.shared.pools)
         self.recorder = Recorder(self.function, self.shared)
@@ -112,9 +110,7 @@ class Engine:
         """The function's name, for reports and errors."""
         return self.function.name
 
-    def derive(
-        self, fn: Callable[..., Any], policy: Policy | None = None, options: Options | None = None
-    ) -> Engine:
+    def derive(self, fn: Callable[..., Any], policy: Policy | None = None, options: Options | None = None) -> Engine:
         """The engine of a function that is made from this one, transformed in the same way.
 
         Args:
@@ -127,9 +123,9 @@ class Engine:
         options = self.function.options.of_derived() if options is None else options
         return Engine(fn, self.function.passes, options, self, policy, factory, is_called=False)
 
-    def _of_module(self, module: torch.nn.Module) -> Engine:
-        """The engine of a module that the function calls, where that runs as it is."""
-        return self.derive(module, self.policy.of_module())
+    def _of_inner(self, fn: Callable[..., Any]) -> Engine:
+        """The engine of a module or a function that the function calls, where that runs as it is."""
+        return self.derive(fn, self.policy.of_module())
 
     # -- calling --------------------------------------------------------------------------------------------------
 

@@ -21,18 +21,51 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary  # checked with torch 2.11 and 2.13
 
 from pygraph.calls import limits, surroundings
+from pygraph.calls.retries import Budget, clock
 from pygraph.process.module_calls import Serving, call
 from pygraph.process.reentrancy import here
 
-MakeEngine = Callable[[torch.nn.Module], Any]
-"""Makes the engine of a module."""
+MakeEngine = Callable[[Callable[..., Any]], Any]
+"""Makes the engine of a module or a function."""
+
+
+class Inner:
+    """A module or a function inside one that runs as it is: a graph, unless each of its calls is compiled anew.
+
+    Args:
+        engine: Its engine.
+        wasted: Calls in a row that may be compiled, before the time must allow it.
+    """
+
+    def __init__(self, engine: Any, wasted: int) -> None:
+        self.engine = engine
+        self._budget = Budget(wasted, limits.LIMITS.trace_share)
+
+    def may_serve(self) -> bool:
+        """Whether a call may go to the engine now."""
+        return self._budget.allows()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call by the engine; as it is where the time does not allow that."""
+        if not self._budget.allows():
+            return self.engine.fn(*args, **kwargs)
+        counts, begin = self.engine.shared.counts, clock()
+        before = counts.compilations
+        result = self.engine(*args, **kwargs)
+        if counts.compilations == before:
+            self._budget.renew()
+        else:
+            self._budget.lose(clock() - begin)
+        return result
 
 
 class InnerModules:
     """The modules that one function and those derived from it call where they run as they are.
 
+    Functions are among them in which a trace has failed, so that they are cut where that was.
+
     Args:
-        make: Makes the engine of a module.
+        make: Makes the engine of a module or a function.
 
     Attributes:
         calls: The number of such calls so far.
@@ -40,42 +73,56 @@ class InnerModules:
 
     def __init__(self, make: MakeEngine) -> None:
         self._make = make
-        self._engines: Any = WeakIdKeyDictionary()  # by module; None for those that are to be no graphs
-        self._seen: Any = WeakIdKeyDictionary()  # the others, and the number of the call that they were seen in
+        self._found: Any = WeakIdKeyDictionary()  # by owner and function; numbers are calls that they were seen in
+        self._count = 0
         self.calls = 0
 
     def serve(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call of a module."""
         if here.inside or surroundings.inline_reason() is not None:
             return call(module, args, kwargs)
-        engine = self._engines.get(module) or self._new_engine(module)
-        if engine is not None:
-            return engine(*args, **kwargs)
+        inner = self._inner(module, module) if may_be_graph(module) else None
+        if inner is not None and inner.may_serve():
+            return inner(*args, **kwargs)
         if _is_torchs(module) or next(module.children(), None) is None:
             return call(module, args, kwargs)
         with Serving(self):
             return call(module, args, kwargs)
 
-    def _new_engine(self, module: torch.nn.Module) -> Any:
-        """The engine of a module, once a second call has come to it: what is made for one call would be of no use."""
-        if module in self._engines:
+    def picked(self, fn: Any) -> Any:
+        """What is called instead of a function or a method."""
+        owner, plain = getattr(fn, "__self__", fn), getattr(fn, "__func__", fn)
+        try:
+            return self._inner(owner, plain, fn) or fn
+        except TypeError:  # of an instance that cannot be referred to weakly
+            return fn
+
+    def _inner(self, owner: Any, plain: Any, fn: Any = None) -> Inner | None:
+        """What runs it, once a second call has come to it: what is made for one call would be of no use."""
+        found = self._found.get(owner)
+        if found is None:
+            found = self._found[owner] = {}
+        inner = found.setdefault(plain, self.calls)
+        if type(inner) is not int:
+            return inner
+        if inner == self.calls or self._count >= limits.LIMITS.inner_modules:
             return None
-        if not may_be_graph(module) or len(self._engines) >= limits.LIMITS.inner_modules:
-            self._engines[module] = None
-        elif self._seen.setdefault(module, self.calls) != self.calls:
-            self._engines[module] = self._make(module)
-        return self._engines.get(module)
+        self._count += 1
+        wasted = limits.LIMITS.wasted_of_modules if fn is None else limits.LIMITS.wasted_of_functions
+        found[plain] = inner = Inner(self._make(plain if fn is None else fn), wasted)
+        return inner
 
     def engines(self) -> Iterator[Any]:
-        """The engines of modules."""
-        return (engine for engine in list(self._engines.values()) if engine is not None)
+        """The engines of modules and of functions."""
+        every = (inner for found in list(self._found.values()) for inner in list(found.values()))
+        return (inner.engine for inner in every if type(inner) is not int)
 
     def clear(self) -> None:
-        """Forget all modules, and give back their graphs."""
+        """Forget all of them, and give back their graphs."""
         for engine in self.engines():
             engine.release()
-        self._engines.clear()
-        self._seen.clear()
+        self._found.clear()
+        self._count = 0
 
 
 class WithModules:

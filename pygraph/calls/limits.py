@@ -34,6 +34,8 @@ class Limits:
         state_shapes: Kinds of calls in a row that are unlike each one before, after which what they leave behind is
             taken to change shape at every call, as a cache that grows.
         conditions: Comparisons of numbers that decide what calls of one kind do, and are made before these.
+        wasted_of_modules: Calls in a row that may be compiled, of a module inside a function that runs as it is.
+        wasted_of_functions: The same of a function in which a trace has failed, so that it may be cut.
         inner_modules: Modules that get graphs of their own where the function that calls them runs as it is.
         paths: Ways of a function that decides by values on the device that are remembered.
         new_numbers: Calls in a row for each of which such a function is traced, as a number that it needs on the host
@@ -65,6 +67,8 @@ class Limits:
     forms: int = 4096
     state_shapes: int = 4
     conditions: int = 8
+    wasted_of_modules: int = 3
+    wasted_of_functions: int = 1
     inner_modules: int = 256
     paths: int = 64
     new_numbers: int = 3

@@ -13,6 +13,7 @@ them outside of the function.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import itertools
@@ -23,15 +24,26 @@ from typing import Any
 
 import torch
 
+from pygraph.calls.cut_places import (
+    Piece,
+    computing_statements,
+    parts_of_pieces,
+    parts_of_way,
+    pieces_around_failure,
+    ways_inside,
+    ways_outside,
+)
 from pygraph.calls.engine import Engine
+from pygraph.calls.inner_modules import WithModules
 from pygraph.calls.policy import Policy
 from pygraph.guards.walk.functions import PART_OF
 from pygraph.tracing.computing_lines import ComputingLines, computing_lines
-from pygraph.tracing.function_parts import Body, CutError, Part, calls_forward_alone, parts_of, plain_function
+from pygraph.tracing.function_parts import Body, CutError, Part, calls_forward_alone, plain_function
 from pygraph.tracing.loop_parts import Outline
 
-PartPolicy = Callable[[Callable[[str], None]], Policy]
-"""Makes the rules of a part, of a function that is called with the reason when its calls are all unlike each other."""
+PartPolicy = Callable[..., Policy]
+"""Makes the rules of a part, of what is called with the reason when its calls are all unlike each other, and of what is
+called with its engine and the arguments of a call that cannot be traced, if anything is."""
 
 
 class PartedCalls:
@@ -71,16 +83,18 @@ class PartedCalls:
         lines = computing_lines(fn, self._code, args, kwargs, function.name)
         if lines is None:
             raise CutError("it cannot be traced")
-        computing = _computing(body, lines)
-        ways = _ways_outside(body, computing)
+        computing = computing_statements(body, lines)
+        ways = ways_outside(body, computing)
         if not outside_alone:
-            ways = itertools.chain(ways, _ways_inside(body, lines, computing))
-        self._outline = functools.partial(Outline, failed=lines.failed, computing=lines.lines)
-        self._ways = [parts for cuts in ways if (parts := _numbered(body, cuts, computing))]
-        if not outside_alone and lines.failed is not None:
-            self._ways += [way for way in [_numbered(body, [], [False] * len(computing))] if self._has_runs(way)]
-        if self._module is not None:  # of which only loops are cut
+            ways = itertools.chain(ways, ways_inside(body, lines, computing))
+        self._failures = [lines]
+        self._ways = [parts for cuts in ways if (parts := parts_of_way(body, cuts, computing))]
+        self._body, self._falls_apart = body, not outside_alone and lines.failed is not None
+        if self._falls_apart:
+            self._ways = self._ways_around_failure(lines)
+        elif self._module is not None:  # which is cut where it cannot be a graph, and for loops
             self._ways = [way for way in self._ways if self._has_runs(way)]
+        self._failed: dict[Part, ComputingLines | None] = {}
         self._functions: dict[tuple[Part, tuple[str, ...]], Callable[..., Any]] = {}
         self.why_useless: str | None = None
         self._next_way()
@@ -91,6 +105,49 @@ class PartedCalls:
         if not arguments or any(_assigns(statement, arguments[0].arg) for statement in body.statements):
             raise CutError("it is a method that assigns to its first argument")
         return arguments[0].arg
+
+    def _outline(self, part: Part) -> Outline:
+        """The statements of a part that is Python, and the runs among them, by the last failure inside of it."""
+        first, last = part.lines
+        inside = (lines for lines in reversed(self._failures) if first <= (lines.failed or 0) <= last)
+        lines = next(inside, self._failures[0])
+        return Outline(part, lines.failed, lines.lines, is_in_a_call=lines.failed_in is not None)
+
+    def _ways_around_failure(self, lines: ComputingLines) -> list[list[tuple[Part, bool]]]:
+        """The parts of a function whose trace fails at a statement, if any of them may be a graph."""
+        pieces = pieces_around_failure(self._body, Piece(0, len(self._body.statements), True), lines)
+        with contextlib.suppress(CutError):
+            parts = parts_of_pieces(self._body, pieces)
+            if any(computes for _, computes in parts) or any(map(self._is_of_use, parts)):
+                return [parts]
+        return []
+
+    def _fall_apart(self) -> None:
+        """Cut parts where their traces have failed."""
+        failed, self._failed = self._failed, {}
+        pieces: list[Piece] = []
+        for part, computes in self._parts:
+            first = self._body.statements.index(part.statements[0])
+            piece = Piece(first, first + len(part.statements), computes)
+            lines = failed.get(part, _GOOD)
+            if lines is None:
+                pieces.append(piece._replace(computes=False))
+            else:
+                pieces += [piece] if lines is _GOOD else pieces_around_failure(self._body, piece, lines)
+        try:
+            parts = parts_of_pieces(self._body, pieces)
+        except CutError:  # they stay as they are
+            return
+        self._failures += [lines for lines in failed.values() if lines is not None]
+        before = {part.statements: part for part, _ in self._parts}
+        self._parts = [(before.get(part.statements, part), computes) for part, computes in parts]
+
+    def _note_failed(self, part: Part, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that there is no trace of a part, and where it has failed."""
+        fn: Any = engine.fn
+        lines = computing_lines(fn, fn.__code__, args, kwargs, engine.name)
+        if lines is not None and lines.failed is not None:
+            self._failed[part] = lines
 
     def _next_way(self) -> None:
         self.release()
@@ -123,6 +180,8 @@ class PartedCalls:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call."""
+        if self._failed:
+            self._fall_apart()
         variables = self._bound(args if self._instance is None else (self._instance, *args), kwargs)
         for part, computes in self._parts:
             if part.is_first:
@@ -150,20 +209,38 @@ class PartedCalls:
     def _make(self, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
         taken = names if self._own is None else (self._own, *names)
         outline = None if computes else self._outline(part)
-        if outline is not None and outline.runs:
-            made = part.function(taken, outline.statements, functools.partial(self._run_in_loop, outline.runs))
+        if outline is not None and (outline.runs or outline.picks):
+            run = functools.partial(self._run_in_loop, outline.runs)
+            made = part.function(taken, outline.statements, run, self._pick)
         else:
             made = part.function(taken)
         setattr(made, PART_OF, self._plain)
         bound = made if self._own is None else types.MethodType(made, self._instance)
-        note = self._note_useless if any(part is one for one, _ in self._parts) else _ignore
-        return self._function.derive(bound, self._make_policy(note)) if computes else bound
+        if not computes:
+            return WithModules(bound, self._function.modules)
+        if not any(part is one for one, _ in self._parts):
+            return self._function.derive(bound, self._make_policy(_ignore))
+        if not self._falls_apart:
+            return self._function.derive(bound, self._make_policy(self._note_useless))
+        notes = functools.partial(self._note_unsteady, part), functools.partial(self._note_failed, part)
+        return self._function.derive(bound, self._make_policy(*notes))
+
+    def _pick(self, fn: Any) -> Any:
+        """What a statement calls: for a function in which a trace has failed its engine, so that this one is cut."""
+        code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+        failed = any(code is lines.failed_in for lines in self._failures)
+        return self._function.modules.picked(fn) if failed and code is not None else fn
 
     def _run_in_loop(self, runs: Sequence[Part], number: int, given: dict[str, Any]) -> dict[str, Any]:
         """Run statements of a loop on the variables that they name and that have values; returns those they assign."""
         names = tuple(sorted(given.keys() - {self._own}))
         _, found = self._run(runs[number], True, names)(*[given[name] for name in names])
         return found
+
+    def _is_of_use(self, part: tuple[Part, bool]) -> bool:
+        """Whether something inside a part that is Python may be a graph."""
+        outline = self._outline(part[0])
+        return bool(outline.runs) or outline.picks
 
     def _has_runs(self, parts: list[tuple[Part, bool]]) -> bool:
         return any(self._outline(part).runs for part, _ in parts)
@@ -184,6 +261,11 @@ class PartedCalls:
 
     def _note_useless(self, reason: str) -> None:
         self.why_useless = reason
+
+    def _note_unsteady(self, part: Part, reason: str) -> None:
+        """Note of a part that its calls are all unlike each other: it is Python from now on."""
+        del reason
+        self._failed.setdefault(part, None)
 
     # -- looking inside -------------------------------------------------------------------------------------------
 
@@ -226,86 +308,9 @@ def _without(span: tuple[int, int], inner: Sequence[tuple[int, int]]) -> list[tu
     return [*found, (begin, span[1])] if begin <= span[1] else found
 
 
+_GOOD: Any = object()
+
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
-
-
-# ---- where to cut --------------------------------------------------------------------------------------------------
-
-
-def _computing(body: Body, lines: ComputingLines) -> list[bool]:
-    """Whether each statement computes tensors; of those behind the failure of a trace that is not known.
-
-    At the end, those count that do not wait for the device, as they may be part of a graph in any case.
-    """
-    computing = [_is_among(statement, lines.lines) for statement in body.statements]
-    going_on = [
-        index for index, one in enumerate(body.statements) if computing[index] and not _is_among(one, lines.waiting)
-    ]
-    if going_on:
-        computing[going_on[-1] + 1 :] = [False] * (len(computing) - going_on[-1] - 1)
-    if lines.failed is None:
-        return computing
-    failed = next((index for index, one in enumerate(body.statements) if _is_among(one, {lines.failed})), 0)
-    before = computing[:failed]
-    is_worth_it = any(_is_among(one, lines.kernels) for one in body.statements[:failed])
-    return [*(before if is_worth_it else [False] * failed), *([False] * (len(computing) - failed))]
-
-
-def _ways_outside(body: Body, computing: list[bool]) -> Iterator[list[int]]:
-    """The statements with which parts begin: the first that computes, and the first behind all that do."""
-    if any(computing):
-        before, behind = body.statements[: computing.index(True)], body.statements[_last(computing) + 1 :]
-        if _decide(before) or _decide(behind):
-            yield _outer(body, computing)
-
-
-def _ways_inside(body: Body, lines: ComputingLines, computing: list[bool]) -> Iterator[list[int]]:
-    """In between, too: there a cut costs a launch, and is made where no graph of autograd would be cut as well."""
-    if not any(computing):
-        return
-    inner: list[int] = []
-    begin, last = computing.index(True), _last(computing)
-    while begin < last:
-        if computing[begin]:
-            begin += 1
-            continue
-        end = computing.index(True, begin)
-        if _decide(body.statements[begin:end]) and not _is_among(body.statements[end], lines.open):
-            inner += [begin, end]
-        begin = end
-    if inner:
-        yield sorted((*_outer(body, computing), *inner))
-
-
-def _outer(body: Body, computing: list[bool]) -> list[int]:
-    first, behind = computing.index(True), _last(computing) + 1
-    begins = [first] if _decide(body.statements[:first]) else []
-    return [*begins, behind] if behind < len(computing) else begins
-
-
-def _last(computing: list[bool]) -> int:
-    return len(computing) - 1 - computing[::-1].index(True)
-
-
-def _numbered(body: Body, cuts: list[int], computing: list[bool]) -> list[tuple[Part, bool]]:
-    """The parts, and whether each computes tensors; none if the function cannot be cut there."""
-    try:
-        parts = parts_of(body, cuts)
-    except CutError:
-        return []
-    bounds = [0, *cuts, len(computing)]
-    runs = [computing[first:last] for first, last in itertools.pairwise(bounds)]
-    return [(part, any(run)) for part, run in zip(parts, runs, strict=True)]
-
-
-def _is_among(statement: ast.stmt, lines: set[int]) -> bool:
-    return not lines.isdisjoint(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
-
-
-def _decide(statements: Sequence[ast.stmt]) -> bool:
-    """Whether statements call or compare something, or compute with it."""
-    telling = (ast.Call, ast.BinOp, ast.AugAssign, ast.Compare, ast.BoolOp, ast.IfExp, ast.If, ast.Subscript)
-    return any(isinstance(node, telling) for statement in statements for node in ast.walk(statement))
 
 
 def _assigns(statement: ast.stmt, name: str) -> bool:

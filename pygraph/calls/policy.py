@@ -115,11 +115,12 @@ class Policy:
         del engine, args, kwargs, uses
         return None
 
-    def of_part(self, note_unsteady: Callable[[str], None]) -> Policy:
+    def of_part(self, note_unsteady: Callable[[str], None], note_failed: Callable[..., None] | None = None) -> Policy:
         """The rules of a part of the function, or of what stands for it, that is not cut by itself.
 
         Args:
             note_unsteady: Called with the reason when its calls are all unlike each other.
+            note_failed: Called with its engine and the arguments of a call that cannot be traced; None if nothing is.
         """
         raise NotImplementedError
 

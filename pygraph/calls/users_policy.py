@@ -46,16 +46,22 @@ class UsersPolicy(Policy):
         carries_state: Whether calls may leave gradients, attributes and variables behind.
         decides: Whether calls may begin anew where they decide otherwise than their trace.
         note_unsteady: Called with the reason when calls are all unlike each other, of a part of a function.
+        note_failed: Called with the engine and the arguments of a call that cannot be traced, of such a part.
     """
 
     is_users = True
     composes = True
 
     def __init__(
-        self, *, carries_state: bool, decides: bool = False, note_unsteady: Callable[[str], None] | None = None
+        self,
+        *,
+        carries_state: bool,
+        decides: bool = False,
+        note_unsteady: Callable[[str], None] | None = None,
+        note_failed: Callable[..., None] | None = None,
     ) -> None:
         self.carries_state, self.decides, self.asks_for_numbers = carries_state, decides, decides
-        self._cutting = Cutting(self.of_part, note_unsteady)
+        self._cutting = Cutting(self.of_part, note_unsteady, note_failed)
         self._begins = not self._cutting.is_of_part
         self._is_begun = False
         self._new_optimizers: tuple[torch.optim.Optimizer, ...] = ()
@@ -78,7 +84,10 @@ class UsersPolicy(Policy):
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> StateRunner | None:
         """A runner of calls of an engine that cannot be traced as a whole; None if they cannot be cut into parts."""
-        if not self.carries_state or self._cutting.is_of_part:
+        if self._cutting.is_of_part:
+            self._cutting.note_failed(engine, args, kwargs)
+            return None
+        if not self.carries_state:
             return None
         self._cutting.cut(engine, args, kwargs, reason)
         return None if self._cutting.parts() is None else PartRunner(engine, self._cutting, reason)
@@ -138,13 +147,18 @@ class UsersPolicy(Policy):
         rules.single_kinds = limits.LIMITS.single_kinds_of_modules
         return rules
 
-    def of_part(self, note_unsteady: Callable[[str], None]) -> UsersPolicy:
+    def of_part(
+        self, note_unsteady: Callable[[str], None], note_failed: Callable[..., None] | None = None
+    ) -> UsersPolicy:
         """The rules of a part of the function, or of what stands for it, that is not cut by itself.
 
         Args:
             note_unsteady: Called with the reason when its calls are all unlike each other.
+            note_failed: Called with its engine and the arguments of a call that cannot be traced; None if nothing is.
         """
-        return UsersPolicy(carries_state=True, decides=self.decides, note_unsteady=note_unsteady)
+        return UsersPolicy(
+            carries_state=True, decides=self.decides, note_unsteady=note_unsteady, note_failed=note_failed
+        )
 
 
 class OpenedPolicy(UsersPolicy):

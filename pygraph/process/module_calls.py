@@ -62,7 +62,7 @@ def _served(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 torchs._pygraph_served, torchs._pygraph_own = _served, _own  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _other_call(self, *args, **kwargs):  # type: ignore  # noqa
+def _other_call(self, *args, **kwargs):  # type: ignore
     if torch.compiler.is_compiling():
         return _pygraph_own(self, *args, **kwargs)  # type: ignore  # noqa: F821
     return _pygraph_served(self, args, kwargs)  # type: ignore  # noqa: F821

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -54,6 +55,7 @@ class ComputingLines(TorchFunctionMode):
         waiting: The lines that read a value from the device.
         open: The lines among them at which the function has a variable with a graph of autograd that is still good.
         failed: The line at which its trace has failed, if no such variable is there; None if it has not.
+        failed_in: The code of what that line calls, where it has failed; None if it has failed at the line itself.
         ended: Whether the function has come to its end.
         recurs: Whether it calls itself.
     """
@@ -65,6 +67,7 @@ class ComputingLines(TorchFunctionMode):
         self.waiting: set[int] = set()
         self.open: set[int] = set()
         self.failed: int | None = None
+        self.failed_in: types.CodeType | None = None
         self.ended = self.recurs = False
         self._code = code
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
@@ -82,9 +85,14 @@ class ComputingLines(TorchFunctionMode):
         return result
 
     def _note_failure(self, error: Exception) -> None:
-        entry = next((one for one in entries_of(error.__traceback__) if one.tb_frame.f_code is self._code), None)
+        entries = itertools.dropwhile(
+            lambda one: one.tb_frame.f_code is not self._code, entries_of(error.__traceback__)
+        )
+        entry = next(entries, None)
         if entry is not None and not any(map(_has_graph, list(entry.tb_frame.f_locals.values()))):
             self.failed = entry.tb_lineno
+            inner = next(entries, None)
+            self.failed_in = None if inner is None else inner.tb_frame.f_code
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")

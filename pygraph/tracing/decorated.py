@@ -1,4 +1,4 @@
-"""Functions that a context manager of torch decorates, as ``@torch.no_grad()``: the context, and the function inside."""
+"""Functions that a context of torch decorates, as ``@torch.no_grad()``: the context, and the function inside."""
 
 from __future__ import annotations
 

@@ -167,6 +167,7 @@ class Part:
         bound: Iterable[str],
         statements: Sequence[ast.stmt] | None = None,
         run: Callable[[int, dict[str, Any]], dict[str, Any]] | None = None,
+        pick: Callable[[Any], Any] | None = None,
     ) -> types.FunctionType:
         """The part as a function.
 
@@ -175,6 +176,7 @@ class Part:
                 first part takes those of the function itself.
             statements: Statements that do the same as its own; some of them call ``run``.
             run: What they call, by the name `RUN`.
+            pick: Gives what they call instead of a function, by the name `PICK`.
 
         Returns:
             A function that returns whether the function returns here, and what it does; or else its variables that
@@ -190,13 +192,14 @@ class Part:
         inner = _definition_of(
             self.body.definition.name, arguments, [*self.body.declarations, *prologue, *statements, *self._epilogue()]
         )
-        outer = _definition_of(_OUTER, _plain_arguments([*fn.__code__.co_freevars, RUN]), [inner])
+        outer = _definition_of(_OUTER, _plain_arguments([*fn.__code__.co_freevars, RUN, PICK]), [inner])
         ast.copy_location(inner, self.statements[0])
         module = ast.fix_missing_locations(ast.Module([outer], []))
         flags = fn.__code__.co_flags & _FUTURE
         compiled: Any = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
         code = _code_in(_code_in(compiled, _OUTER), inner.name)
-        cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)) | {RUN: types.CellType(run)}
+        cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+        cells |= {RUN: types.CellType(run), PICK: types.CellType(pick)}
         made = types.FunctionType(
             code, fn.__globals__, fn.__name__, None, tuple(cells[name] for name in code.co_freevars)
         )
@@ -249,8 +252,8 @@ _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERA
 _FUTURE = 0x1FE0000  # what ``from __future__`` sets, see CPython's Include/cpython/code.h, 3.11 to 3.14
 _LOOKS_AT_VARIABLES = ("locals", "vars", "dir", "eval", "exec")
 _OUTER, _FOUND = "_outer_of_part", "_found_in_part"
-RUN = "_run_in_loop"
-"""The name by which statements of a part call others."""
+RUN, PICK = "_run_in_loop", "_picked"
+"""The names by which statements of a part call others, and find what is to be called instead of a function."""
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SCOPES = (*_DEFINITIONS, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

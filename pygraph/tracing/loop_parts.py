@@ -13,12 +13,13 @@ How often a loop turns, values on the device decide; what it does in a turn may 
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from pygraph.tracing.function_parts import RUN, Body, CutError, Part, names_in, plain_function
+from pygraph.tracing.function_parts import PICK, RUN, Body, CutError, Part, names_in, plain_function
 
 # Statements of these go where they are; a jump out of a run, and a variable that it deletes, would be lost.
 _ALONE = (
@@ -31,6 +32,7 @@ _OF_THE_HOST = frozenset(
     {"item", "tolist", "cpu", "numpy", "int", "float", "bool", "print", "append", "extend", "write", "log", "info",
      "debug", "warning", "update", "set_postfix", "range", "enumerate", "zip", "next", "open"}
 )  # fmt: skip
+_CONTEXTS = frozenset({"no_grad", "enable_grad", "inference_mode", "set_grad_enabled", "autocast"})
 
 
 def are_in_a_loop(fn: Any, asking: Iterable[str]) -> bool:
@@ -58,41 +60,63 @@ class Outline:
         part: The part.
         failed: The line at which a trace of the function has failed; None if it has not, and then there are no runs.
         computing: The lines before it that compute tensors.
+        is_in_a_call: Whether the trace has failed in a function that this line calls.
 
     Attributes:
         runs: The runs, by the numbers that they are called by.
+        picks: Whether any of the statements calls what `PICK` gives.
         statements: The statements.
     """
 
-    def __init__(self, part: Part, failed: int | None, computing: Collection[int]) -> None:
+    def __init__(
+        self, part: Part, failed: int | None, computing: Collection[int], *, is_in_a_call: bool = False
+    ) -> None:
         self._body, self._failed, self._computing = part.body, failed, frozenset(computing)
         self._shared = frozenset(part.body.fn.__code__.co_cellvars)
+        self._is_in_a_call, self.picks = is_in_a_call, False
         self.runs: list[Part] = []
         self.statements = [*part.statements]
         if failed is not None:
-            self.statements = self._replaced(part.statements, is_in_loop=False)
+            self.statements = self._replaced(part.statements, is_inside=False)
 
-    def _replaced(self, statements: Sequence[ast.stmt], *, is_in_loop: bool) -> list[ast.stmt]:
+    def _replaced(self, statements: Sequence[ast.stmt], *, is_inside: bool) -> list[ast.stmt]:
         found: list[ast.stmt] = []
         run: list[ast.stmt] = []
         for statement in statements:
-            if is_in_loop and self._may_be_in_a_run(statement):
+            if is_inside and self._may_be_in_a_run(statement):
                 run.append(statement)
                 continue
             found += self._called(run)
             run = []
-            found.append(self._with_inner(statement, is_in_loop=is_in_loop))
+            found.append(self._with_inner(statement, is_inside=is_inside))
         return [*found, *self._called(run)]
 
-    def _with_inner(self, statement: ast.stmt, *, is_in_loop: bool) -> ast.stmt:
-        """A statement with calls inside it."""
+    def _with_inner(self, statement: ast.stmt, *, is_inside: bool) -> ast.stmt:
+        """A statement with calls inside it: of a loop, and of one that is Python as something inside of it fails."""
         if not isinstance(statement, (ast.For, ast.While, ast.If, ast.With)):
-            return statement
+            return self._picked(statement)
         changed: Any = copy.copy(statement)
-        is_loop = isinstance(statement, (ast.For, ast.While))
-        changed.body = self._replaced(statement.body, is_in_loop=is_in_loop or is_loop)
         if not isinstance(statement, ast.With):
-            changed.orelse = self._replaced(statement.orelse, is_in_loop=is_in_loop)
+            self._pick_in(changed, "iter" if isinstance(statement, ast.For) else "test")
+        is_inside = is_inside or self._failed in _lines_of(statement)
+        if isinstance(statement, ast.With):
+            changed.body = self._replaced(statement.body, is_inside=is_inside and _are_of_torch(statement.items))
+            return changed
+        changed.body = self._replaced(statement.body, is_inside=is_inside or not isinstance(statement, ast.If))
+        changed.orelse = self._replaced(statement.orelse, is_inside=is_inside)
+        return changed
+
+    def _pick_in(self, statement: ast.stmt, name: str) -> None:
+        """Replace an expression of a statement by the same with `PICK` around what it calls."""
+        setattr(statement, name, self._picked(getattr(statement, name)))
+
+    def _picked(self, node: Any) -> Any:
+        """A statement or an expression, with `PICK` around what it calls if it is where the trace has failed."""
+        if not self._is_in_a_call or self._failed not in _lines_of(node):
+            return node
+        visitor = _Picked()
+        changed = visitor.visit(copy.deepcopy(node))
+        self.picks = self.picks or visitor.any
         return changed
 
     def _may_be_in_a_run(self, statement: ast.stmt) -> bool:
@@ -132,8 +156,29 @@ class Outline:
 _GIVEN = "_given_to_run"
 
 
-def _lines_of(statement: ast.stmt) -> range:
-    return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+class _Picked(ast.NodeTransformer):
+    """``f(x)`` becomes ``picked(f)(x)``; ``super`` and a name of Python's own are what they are."""
+
+    any = False
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        is_pythons = isinstance(node.func, ast.Name) and hasattr(builtins, node.func.id)
+        if isinstance(node.func, (ast.Name, ast.Attribute)) and not is_pythons:
+            self.any = True
+            picked = ast.Call(ast.Name(PICK, ast.Load()), [node.func], [])
+            node.func = ast.fix_missing_locations(ast.copy_location(picked, node.func))
+        return node
+
+
+def _lines_of(node: ast.stmt | ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _are_of_torch(items: Sequence[ast.withitem]) -> bool:
+    """Whether contexts are some of torch's; others may end an error, after which variables of a run were lost."""
+    calls = [item.context_expr for item in items]
+    return all(isinstance(call, ast.Call) and _name_of(call) in _CONTEXTS for call in calls)
 
 
 def _name_of(call: ast.Call) -> str:

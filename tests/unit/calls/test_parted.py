@@ -45,7 +45,7 @@ def test_calls_of_all_forms(device: torch.device) -> None:
         assert_same(fast(*args, **kwargs), slow(*args, **kwargs), device)
         assert mine == theirs
     report = fast.explain().to_dict()
-    assert report["fallbacks"] == []
+    assert {one["reason"] for one in report["fallbacks"]} <= {"it needs a value on the host, to return it"}
     assert "test_parted.py" in report["in_python"][0]
     assert fast.cache_info().hits > 10
 

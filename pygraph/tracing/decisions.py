@@ -13,6 +13,7 @@ a number. A trace takes the answer for granted, which is recorded as an operatio
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 import threading
@@ -124,8 +125,14 @@ class Decisions:
         if self.before is None:
             yield
             return
+        behind = self.before.next
         with tracer.graph.inserting_after(self.before):
             yield
+        new = list(itertools.takewhile(lambda node: node is not behind, _from(self.before.next)))
+        for node in new:  # what an operation is made of may have computed what they take
+            latest = max(node.all_input_nodes, default=node)
+            if node < latest:
+                latest.append(node)
 
     def _asked(self, tracer: Any, proxy: Any, *, is_outcome: bool) -> Answer:
         """The answer to a question for the value of a proxy."""
@@ -153,6 +160,12 @@ class Decisions:
         if not are_known(_here.given):
             raise OtherPathError(UNKNOWN_PATH)  # what differentiates it is traced; the function itself is to be first
         return value_at(value, last, root, _here.given, self._restore)
+
+
+def _from(node: fx.Node) -> Generator[fx.Node, None, None]:
+    while True:
+        yield node
+        node = node.next
 
 
 def _tracer() -> Any:

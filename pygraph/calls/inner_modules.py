@@ -92,6 +92,8 @@ class InnerModules:
     def picked(self, fn: Any) -> Any:
         """What is called instead of a function or a method."""
         owner, plain = getattr(fn, "__self__", fn), getattr(fn, "__func__", fn)
+        if f"{plain.__module__}.".startswith("torch."):  # whose statements are no places to cut
+            return fn
         try:
             return self._inner(owner, plain, fn) or fn
         except TypeError:  # of an instance that cannot be referred to weakly

@@ -37,6 +37,9 @@ class Limits:
         wasted_of_modules: Calls in a row that may be compiled, of a module inside a function that runs as it is.
         wasted_of_functions: The same of a function in which a trace has failed, so that it may be cut.
         inner_modules: Modules that get graphs of their own where the function that calls them runs as it is.
+        calls_before_comparing: Calls without a compilation before it is found out whether they are faster as they are.
+        calls_between_comparisons: Calls after which that is found out again.
+        astray: Calls beyond one in eight that go another way than expected, after which the function is cut.
         paths: Ways of a function that decides by values on the device that are remembered.
         new_numbers: Calls in a row for each of which such a function is traced, as a number that it needs on the host
             is another one.
@@ -70,6 +73,9 @@ class Limits:
     wasted_of_modules: int = 3
     wasted_of_functions: int = 1
     inner_modules: int = 256
+    calls_before_comparing: int = 16
+    calls_between_comparisons: int = 4096
+    astray: int = 8
     paths: int = 64
     new_numbers: int = 3
     turns: int = 1

@@ -49,7 +49,7 @@ class NewKinds:
         single: Kinds that are compiled in any case.
     """
 
-    def __init__(self, budget: Budget, seldom: Fallback, single: int) -> None:
+    def __init__(self, budget: Budget, seldom: Fallback, single: int = limits.LIMITS.single_kinds) -> None:
         self._seldom, self._single = seldom, single
         self._compiled, self._seconds = 0, 0.0
         self._dropped = 0  # of those that came again

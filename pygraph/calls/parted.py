@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from pygraph.calls.comparing import Comparison
 from pygraph.calls.cut_places import (
     Piece,
     computing_statements,
@@ -73,6 +74,7 @@ class PartedCalls:
         outside_alone: bool = False,
     ) -> None:
         self._function, self._make_policy = function, make_policy
+        self._comparison = Comparison(function)
         fn = function.fn
         plain, self._instance = plain_function(fn)
         self._module = fn if isinstance(fn, torch.nn.Module) else None
@@ -180,6 +182,9 @@ class PartedCalls:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call."""
+        return self._comparison.run(self._by_parts, args, kwargs)
+
+    def _by_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._failed:
             self._fall_apart()
         variables = self._bound(args if self._instance is None else (self._instance, *args), kwargs)

@@ -189,15 +189,16 @@ class Part:
         unbound = sorted(self.named - self.assigned - given)
         prologue = ast.parse("".join(f"if False: {name} = None\n" for name in unbound)).body
         arguments = _without_values(self.body.definition.args) if self.is_first else _plain_arguments(bound)
-        inner = _definition_of(
-            self.body.definition.name, arguments, [*self.body.declarations, *prologue, *statements, *self._epilogue()]
+        inner = _definition_of(  # by no name of a user's, which may be that of something that it calls
+            _INNER, arguments, [*self.body.declarations, *prologue, *statements, *self._epilogue()]
         )
         outer = _definition_of(_OUTER, _plain_arguments([*fn.__code__.co_freevars, RUN, PICK]), [inner])
         ast.copy_location(inner, self.statements[0])
         module = ast.fix_missing_locations(ast.Module([outer], []))
         flags = fn.__code__.co_flags & _FUTURE
         compiled: Any = compile(module, fn.__code__.co_filename, "exec", flags=flags, dont_inherit=True)
-        code = _code_in(_code_in(compiled, _OUTER), inner.name)
+        code = _code_in(_code_in(compiled, _OUTER), _INNER)
+        code = code.replace(co_name=fn.__code__.co_name, co_qualname=fn.__code__.co_qualname)
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         cells |= {RUN: types.CellType(run), PICK: types.CellType(pick)}
         made = types.FunctionType(
@@ -251,7 +252,7 @@ def parts_of(body: Body, cuts: Sequence[int]) -> list[Part]:
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _FUTURE = 0x1FE0000  # what ``from __future__`` sets, see CPython's Include/cpython/code.h, 3.11 to 3.14
 _LOOKS_AT_VARIABLES = ("locals", "vars", "dir", "eval", "exec")
-_OUTER, _FOUND = "_outer_of_part", "_found_in_part"
+_OUTER, _INNER, _FOUND = "_outer_of_part", "_part", "_found_in_part"
 RUN, PICK = "_run_in_loop", "_picked"
 """The names by which statements of a part call others, and find what is to be called instead of a function."""
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -34,6 +34,7 @@ from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.decisions import has_unknown_sizes, operation_under_way, with_known_sizes
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.explicit_generators import without_default
+from pygraph.tracing.failing_operations import check_not_caught
 from pygraph.tracing.function_modes import MetaDeviceUses
 from pygraph.tracing.known_numbers import KnownNumbers
 from pygraph.tracing.leaks import remember_line
@@ -201,6 +202,7 @@ class OperationsMode(TorchDispatchMode):
             self._explicit(value)
         _check_draw(func, args, self._seeded)
         _check_subtraction(func, args)
+        check_not_caught(func, kwargs, sys._getframe(1))
         if func in _MOVES_MEMORY:
             raise TraceError("it gives a tensor other memory, by set_()")
         if needs_functional_variant(func):

@@ -32,6 +32,7 @@ from pygraph.errors import TraceError
 from pygraph.ir.decisions import Answer, answer_of, ask, text_of
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.fake_arguments import FakeArguments
+from pygraph.tracing.number_hashes import give_hash
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import session_here
 from pygraph.tracing.real_values import are_known, value_at
@@ -302,9 +303,11 @@ class Questions(TorchFunctionMode):
 
         def hashed(number: Any) -> int:
             is_torchs = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
-            if is_torchs or threading.get_ident() != self._thread or number.node.is_nested_int():
+            # As it was computed, which tells where it is from when its value is known as well.
+            is_of_device = free_unbacked_symbols(number.node._expr) if number.node.is_symbolic() else ()
+            if is_torchs or threading.get_ident() != self._thread or not is_of_device:
                 return own(number)
-            return hash(int(number))
+            return give_hash(number, int(number))
 
         return hashed
 

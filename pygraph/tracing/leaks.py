@@ -31,6 +31,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from pygraph.errors import StateChangeError, describe
 from pygraph.process.collection import collect, no_collection
 from pygraph.tracing.leak_search import LeakSearch
+from pygraph.tracing.number_hashes import hashes_given
 from pygraph.tracing.reference_clearing import clear_reference
 from pygraph.tracing.references import LIBRARIES, name_of, packages_of
 from pygraph.tracing.turn import turn
@@ -103,7 +104,7 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
         return run()  # as part of a larger trace, which looks when it is over
     _trace.modes, _trace.shape_envs, _trace.lines = [], [], []
     try:
-        with turn(), no_collection(), _unprofiled():
+        with turn(), no_collection(), _unprofiled(), hashes_given():
             _trace.young = YoungObjects()
             with _trace.young.tracked():
                 result: list[R] = []

@@ -59,6 +59,17 @@ class Inner:
         return result
 
 
+class _Seen:
+    """In how many calls a module or a function has come."""
+
+    calls = last = 0
+
+    def note(self, call: int) -> None:
+        """Note that it has come in a call, by its number from one on."""
+        self.calls += call != self.last
+        self.last = call
+
+
 class InnerModules:
     """The modules that one function and those derived from it call where they run as they are.
 
@@ -73,7 +84,7 @@ class InnerModules:
 
     def __init__(self, make: MakeEngine) -> None:
         self._make = make
-        self._found: Any = WeakIdKeyDictionary()  # by owner and function; numbers are calls that they were seen in
+        self._found: Any = WeakIdKeyDictionary()  # by owner and function: what runs it, or the calls that it came in
         self._count = 0
         self.calls = 0
 
@@ -100,14 +111,15 @@ class InnerModules:
             return fn
 
     def _inner(self, owner: Any, plain: Any, fn: Any = None) -> Inner | None:
-        """What runs it, once a second call has come to it: what is made for one call would be of no use."""
+        """What runs it, once it has come in some calls: the first ones are often unlike all others."""
         found = self._found.get(owner)
         if found is None:
             found = self._found[owner] = {}
-        inner = found.setdefault(plain, self.calls)
-        if type(inner) is not int:
+        inner = found.setdefault(plain, _Seen())
+        if type(inner) is Inner:
             return inner
-        if inner == self.calls or self._count >= limits.LIMITS.inner_modules:
+        inner.note(self.calls)
+        if inner.calls <= limits.LIMITS.calls_of_inner or self._count >= limits.LIMITS.inner_modules:
             return None
         self._count += 1
         wasted = limits.LIMITS.wasted_of_modules if fn is None else limits.LIMITS.wasted_of_functions
@@ -117,7 +129,7 @@ class InnerModules:
     def engines(self) -> Iterator[Any]:
         """The engines of modules and of functions."""
         every = (inner for found in list(self._found.values()) for inner in list(found.values()))
-        return (inner.engine for inner in every if type(inner) is not int)
+        return (inner.engine for inner in every if type(inner) is Inner)
 
     def clear(self) -> None:
         """Forget all of them, and give back their graphs."""

@@ -36,6 +36,7 @@ class Limits:
         conditions: Comparisons of numbers that decide what calls of one kind do, and are made before these.
         wasted_of_modules: Calls in a row that may be compiled, of a module inside a function that runs as it is.
         wasted_of_functions: The same of a function in which a trace has failed, so that it may be cut.
+        calls_of_inner: Calls in which such a module or function comes before it is compiled.
         inner_modules: Modules that get graphs of their own where the function that calls them runs as it is.
         calls_before_comparing: Calls without a compilation before it is found out whether they are faster as they are.
         calls_between_comparisons: Calls after which that is found out again.
@@ -72,6 +73,7 @@ class Limits:
     conditions: int = 8
     wasted_of_modules: int = 3
     wasted_of_functions: int = 1
+    calls_of_inner: int = 2
     inner_modules: int = 256
     calls_before_comparing: int = 16
     calls_between_comparisons: int = 4096

@@ -16,6 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pygraph.errors import TraceError
+from pygraph.ir.source_lines import is_in_library
+from pygraph.tracing.decorated import DECORATED
 from pygraph.tracing.error_frames import entries_of
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.trace import trace_call
@@ -92,7 +94,7 @@ class ComputingLines(TorchFunctionMode):
         if entry is not None and not any(map(_has_graph, list(entry.tb_frame.f_locals.values()))):
             self.failed = entry.tb_lineno
             inner = next(entries, None)
-            self.failed_in = None if inner is None else inner.tb_frame.f_code
+            self.failed_in = None if inner is None or _is_torchs(inner.tb_frame.f_code) else inner.tb_frame.f_code
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -120,6 +122,11 @@ def _frames(frame: Any) -> Iterator[Any]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _is_torchs(code: types.CodeType) -> bool:
+    """Whether code is no user's, and not what torch has put around a user's by a context that decorates it."""
+    return is_in_library(code.co_filename) and code is not DECORATED
 
 
 def _has_graph(value: Any) -> bool:

@@ -30,7 +30,7 @@ def _example() -> None:
 
 
 # The code of all functions that torch decorates; its variables have these names in torch 2.11 and 2.13.
-_CODE: types.CodeType = torch.no_grad()(_example).__code__
+DECORATED: types.CodeType = torch.no_grad()(_example).__code__
 _CONTEXT, _INNER = "ctx_factory", "func"
 
 
@@ -40,9 +40,9 @@ def decoration_of(fn: Any) -> Decorated | None:
         plain, instance = plain_function(fn)
     except CutError:
         return None
-    if plain.__code__ is not _CODE:
+    if plain.__code__ is not DECORATED:
         return None
-    cells = dict(zip(_CODE.co_freevars, plain.__closure__ or (), strict=True))
+    cells = dict(zip(DECORATED.co_freevars, plain.__closure__ or (), strict=True))
     context, inner = cells[_CONTEXT].cell_contents, cells[_INNER].cell_contents
     manager = getattr(context, "__self__", None)
     if instance is not None:

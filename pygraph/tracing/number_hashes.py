@@ -1,7 +1,7 @@
 """Hashes of a trace's numbers that a user's sets and dictionaries need, until nothing of the trace is left."""
 
 # Symbols are torch's. Checked with torch 2.11 and 2.13.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import contextlib
@@ -15,8 +15,8 @@ from pygraph.tracing.patches import replaced
 
 def give_hash(number: Any, value: int) -> int:
     """Have a number hash as what it is."""
-    number.pygraph_hash = hash(value)
-    return number.pygraph_hash
+    found = number.pygraph_hash = hash(value)
+    return found
 
 
 @contextlib.contextmanager

@@ -263,7 +263,7 @@ def test_what_cannot_be_traced_in_one_mode_is_a_graph_in_the_other(
         for seed in range(3):
             pair.check(batch(device, seed), grad=grad)
     assert pair.fast.cache_info().captures > 0
-    assert "the text of a tensor" in str(pair.fast.explain().to_dict()["fallbacks"])
+    assert "the text of a tensor" in str(pair.fast.explain().to_dict()["in_python"])
     with counted(monkeypatch, device) as work:
         for turn in range(6):
             pair.change(lambda m, turn=turn: m.train(turn % 2 == 0))

@@ -14,6 +14,7 @@ modules that it calls. Of modules inside of each other, the outermost that can b
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,7 +85,7 @@ class InnerModules:
 
     def __init__(self, make: MakeEngine) -> None:
         self._make = make
-        self._found: Any = WeakIdKeyDictionary()  # by owner and function: what runs it, or the calls that it came in
+        self._found: Any = WeakIdKeyDictionary()  # by owner and code: what runs it, or the calls that it came in
         self._count = 0
         self.calls = 0
 
@@ -92,7 +93,7 @@ class InnerModules:
         """The result of a call of a module."""
         if here.inside or surroundings.inline_reason() is not None:
             return call(module, args, kwargs)
-        inner = self._inner(module, module) if may_be_graph(module) else None
+        inner = self._inner(module, module, None) if may_be_graph(module) else None
         if inner is not None and inner.may_serve():
             return inner(*args, **kwargs)
         if _is_torchs(module) or next(module.children(), None) is None:
@@ -106,24 +107,30 @@ class InnerModules:
         if f"{plain.__module__}.".startswith("torch."):  # whose statements are no places to cut
             return fn
         try:
-            return self._inner(owner, plain, fn) or fn
+            return self._inner(owner, fn, plain.__code__) or fn
         except TypeError:  # of an instance that cannot be referred to weakly
             return fn
 
-    def _inner(self, owner: Any, plain: Any, fn: Any = None) -> Inner | None:
-        """What runs it, once it has come in some calls: the first ones are often unlike all others."""
+    def _inner(self, owner: Any, fn: Any, code: types.CodeType | None) -> Inner | None:
+        """What runs a function, once it has come in some calls: the first ones are often unlike all others.
+
+        Args:
+            owner: The module, the function, or the instance that a method is of.
+            fn: The function.
+            code: Its code; None for a module.
+        """
         found = self._found.get(owner)
         if found is None:
             found = self._found[owner] = {}
-        inner = found.setdefault(plain, _Seen())
+        inner = found.setdefault(code, _Seen())
         if type(inner) is Inner:
             return inner
         inner.note(self.calls)
         if inner.calls <= limits.LIMITS.calls_of_inner or self._count >= limits.LIMITS.inner_modules:
             return None
         self._count += 1
-        wasted = limits.LIMITS.wasted_of_modules if fn is None else limits.LIMITS.wasted_of_functions
-        found[plain] = inner = Inner(self._make(plain if fn is None else fn), wasted)
+        wasted = limits.LIMITS.wasted_of_modules if code is None else limits.LIMITS.wasted_of_functions
+        found[code] = inner = Inner(self._make(fn), wasted)
         return inner
 
     def engines(self) -> Iterator[Any]:

@@ -79,7 +79,7 @@ class Explanation:
         return dataclasses.replace(self, donated=donated)
 
     def with_derived(self, others: Iterable[Explanation]) -> Explanation:
-        """Add the reports of functions that ``vmap``, ``grad`` or ``jvp`` derived from the reported one."""
+        """Add the reports of functions that run for the reported one: its gradient, its parts, modules inside of it."""
         reports = [self, *others]
         named = (dataclasses.replace(c, function=r.name) for r in reports[1:] for c in r.calls)
         inlined: collections.Counter[Fallback] = collections.Counter()
@@ -89,6 +89,7 @@ class Explanation:
             self,
             calls=(*self.calls, *named),
             inlined=dict(inlined),
+            in_python=tuple(dict.fromkeys(lines for report in reports for lines in report.in_python)),
         )
 
     def counted_fallbacks(self) -> dict[Fallback, int]:

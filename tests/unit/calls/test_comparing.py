@@ -1,0 +1,82 @@
+"""Calls with Python between their graphs are compared with the function as it is."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+from pygraph.calls import comparing, limits, retries
+from pygraph.calls.comparing import Comparison
+from pygraph.calls.options import Options
+from pygraph.runtime.selecting import SelectionPolicy
+from pygraph.transforms.passes import PASSES
+from tests.unit.calls.test_retries import Clock
+
+
+class Driver:
+    is_exact = False
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Case:
+    """Calls that take a second by graphs, and another time as they are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, as_it_is: float, **options: Any) -> None:
+        self.clock = Clock()
+        monkeypatch.setattr(retries, "clock", self.clock)
+        monkeypatch.setattr(comparing, "driver_for", lambda device: Driver())
+        self.seconds, self.ways = {"graphs": 1.0, "as it is": as_it_is}, list[str]()
+        self.counts = types.SimpleNamespace(compilations=1)
+        engine: Any = types.SimpleNamespace(
+            fn=lambda: self.take("as it is"),
+            function=types.SimpleNamespace(options=Options(**options), passes=PASSES),
+            shared=types.SimpleNamespace(counts=self.counts, pools={"device": None}),
+            cache=types.SimpleNamespace(inlined=__import__("collections").Counter()),
+        )
+        self.engine = engine
+        self.comparison = Comparison(engine)
+
+    def take(self, way: str) -> str:
+        self.clock.now += self.seconds[way]
+        self.ways.append(way)
+        return way
+
+    def call(self, times: int) -> list[str]:
+        before = len(self.ways)
+        for _ in range(times):
+            self.comparison.run(lambda args, kwargs: self.take("graphs"), (), {})
+        return self.ways[before:]
+
+
+MEASURED = ["graphs"] * 4 + ["as it is"] * 4 + ["graphs"] * 4 + ["as it is"] * 4
+
+
+@pytest.mark.parametrize(("as_it_is", "way"), [(0.5, "as it is"), (0.95, "graphs"), (2.0, "graphs")])
+def test_the_faster_way_is_taken_if_it_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, as_it_is: float, way: str
+) -> None:
+    case = Case(monkeypatch, as_it_is)
+    assert case.call(limits.LIMITS.calls_before_comparing) == ["graphs"] * limits.LIMITS.calls_before_comparing
+    assert case.call(16) == MEASURED
+    assert set(case.call(limits.LIMITS.calls_between_comparisons)) == {way}
+    assert sum(case.engine.cache.inlined.values()) == (
+        limits.LIMITS.calls_between_comparisons if way != "graphs" else 0
+    )
+    case.seconds["as it is"] = 1.5 - as_it_is  # it is found out again
+    assert case.call(16) == MEASURED
+
+
+def test_what_is_still_compiled_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch, 0.5)
+    for _ in range(20):
+        assert set(case.call(limits.LIMITS.calls_before_comparing)) == {"graphs"}
+        case.counts.compilations += 1
+
+
+@pytest.mark.parametrize("options", [{"strict": True}, {"selection": SelectionPolicy(mode="estimate")}])
+def test_some_options_do_not_compare(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    assert set(Case(monkeypatch, 0.1, **options).call(100)) == {"graphs"}

@@ -145,7 +145,8 @@ class FlatFunction(EngineOwner):
         """Iterate over the engines of this function and of all that are derived from it."""
         for engine in list(self._engines.values()):
             yield engine
-            for static in engine.static_results():
+            programs = (entry.reported for entry in engine.cache.entries)
+            for static in (static.value for program in programs if program is not None for static in program.statics):
                 if isinstance(static, EngineOwner):
                     yield from static.engines()
         for derived in list(self._derived.values()):

@@ -85,11 +85,11 @@ class Engine:
         self.policy = Policy() if policy is None else policy
         self.is_root, self._is_called = parent is None, is_called
         self.shared = Shared() if parent is None else parent.shared
-        self.modules = InnerModules(self._of_inner) if parent is None else parent.modules
+        self.modules = InnerModules(self) if parent is None else parent.modules
         serves = self.policy.is_users and self.policy.carries_state and records(passes)
         self.function = Function(fn, passes, options, WithModules(fn, self.modules) if serves else fn)
-        name, rules = self.function.name, self.policy
-        self.cache = Cache(name, options.max_graphs, self.shared, rules.seldom, rules.single_kinds, is_users=is_called)
+        limits = options.max_graphs, self.shared, self.policy.seldom, self.policy.single_kinds
+        self.cache = Cache(self.function.name, *limits, is_users=is_called)
         static_leaves = functools.partial(self.policy.static_leaves, self.function)
         self.keys = Keys(static_leaves, self.cache.baked, self.shared.pools)
         self.recorder = Recorder(self.function, self.shared)
@@ -122,10 +122,6 @@ class Engine:
         factory = self._composition_factory if composes else None
         options = self.function.options.of_derived() if options is None else options
         return Engine(fn, self.function.passes, options, self, policy, factory, is_called=False)
-
-    def _of_inner(self, fn: Callable[..., Any]) -> Engine:
-        """The engine of a module or a function that the function calls, where that runs as it is."""
-        return self.derive(fn, self.policy.of_module())
 
     # -- calling --------------------------------------------------------------------------------------------------
 
@@ -453,9 +449,3 @@ class Engine:
         yield self
         for engine in self.derived():
             yield from engine.family()
-
-    def static_results(self) -> Iterator[Any]:
-        """Results of the Programs of its calls that no input is part of."""
-        for entry in self.cache.entries:
-            program = entry.reported
-            yield from (static.value for static in program.statics) if program is not None else ()

@@ -26,12 +26,9 @@ from pygraph.calls.retries import Budget, clock
 from pygraph.process.module_calls import Serving, call
 from pygraph.process.reentrancy import here
 
-MakeEngine = Callable[[Callable[..., Any]], Any]
-"""Makes the engine of a module or a function."""
-
 
 class Inner:
-    """A module or a function inside one that runs as it is: a graph, unless each of its calls is compiled anew.
+    """A module, a function or a part inside of a function: a graph, unless each of its calls is compiled anew.
 
     Args:
         engine: Its engine.
@@ -49,7 +46,7 @@ class Inner:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call by the engine; as it is where the time does not allow that."""
         if not self._budget.allows():
-            return self.engine.fn(*args, **kwargs)
+            return self.engine.function.as_it_is(*args, **kwargs)
         counts, begin = self.engine.shared.counts, clock()
         before = counts.compilations
         result = self.engine(*args, **kwargs)
@@ -77,14 +74,14 @@ class InnerModules:
     Functions are among them in which a trace has failed, so that they are cut where that was.
 
     Args:
-        make: Makes the engine of a module or a function.
+        function: The engine of that one function.
 
     Attributes:
         calls: The number of such calls so far.
     """
 
-    def __init__(self, make: MakeEngine) -> None:
-        self._make = make
+    def __init__(self, function: Any) -> None:
+        self._function = function
         self._found: Any = WeakIdKeyDictionary()  # by owner and code: what runs it, or the calls that it came in
         self._count = 0
         self.calls = 0
@@ -102,7 +99,7 @@ class InnerModules:
             return call(module, args, kwargs)
 
     def picked(self, fn: Any) -> Any:
-        """What is called instead of a function or a method."""
+        """Find what is to be called instead of a function or a method."""
         owner, plain = getattr(fn, "__self__", fn), getattr(fn, "__func__", fn)
         if f"{plain.__module__}.".startswith("torch."):  # whose statements are no places to cut
             return fn
@@ -112,7 +109,7 @@ class InnerModules:
             return fn
 
     def _inner(self, owner: Any, fn: Any, code: types.CodeType | None) -> Inner | None:
-        """What runs a function, once it has come in some calls: the first ones are often unlike all others.
+        """Find what runs a function, once it has come in some calls: the first ones are often unlike all others.
 
         Args:
             owner: The module, the function, or the instance that a method is of.
@@ -130,7 +127,7 @@ class InnerModules:
             return None
         self._count += 1
         wasted = limits.LIMITS.wasted_of_modules if code is None else limits.LIMITS.wasted_of_functions
-        found[code] = inner = Inner(self._make(fn), wasted)
+        found[code] = inner = Inner(self._function.derive(fn, self._function.policy.of_module()), wasted)
         return inner
 
     def engines(self) -> Iterator[Any]:

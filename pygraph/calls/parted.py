@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
+from pygraph.calls import limits
 from pygraph.calls.comparing import Comparison
-from pygraph.calls.cut_places import (
+from pygraph.calls.cuts import (
     Piece,
     computing_statements,
     parts_of_pieces,
@@ -35,7 +36,7 @@ from pygraph.calls.cut_places import (
     ways_outside,
 )
 from pygraph.calls.engine import Engine
-from pygraph.calls.inner_modules import WithModules
+from pygraph.calls.inner_modules import Inner, WithModules
 from pygraph.calls.policy import Policy
 from pygraph.guards.walk.functions import PART_OF
 from pygraph.tracing.computing_lines import ComputingLines, computing_lines
@@ -91,8 +92,8 @@ class PartedCalls:
             ways = itertools.chain(ways, ways_inside(body, lines, computing))
         self._failures = [lines]
         self._ways = [parts for cuts in ways if (parts := parts_of_way(body, cuts, computing))]
-        self._body, self._falls_apart = body, not outside_alone and lines.failed is not None
-        if self._falls_apart:
+        self._body, self._has_failed = body, not outside_alone and lines.failed is not None
+        if self._has_failed:
             self._ways = self._ways_around_failure(lines)
         elif self._module is not None:  # which is cut where it cannot be a graph, and for loops
             self._ways = [way for way in self._ways if self._has_runs(way)]
@@ -124,7 +125,7 @@ class PartedCalls:
                 return [parts]
         return []
 
-    def _fall_apart(self) -> None:
+    def _cut_failed(self) -> None:
         """Cut parts where their traces have failed."""
         failed, self._failed = self._failed, {}
         pieces: list[Piece] = []
@@ -186,7 +187,7 @@ class PartedCalls:
 
     def _by_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._failed:
-            self._fall_apart()
+            self._cut_failed()
         variables = self._bound(args if self._instance is None else (self._instance, *args), kwargs)
         for part, computes in self._parts:
             if part.is_first:
@@ -224,14 +225,18 @@ class PartedCalls:
         if not computes:
             return WithModules(bound, self._function.modules)
         if not any(part is one for one, _ in self._parts):
-            return self._function.derive(bound, self._make_policy(_ignore))
-        if not self._falls_apart:
+            return self._inner(bound, _ignore)
+        if not self._has_failed:
             return self._function.derive(bound, self._make_policy(self._note_useless))
         notes = functools.partial(self._note_unsteady, part), functools.partial(self._note_failed, part)
-        return self._function.derive(bound, self._make_policy(*notes))
+        return self._inner(bound, *notes)
+
+    def _inner(self, fn: Callable[..., Any], *notes: Callable[..., None]) -> Inner:
+        """Make what runs a part, as long as not each of its calls is compiled anew."""
+        return Inner(self._function.derive(fn, self._make_policy(*notes)), limits.LIMITS.wasted_traces)
 
     def _pick(self, fn: Any) -> Any:
-        """What a statement calls: for a function in which a trace has failed its engine, so that this one is cut."""
+        """Give a statement what it calls: instead of a function in which a trace has failed, what cuts that one."""
         code = getattr(getattr(fn, "__func__", fn), "__code__", None)
         failed = any(code is lines.failed_in for lines in self._failures)
         return self._function.modules.picked(fn) if failed and code is not None else fn
@@ -276,7 +281,9 @@ class PartedCalls:
 
     def engines(self) -> Iterator[Engine]:
         """The engines of the parts that compute tensors."""
-        return (run for run in list(self._functions.values()) if isinstance(run, Engine))
+        runs = list(self._functions.values())
+        yield from (run for run in runs if isinstance(run, Engine))
+        yield from (run.engine for run in runs if isinstance(run, Inner))
 
     def described(self) -> str:
         """The lines that run as Python."""

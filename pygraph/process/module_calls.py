@@ -27,7 +27,7 @@ class Server(Protocol):
 
 class _Here(threading.local):
     server: Server | None = None
-    passed: torch.nn.Module | None = None
+    exempt: torch.nn.Module | None = None
 
 
 _here = _Here()
@@ -48,8 +48,8 @@ def _served(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     server = _here.server
     if server is None:
         return _own(module, *args, **kwargs)
-    if _here.passed is module:
-        _here.passed = None
+    if _here.exempt is module:
+        _here.exempt = None
         return _own(module, *args, **kwargs)
     _here.server = None  # what it calls is its own affair
     try:
@@ -72,30 +72,30 @@ _other_code = _other_call.__code__
 
 
 class Serving:
-    """While this is entered, calls of modules in this thread go to a server, but for the first one of one module.
+    """While this is entered, calls of modules in this thread go to a server.
 
     Args:
         server: The server; None to have them go torch's way.
-        passed: The module whose call is passed on; None if there is none.
+        exempt: The module whose first call goes torch's way; None if there is none.
     """
 
     __slots__ = ("_before", "_server")
 
-    def __init__(self, server: Server | None, passed: torch.nn.Module | None = None) -> None:
-        self._server = server, passed
+    def __init__(self, server: Server | None, exempt: torch.nn.Module | None = None) -> None:
+        self._server = server, exempt
 
     def __enter__(self) -> None:
         global _open
-        self._before = _here.server, _here.passed
+        self._before = _here.server, _here.exempt
         with _lock:
             _open += 1
             if _open == 1:
                 _torchs_call.__code__ = _other_code
-        _here.server, _here.passed = self._server
+        _here.server, _here.exempt = self._server
 
     def __exit__(self, *error: object) -> None:
         global _open
-        _here.server, _here.passed = self._before
+        _here.server, _here.exempt = self._before
         with _lock:
             _open -= 1
             if not _open:

@@ -35,7 +35,7 @@ _CONTEXT, _INNER = "ctx_factory", "func"
 
 
 def decoration_of(fn: Any) -> Decorated | None:
-    """What decorates a function, a method or a module's ``forward``; None if no context manager of torch does."""
+    """Find what decorates a function, a method or a module's ``forward``; None if no context of torch does."""
     try:
         plain, instance = plain_function(fn)
     except CutError:

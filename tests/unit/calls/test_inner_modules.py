@@ -197,9 +197,9 @@ def test_the_code_that_is_replaced_is_there() -> None:
     with module_calls.Serving(Server()):
         assert module(torch.ones(2)).shape == (2,)
         assert served == [module]
-        with module_calls.Serving(Server(), passed=module):
+        with module_calls.Serving(Server(), exempt=module):
             module(torch.ones(2))
-    assert served[1:] == [module[0]]  # inside of the one that was passed on
+    assert served[1:] == [module[0]]  # inside of the one that went its own way
 
 
 def test_compiled_by_dynamo_meanwhile(device: torch.device) -> None:

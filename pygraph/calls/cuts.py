@@ -26,7 +26,7 @@ class Piece(NamedTuple):
 
 
 def pieces_around_failure(body: Body, piece: Piece, lines: ComputingLines) -> list[Piece]:
-    """What a piece falls into whose trace has failed: what is before, the statement that fails, and what is behind.
+    """The pieces of one whose trace has failed: those before, the statement that fails, and those behind.
 
         y = encoder(x)           graph
         n = y.cpu().numpy()      Python

@@ -136,9 +136,8 @@ class Engine:
 
     def replay(self, *args: Any) -> Any:
         """The result of a call that a native plan takes; None if there is no such plan."""
-        native = self._native
-        result = native.miss if native.dispatch is None else native.dispatch(args, {})
-        return None if result is native.miss else result
+        result = self._native.miss if self._native.dispatch is None else self._native.dispatch(args, {})
+        return None if result is self._native.miss else result
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool = False) -> Any:
         """Run a call for which there is no native plan; ``again`` if it is counted already."""

@@ -19,6 +19,9 @@ from pygraph.ir.descriptors import Fallback
 from pygraph.runtime.devices import driver_for
 
 _FASTER = Fallback("the call", "it was faster as it is than by its graphs with Python in between")
+MEASURES = True
+"""Whether anything is compared; tests do not, as what they see would depend on time."""
+
 _BLOCK = 4
 """Calls of one kind in a row, of which the first does not count."""
 _BLOCKS = 4
@@ -39,7 +42,7 @@ class Comparison:
         self._is_on = any(one.is_measured for one in passes) and policy.measures and not options.strict
         self._is_on = self._is_on and policy.timer is None  # which is for graphs alone
         self._is_faster_as_it_is = False
-        self._compilations = -1
+        self._traces = -1
         self._left = limits.LIMITS.calls_before_comparing
         self._seconds: tuple[list[float], list[float]] = ([], [])
         self._measured = 0
@@ -52,10 +55,12 @@ class Comparison:
             args: Its positional arguments.
             kwargs: Its keyword arguments.
         """
-        if not self._is_on:
+        if not (self._is_on and MEASURES):
             return by_graphs(args, kwargs)
-        if not self._is_faster_as_it_is and self._compilations != self._function.shared.counts.compilations:
-            self._compilations = self._function.shared.counts.compilations
+        if not self._is_faster_as_it_is and self._traces != self._function.shared.counts.traces:
+            # Calls as they are may leave tensors elsewhere, for which graphs are recorded anew.
+            self._is_on = not self._measured
+            self._traces = self._function.shared.counts.traces
             self._begin_anew(limits.LIMITS.calls_before_comparing)
         if self._left:
             self._left -= 1

@@ -238,6 +238,7 @@ class Compiler:
 
     def _trace(self, key: Key, call: Call, past: _Past) -> tuple[Traced, Program]:
         function = self._function
+        self._shared.counts.traces += 1
         if past.moved is not None:
             traced, program = past.moved.traced, past.moved.recordable
         else:

@@ -35,6 +35,7 @@ class Counts:
         captures: Graphs that were recorded.
         evictions: Kinds of calls that made room for others.
         compilations: Compilations of all of them, of which one call may make several.
+        traces: The calls among these that were traced, or recorded anew as tensors have moved.
         calls: The user's calls, without those that native plans have served and that are not settled yet.
         skipped: Those that ran as they are without a lookup.
         paths: The native plans of the functions that users call.
@@ -46,7 +47,7 @@ class Counts:
 
     def reset(self) -> None:
         """Count from zero again."""
-        self.captures = self.evictions = self.compilations = self.calls = self.skipped = 0
+        self.captures = self.evictions = self.compilations = self.traces = self.calls = self.skipped = 0
         self._missed = self._as_they_are = 0
         self._last_missed = self._last_as_it_is = -1  # the number of the call
 

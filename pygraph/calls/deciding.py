@@ -47,8 +47,6 @@ _AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than t
 _CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
 _NEEDING = "it needs a number of the device on the host, which is another one each time"
 _REPEATING = "how often it repeats something, values on the device decide"
-_RARE = 8
-"""A call that goes another way than expected is no matter among so many that do not."""
 _SELDOM = Fallback("the call", "it decides by values on the device, in ways that seldom come again")
 
 
@@ -230,15 +228,15 @@ class DecidingCalls:
         self._looked_at = -1  # the number of traces at that time
         self._parts: StateRunner | None = None
         self._is_tried = False
-        self._astray = 0
         self._comparison = Comparison(users)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call, by the trace that decides as the call does."""
         # Also where something that calls have changed has each of them looked at.
         refusal = None if self._parts is not None or self._policy.why_unsteady is not None else self.refusal()
-        if refusal is not None:
-            self._cut_once(args, kwargs, refusal.reason)
+        if refusal is not None and not self._is_tried and len(self._paths) > limits.LIMITS.few_paths:
+            self._is_tried = True
+            self._cut(args, kwargs, refusal.reason)
         if refusal is not None and self._parts is None:
             return self._users.run_inline(refusal, args, kwargs)
         if self._policy.why_unsteady is not None:
@@ -281,7 +279,6 @@ class DecidingCalls:
                 self._line = function.lines.get(error.index)
                 known = self._paths.beginning_with(begin, tried)
                 path = _or_unknown(self._without_graph(begin) if known is None else known)
-                self._astray += _RARE
                 if len(self._paths):
                     self._users.cache.inlined[_AGAIN] += 1
                     self._again.lose(retries.clock() - began_again)
@@ -303,9 +300,6 @@ class DecidingCalls:
                 elif len(self._turns) > limits.LIMITS.turns:
                     self._turns.clear()
                     self._cut(args, kwargs, _REPEATING)
-                elif self._astray > limits.LIMITS.astray * _RARE:
-                    self._astray = 0
-                    self._cut_once(args, kwargs, _AGAIN.reason)
                 return result
             states.restore()
         self._users.cache.inlined[_CHANGING] += 1
@@ -319,11 +313,6 @@ class DecidingCalls:
                 self._parts = users.policy.part_runner(users, args, kwargs, reason)
         if self._parts is not None:
             self.engine.release()
-
-    def _cut_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
-        if not self._is_tried:
-            self._is_tried = True
-            self._cut(args, kwargs, reason)
 
     def _note_as_it_is(self, path: Path) -> None:
         if len(self._as_it_is) >= limits.LIMITS.paths:
@@ -345,7 +334,6 @@ class DecidingCalls:
     def _note_replay(self, path: Path, *, is_new: bool) -> None:
         """Note the path of a call, and whether it was traced for it."""
         self._paths.note(path)
-        self._astray = max(self._astray - 1, 0)
         self._ran = 0
         self._in_a_row += 1
         if self._in_a_row >= limits.LIMITS.settled_calls:

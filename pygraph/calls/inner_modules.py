@@ -25,6 +25,7 @@ from pygraph.calls import limits, surroundings
 from pygraph.calls.retries import Budget, clock
 from pygraph.process.module_calls import Serving, call
 from pygraph.process.reentrancy import here
+from pygraph.runtime.saved_memory import has_saved_tensors_hooks
 
 
 class Inner:
@@ -48,9 +49,9 @@ class Inner:
         if not self._budget.allows():
             return self.engine.function.as_it_is(*args, **kwargs)
         counts, begin = self.engine.shared.counts, clock()
-        before = counts.compilations
+        before = counts.traces
         result = self.engine(*args, **kwargs)
-        if counts.compilations == before:
+        if counts.traces == before:
             self._budget.renew()
         else:
             self._budget.lose(clock() - begin)
@@ -88,7 +89,8 @@ class InnerModules:
 
     def serve(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call of a module."""
-        if here.inside or surroundings.inline_reason() is not None:
+        # Where tensors that are saved are packed, what runs again for them must save as many.
+        if here.inside or has_saved_tensors_hooks() or surroundings.inline_reason() is not None:
             return call(module, args, kwargs)
         inner = self._inner(module, module, None) if may_be_graph(module) else None
         if inner is not None and inner.may_serve():

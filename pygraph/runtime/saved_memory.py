@@ -73,7 +73,7 @@ class SavedMemory:
     def take(self) -> dict[int, torch.Tensor]:
         """Tensors for a call in Python, by number of the graph's memory; none if the call is to have fresh memory."""
         # Hooks get saved tensors, and may have other streams read them for longer than they refer to them.
-        if _fills_memory() or _has_hooks() or torch.is_inference_mode_enabled():
+        if _fills_memory() or has_saved_tensors_hooks() or torch.is_inference_mode_enabled():
             return {}
         self.keep()
         stream = self._stream()
@@ -159,6 +159,7 @@ def _fills_memory() -> bool:
     return torch.are_deterministic_algorithms_enabled() and bool(settings.fill_uninitialized_memory)
 
 
-def _has_hooks() -> bool:
+def has_saved_tensors_hooks() -> bool:
+    """Whether hooks see the tensors that autograd saves, as in a region that is computed again."""
     top: Any = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore[reportAttributeAccessIssue]
     return top(True) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import types
 from typing import Any
 
@@ -28,14 +29,15 @@ class Case:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, as_it_is: float, **options: Any) -> None:
         self.clock = Clock()
         monkeypatch.setattr(retries, "clock", self.clock)
+        monkeypatch.setattr(comparing, "MEASURES", True)
         monkeypatch.setattr(comparing, "driver_for", lambda device: Driver())
         self.seconds, self.ways = {"graphs": 1.0, "as it is": as_it_is}, list[str]()
-        self.counts = types.SimpleNamespace(compilations=1)
+        self.counts = types.SimpleNamespace(traces=1)
         engine: Any = types.SimpleNamespace(
             fn=lambda: self.take("as it is"),
             function=types.SimpleNamespace(options=Options(**options), passes=PASSES),
             shared=types.SimpleNamespace(counts=self.counts, pools={"device": None}),
-            cache=types.SimpleNamespace(inlined=__import__("collections").Counter()),
+            cache=types.SimpleNamespace(inlined=collections.Counter()),
         )
         self.engine = engine
         self.comparison = Comparison(engine)
@@ -74,7 +76,15 @@ def test_what_is_still_compiled_is_not_compared(monkeypatch: pytest.MonkeyPatch)
     case = Case(monkeypatch, 0.5)
     for _ in range(20):
         assert set(case.call(limits.LIMITS.calls_before_comparing)) == {"graphs"}
-        case.counts.compilations += 1
+        case.counts.traces += 1
+
+
+def test_graphs_that_are_recorded_anew_after_calls_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step whose gradients lie elsewhere after a call that ran as it is."""
+    case = Case(monkeypatch, 0.5)
+    case.call(limits.LIMITS.calls_before_comparing + 9)
+    case.counts.traces += 1
+    assert set(case.call(10 * limits.LIMITS.calls_before_comparing)) == {"graphs"}
 
 
 @pytest.mark.parametrize("options", [{"strict": True}, {"selection": SelectionPolicy(mode="estimate")}])

@@ -40,8 +40,8 @@ class Limits:
         inner_modules: Modules that get graphs of their own where the function that calls them runs as it is.
         calls_before_comparing: Calls without a compilation before it is found out whether they are faster as they are.
         calls_between_comparisons: Calls after which that is found out again.
-        few_paths: Ways of a function that decides which are not too many to be guessed: beyond, the function is cut where
-            calls go another way than expected too often.
+        few_paths: Ways of a function that decides; one with more of them is cut, where calls go another way than
+            expected too often.
         paths: Ways of a function that decides by values on the device that are remembered.
         new_numbers: Calls in a row for each of which such a function is traced, as a number that it needs on the host
             is another one.

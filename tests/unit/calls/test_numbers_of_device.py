@@ -125,7 +125,7 @@ def by_both(x: Tensor, mask: Tensor) -> Tensor:
 def test_calls_go_where_eager_goes(device: torch.device, fn: Callable[..., Any]) -> None:
     with torch.no_grad():
         fast = check(device, fn, COUNTS, hits=8)
-    assert fast.cache_info().size <= 2
+    assert fast.cache_info().size <= (3 if fn is after_updates else 2)  # which is cut, as its number is a float
     captures = fast.cache_info().captures
     assert captures
     with torch.no_grad():

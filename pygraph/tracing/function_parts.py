@@ -186,7 +186,7 @@ class Part:
         fn: Any = self.body.fn
         statements = [_Returns().visit(copy.deepcopy(one)) for one in statements or self.statements]
         given = self.body.arguments if self.is_first else set(bound)
-        unbound = sorted(self.named - self.assigned - given)
+        unbound = sorted((self.named | self.assigned) - given)  # of a comprehension alone, it would be a global one
         prologue = ast.parse("".join(f"if False: {name} = None\n" for name in unbound)).body
         arguments = _without_values(self.body.definition.args) if self.is_first else _plain_arguments(bound)
         inner = _definition_of(  # by no name of a user's, which may be that of something that it calls

@@ -303,3 +303,33 @@ def test_the_report_says_that_it_does_not_count_kernels_of_lines_in_python(devic
         fast(torch.ones(3, device=device))
     text = " ".join(str(fast.explain()).split())
     assert "no fallbacks in the graphs; kernels of the lines in Python are not counted above" in text
+
+
+def test_a_name_of_a_comprehension_that_is_a_variable_too(device: torch.device) -> None:
+    """Where it is a variable, it has a value in the first turn only behind the part that has it."""
+
+    def make() -> Callable[..., Any]:
+        log: list[Any] = []
+
+        def fn(batch: dict[str, Tensor]) -> Any:
+            totals: list[Any] = []
+            for start in range(0, 4, 2):
+                some = {k: v[start : start + 2] * 2 for k, v in batch.items()}
+                loss = (some["a"] - some["b"]).square().mean()
+                log.append(str(loss))
+                if loss.item() > 3:
+                    break
+                for k, v in some.items():
+                    totals.append((k, v.sum()))
+            return totals, len(log)
+
+        return fn
+
+    fast, slow = pygraph.jit(make()), make()
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        batch = {name: torch.randn(4, 2, generator=generator).to(device) for name in "ab"}
+        (found, count), (expected, expected_count) = fast(batch), slow(batch)
+        assert count == expected_count
+        assert [name for name, _ in found] == [name for name, _ in expected]
+        assert_same([value for _, value in found], [value for _, value in expected], device)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import pygraph
 from pygraph.errors import FallbackError
+from pygraph.tracing.function_parts import Body, parts_of
 from tests.steps import assert_same
 
 
@@ -305,31 +306,16 @@ def test_the_report_says_that_it_does_not_count_kernels_of_lines_in_python(devic
     assert "no fallbacks in the graphs; kernels of the lines in Python are not counted above" in text
 
 
-def test_a_name_of_a_comprehension_that_is_a_variable_too(device: torch.device) -> None:
-    """Where it is a variable, it has a value in the first turn only behind the part that has it."""
+def test_a_name_of_a_comprehension_that_is_a_variable_too() -> None:
+    """Its first part does not give it a value."""
 
-    def make() -> Callable[..., Any]:
-        log: list[Any] = []
+    def fn(items: list[tuple[str, int]]) -> Any:
+        some = {k: v + 1 for k, v in items}
+        found: list[Any] = []
+        for k, v in some.items():
+            found.append((k, v))
+        return found
 
-        def fn(batch: dict[str, Tensor]) -> Any:
-            totals: list[Any] = []
-            for start in range(0, 4, 2):
-                some = {k: v[start : start + 2] * 2 for k, v in batch.items()}
-                loss = (some["a"] - some["b"]).square().mean()
-                log.append(str(loss))
-                if loss.item() > 3:
-                    break
-                for k, v in some.items():
-                    totals.append((k, v.sum()))
-            return totals, len(log)
-
-        return fn
-
-    fast, slow = pygraph.jit(make()), make()
-    for seed in range(12):
-        generator = torch.Generator().manual_seed(seed)
-        batch = {name: torch.randn(4, 2, generator=generator).to(device) for name in "ab"}
-        (found, count), (expected, expected_count) = fast(batch), slow(batch)
-        assert count == expected_count
-        assert [name for name, _ in found] == [name for name, _ in expected]
-        assert_same([value for _, value in found], [value for _, value in expected], device)
+    first, second = parts_of(Body.of(fn), [1])
+    assert first.function([])([("a", 1)]) == (False, {"some": {"a": 2}})
+    assert second.function(["some"])({"a": 2}) == (True, [("a", 2)])

@@ -286,6 +286,7 @@ class DecidingCalls:
             except _AsItIsError:
                 if path == function.trusted:
                     self._note_as_it_is(path)
+                    self._cut_loops(args, kwargs, path)
                 raise
             except _NoTraceError:
                 path = _or_unknown(self._paths.beginning_with(begin, tried))
@@ -297,9 +298,8 @@ class DecidingCalls:
                 if self._new > limits.LIMITS.new_numbers:
                     self._again.lose(retries.clock() - began, limits.LIMITS.wasted_traces + 1)
                     self._cut(args, kwargs, _NEEDING)
-                elif len(self._turns) > limits.LIMITS.turns:
-                    self._turns.clear()
-                    self._cut(args, kwargs, _REPEATING)
+                elif is_new:
+                    self._cut_loops(args, kwargs, path)
                 return result
             states.restore()
         self._users.cache.inlined[_CHANGING] += 1
@@ -313,6 +313,14 @@ class DecidingCalls:
                 self._parts = users.policy.part_runner(users, args, kwargs, reason)
         if self._parts is not None:
             self.engine.release()
+
+    def _cut_loops(self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> None:
+        """Have calls run part by part, if a new path is one of a loop that has turned otherwise often before."""
+        if self._is_of_a_loop(path):
+            self._turns.add(len(path))
+        if len(self._turns) > limits.LIMITS.turns:
+            self._turns.clear()
+            self._cut(args, kwargs, _REPEATING)
 
     def _note_as_it_is(self, path: Path) -> None:
         if len(self._as_it_is) >= limits.LIMITS.paths:
@@ -339,8 +347,6 @@ class DecidingCalls:
         if self._in_a_row >= limits.LIMITS.settled_calls:
             self._again.renew()
         self._new = self._new + 1 if is_new and any(text not in ("True", "False") for text in path) else 0
-        if is_new and self._is_of_a_loop(path):
-            self._turns.add(len(path))
 
     def _is_of_a_loop(self, path: Path) -> bool:
         """Whether a path asks more than once at lines in a loop of the function itself, and at no others."""

@@ -87,8 +87,9 @@ class Comparison:
         if number % _BLOCK:
             self._seconds[is_graphs].append(retries.clock() - begin)
         if self._measured == _BLOCK * _BLOCKS:
-            as_it_is, graphs = map(statistics.median, self._seconds)
-            self._is_faster_as_it_is = as_it_is < _CLEARLY * graphs
+            if all(self._seconds):  # else calls have raised errors
+                as_it_is, graphs = map(statistics.median, self._seconds)
+                self._is_faster_as_it_is = as_it_is < _CLEARLY * graphs
             self._begin_anew(limits.LIMITS.calls_between_comparisons)
         return result
 

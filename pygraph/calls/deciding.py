@@ -41,7 +41,7 @@ from pygraph.runtime.driver import RandomStates
 from pygraph.tracing.decisions import MAX_DECISIONS, UNKNOWN_PATH, OtherPathError, deciding
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.iterator_locations import generators_of
-from pygraph.tracing.loop_parts import are_in_a_loop
+from pygraph.tracing.loop_parts import may_be_in_a_loop
 
 _AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than the last one by values on the device")
 _CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
@@ -349,10 +349,10 @@ class DecidingCalls:
         self._new = self._new + 1 if is_new and any(text not in ("True", "False") for text in path) else 0
 
     def _is_of_a_loop(self, path: Path) -> bool:
-        """Whether a path asks more than once at lines in a loop of the function itself, and at no others."""
+        """Whether a path asks more than once at lines in a loop of the function, or of one that it calls."""
         lines = [str(self._function.lines.get(number)) for number in range(len(path))]
         again = {line for line in lines if lines.count(line) > 1}
-        return bool(again) and are_in_a_loop(self._users.fn, again)
+        return bool(again) and may_be_in_a_loop(self._users.fn, again)
 
     def _note_ran(self, seconds: float) -> None:
         """Note that a call ran as it is, without saying what it has decided."""

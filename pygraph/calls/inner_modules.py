@@ -159,6 +159,8 @@ class WithModules:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""
+        if self._own is not None and _is_torchs(self._own):  # which knows what it does with the one inside
+            return self._fn(*args, **kwargs)
         self._modules.calls += 1
         with Serving(self._modules, self._own):
             return self._fn(*args, **kwargs)

@@ -16,7 +16,7 @@ import ast
 import builtins
 import copy
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pygraph.tracing.function_parts import PICK, RUN, Body, CutError, Part, names_in, plain_function
@@ -35,8 +35,8 @@ _OF_THE_HOST = frozenset(
 _CONTEXTS = frozenset({"no_grad", "enable_grad", "inference_mode", "set_grad_enabled", "autocast"})
 
 
-def are_in_a_loop(fn: Any, asking: Iterable[str]) -> bool:
-    """Whether all lines are in loops of a function.
+def may_be_in_a_loop(fn: Any, asking: Collection[str]) -> bool:
+    """Whether none of some lines is one of a function outside of its loops; those of functions that it calls are none.
 
     Args:
         fn: The function, method or module; what has no source has no loops.
@@ -49,8 +49,9 @@ def are_in_a_loop(fn: Any, asking: Iterable[str]) -> bool:
         return False
     file = os.path.basename(plain.__code__.co_filename)
     nodes = [node for statement in body.statements for node in ast.walk(statement)]
-    lines = {f"{file}:{line}" for node in nodes if isinstance(node, (ast.For, ast.While)) for line in _lines_of(node)}
-    return lines.issuperset(asking)
+    loops = {line for node in nodes if isinstance(node, (ast.For, ast.While)) for line in _lines_of(node)}
+    own = {line for statement in body.statements for line in _lines_of(statement)}
+    return not any(f"{file}:{line}" in asking for line in own - loops)
 
 
 class Outline:

@@ -65,11 +65,17 @@ def _leader(node: fx.Node) -> fx.Node:
 
 
 def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
-    """The nodes that must run before each: those of its data, and earlier draws, assertions and writes."""
+    """The nodes that must run before each: those of its data, and earlier draws, assertions and writes.
+
+    A decision needs no draws, which are put back where a call begins anew; and they may stand before it by now, though
+    the function makes them behind it.
+    """
     needs: dict[fx.Node, set[fx.Node]] = {node: set() for node in work}
     last_effect: fx.Node | None = None
     readers: dict[fx.Node, list[fx.Node]] = {}
     writer: dict[fx.Node, fx.Node] = {}
+    decisions = {*decisions_among(work)}
+    actions = [node for node in work if is_action(node) and node not in decisions]
     for node in work:
         memory = [root(argument) for argument in node.all_input_nodes]
         needs[node].update(s for argument in node.all_input_nodes for s in sources(argument) if s in needs)
@@ -83,7 +89,9 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
             readers[origin] = []
         for origin in memory:
             readers.setdefault(origin, []).append(node)
-        if is_draw(node) or is_action(node):
+        if node in decisions:
+            needs[node].update(one for one in actions if one.meta.get("order", -1) < node.meta["order"])
+        elif is_draw(node) or is_action(node):
             if last_effect is not None:
                 needs[node].add(last_effect)
             last_effect = node

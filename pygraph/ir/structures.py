@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from torch.utils import _pytree as pytree
 from pygraph.ir.paths import ANSWERS
 from pygraph.ir.value_keys import context_key
 
+_DEEPEST = 64
+"""Levels of a structure that is made by code; Python reads 200 brackets inside of each other."""
 _MOST = 4
 """Differences that a text has."""
 
@@ -40,15 +43,19 @@ def maker(structure: pytree.TreeSpec) -> Callable[[Sequence[Any]], Any]:
     scope: dict[str, Any] = {}
     text = _made_of(structure, iter(range(structure.num_leaves)), scope)
     if text is None:
-        return lambda leaves: unflatten(leaves, structure)
+        if _has_sizes(structure):
+            return lambda leaves: _unflatten(iter(leaves), structure)
+        return functools.partial(pytree.tree_unflatten, treespec=structure)
     return eval(f"lambda leaves: {text}", scope)  # the text is made of brackets, positions and names only
 
 
-def _made_of(structure: pytree.TreeSpec, positions: Iterator[int], scope: dict[str, Any]) -> str | None:
-    """An expression that makes a structure; None if that takes more than brackets."""
+def _made_of(structure: pytree.TreeSpec, positions: Iterator[int], scope: dict[str, Any], depth: int = 0) -> str | None:
+    """An expression that makes a structure; None if that takes more than a few brackets."""
     if structure.is_leaf():
         return f"leaves[{next(positions)}]"
-    parts = [_made_of(child, positions, scope) for child in structure.children()]
+    if depth == _DEEPEST:
+        return None
+    parts = [_made_of(child, positions, scope, depth + 1) for child in structure.children()]
     if None in parts or structure.type not in (tuple, list, dict):
         return None
     if structure.type is dict:

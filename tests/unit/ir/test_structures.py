@@ -6,9 +6,10 @@ from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any
 
 import pytest
+import torch
 from torch.utils import _pytree as pytree
 
-from pygraph.ir.structures import structure_differences
+from pygraph.ir.structures import maker, structure_differences
 
 Point = namedtuple("Point", "x y")
 Other = namedtuple("Other", "x y")
@@ -38,3 +39,22 @@ def call(*args: Any, **kwargs: Any) -> pytree.TreeSpec:
 )  # fmt: skip
 def test_differences(found: pytree.TreeSpec, expected: pytree.TreeSpec, text: str) -> None:
     assert structure_differences(found, expected) == text
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+def nested(depth: int) -> Any:
+    return 0 if depth == 0 else (nested(depth - 1), [1])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, (), [[]], {"b": (1, {"c": 2}), 3: [4]}, Pair(1, {"x": 2}), OrderedDict(b=1, a=[2]), (torch.Size([2, 3]), 1),
+     nested(300)],
+)  # fmt: skip
+def test_structures_are_made_again(value: Any) -> None:
+    leaves, structure = pytree.tree_flatten(value)
+    made = maker(structure)(leaves)
+    assert type(made) is type(value)
+    assert made == value

@@ -86,17 +86,12 @@ class PartedCalls:
         lines = computing_lines(fn, self._code, args, kwargs, function.name)
         if lines is None:
             raise CutError("it cannot be traced")
-        computing = computing_statements(body, lines)
-        ways = ways_outside(body, computing)
-        if not outside_alone:
-            ways = itertools.chain(ways, ways_inside(body, lines, computing))
         self._failures = [lines]
-        self._ways = [parts for cuts in ways if (parts := parts_of_way(body, cuts, computing))]
         self._body, self._has_failed = body, not outside_alone and lines.failed is not None
         if self._has_failed:
             self._ways = self._ways_around_failure(lines)
-        elif self._module is not None:  # which is cut where it cannot be a graph, and for loops
-            self._ways = [way for way in self._ways if self._has_runs(way)]
+        else:
+            self._ways = self._ways_at_numbers(lines, outside_alone=outside_alone)
         self._failed: dict[Part, ComputingLines | None] = {}
         self._functions: dict[tuple[Part, tuple[str, ...]], Callable[..., Any]] = {}
         self.why_useless: str | None = None
@@ -116,6 +111,17 @@ class PartedCalls:
         lines = next(inside, self._failures[0])
         return Outline(part, lines.failed, lines.lines, is_in_a_call=lines.failed_in is not None)
 
+    def _ways_at_numbers(self, lines: ComputingLines, *, outside_alone: bool) -> list[list[tuple[Part, bool]]]:
+        """The parts of a function that are cut at statements which compute numbers alone, the better ones first."""
+        computing = computing_statements(self._body, lines)
+        ways = ways_outside(self._body, computing)
+        if not outside_alone:
+            ways = itertools.chain(ways, ways_inside(self._body, lines, computing))
+        found = [parts for cuts in ways if (parts := parts_of_way(self._body, cuts, computing))]
+        if self._module is not None:  # which is cut where it cannot be a graph, and for loops
+            found = [way for way in found if self._has_runs(way)]
+        return found
+
     def _ways_around_failure(self, lines: ComputingLines) -> list[list[tuple[Part, bool]]]:
         """The parts of a function whose trace fails at a statement, if any of them may be a graph."""
         pieces = pieces_around_failure(self._body, Piece(0, len(self._body.statements), True), lines)
@@ -132,11 +138,11 @@ class PartedCalls:
         for part, computes in self._parts:
             first = self._body.statements.index(part.statements[0])
             piece = Piece(first, first + len(part.statements), computes)
-            lines = failed.get(part, _GOOD)
-            if lines is None:
-                pieces.append(piece._replace(computes=False))
-            else:
-                pieces += [piece] if lines is _GOOD else pieces_around_failure(self._body, piece, lines)
+            lines = failed.get(part)
+            if lines is not None:
+                pieces += pieces_around_failure(self._body, piece, lines)
+            else:  # there is a trace of it, or its calls are all unlike each other
+                pieces.append(piece._replace(computes=computes and part not in failed))
         try:
             parts = parts_of_pieces(self._body, pieces)
         except CutError:  # they stay as they are
@@ -319,8 +325,6 @@ def _without(span: tuple[int, int], inner: Sequence[tuple[int, int]]) -> list[tu
         begin = last + 1
     return [*found, (begin, span[1])] if begin <= span[1] else found
 
-
-_GOOD: Any = object()
 
 _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 

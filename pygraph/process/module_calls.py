@@ -75,13 +75,13 @@ class Serving:
     """While this is entered, calls of modules in this thread go to a server.
 
     Args:
-        server: The server; None to have them go torch's way.
+        server: The server.
         exempt: The module whose first call goes torch's way; None if there is none.
     """
 
     __slots__ = ("_before", "_server")
 
-    def __init__(self, server: Server | None, exempt: torch.nn.Module | None = None) -> None:
+    def __init__(self, server: Server, exempt: torch.nn.Module | None = None) -> None:
         self._server = server, exempt
 
     def __enter__(self) -> None:

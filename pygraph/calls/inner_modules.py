@@ -129,7 +129,7 @@ class InnerModules:
             return None
         self._count += 1
         wasted = limits.LIMITS.wasted_of_modules if code is None else limits.LIMITS.wasted_of_functions
-        found[code] = inner = Inner(self._function.derive(fn, self._function.policy.of_module()), wasted)
+        found[code] = inner = Inner(self._function.derive(fn, self._function.policy.of_inner()), wasted)
         return inner
 
     def engines(self) -> Iterator[Any]:

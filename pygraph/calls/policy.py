@@ -129,8 +129,8 @@ class Policy:
         del engine
         return None
 
-    def of_module(self) -> Policy:
-        """The rules of a module that the function calls where it runs as it is."""
+    def of_inner(self) -> Policy:
+        """The rules of a module or a function inside of the function, where that runs as it is."""
         raise NotImplementedError
 
     def part_runner(

@@ -141,8 +141,8 @@ class UsersPolicy(Policy):
             return None
         return DecoratedCalls(engine, found, UsersPolicy(carries_state=True, decides=self.decides))
 
-    def of_module(self) -> UsersPolicy:
-        """The rules of a module that the function calls where it runs as it is."""
+    def of_inner(self) -> UsersPolicy:
+        """The rules of a module or a function inside of the function, where that runs as it is."""
         rules = UsersPolicy(carries_state=True, decides=self.decides)
         rules.single_kinds = limits.LIMITS.single_kinds_of_modules
         return rules

@@ -61,12 +61,14 @@ class TraceError(PygraphError):
         may_pass: Whether it may hold for the first call alone, as a message does that is logged once.
         raised: The exception that ends the function in eager too, as its own code raises it; None if tracing is in the
             way. With ``strict=True`` it is what a call raises.
+        is_own: Whether the function's own code raises such an exception, be it for values of the device.
         used: What the function asks of numbers, as `pygraph.tracing.number_uses.UsedNumbers`; None if it is nothing
             that calls can compute.
     """
 
     may_pass: bool = False
     raised: Exception | None = None
+    is_own: bool = False
     used: Any = None
 
 

@@ -401,6 +401,8 @@ class Compiler:
         """The runner of a call whose trace has failed, if part of it can be traced."""
         if self._function.options.strict or isinstance(error, (DisturbedTraceError, GradientError)):
             return None
+        if error.is_own:
+            return None  # such calls end in an error, and others are graphs as they are
         if isinstance(error, StateChangeError) and (past.last is None or adds_again(error, was_once=past.was_once)):
             return None  # the next call may leave it as it is
         return runners.of_parts(call.args, call.kwargs, str(error))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from torch import fx
 
 from pygraph.errors import CaptureError
+from pygraph.ir.control_flow import is_conditional, is_loop
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.effects import argument_nodes, is_view, root
 from pygraph.ir.printing import target_text
@@ -166,7 +167,9 @@ def _operations_with_hidden_pointers(region: RecordedRegion, slot: int, nodes: S
         if is_view(node) or not uses or not recorded or takes_shape_only(node):
             continue
         words = [word for word in region.words if word.slot == slot and word.node in recorded]
-        if len(recorded) > 1 or len(words) < len(uses):
+        # Of a branch's nodes outside of its parts, the one that tells it the predicate is alone in reading anything.
+        reads_once = len(recorded) == 1 or (uses == [node.args[0]] and is_conditional(node) and not is_loop(node))
+        if not reads_once or len(words) < len(uses):
             names.append(target_text(node.target))
     return names
 

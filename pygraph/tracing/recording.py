@@ -410,9 +410,9 @@ def _failure_error(call: str, failure: BaseException, watches: _Watches) -> Trac
     problem, remedy = in_words(failure)
     text = describe(call, problem, source=user_line(failure), remedy=remedy)
     error = _undecided(text, watches) if watches.questions.undecided else TraceError(text)
-    is_known = not watches.operations.depends_on_data and watches.problem() is None
-    if is_known and isinstance(failure, Exception) and is_own_error(failure):
-        error.raised = failure
+    if isinstance(failure, Exception) and watches.problem() is None and is_own_error(failure):
+        error.is_own = True
+        error.raised = None if watches.operations.depends_on_data else failure
     if translation(failure) is not None:  # torch's own words for it take ten lines
         failure.args = (first_line(failure), *failure.args[1:])
     return error

@@ -87,7 +87,7 @@ def native_operation(
         "unread": tuple(read.unread),
         "returned": tuple(pullback.returned),
         "watched": tuple(read.watched),
-        "mask": pullback.mask,
+        "mask": pullback.connected,
         "apply": _apply,
         "preserve": None if primal.effects is None else primal.effects.preserve,
         "kind": Kind(forward, pullback, read, no_gradient),
@@ -123,6 +123,7 @@ def _structure(spec: ResultSpec) -> dict[str, Any]:
 def _apply(saved: Any, outputs: tuple[torch.Tensor, ...], *tensors: torch.Tensor) -> Any:
     """Return the results of a call that has run, with their history."""
     held = hold_accumulators(tensors)
+    tensors = saved.kind.pullback.without_unconnected(tensors)
     results = NativeOperation.apply(saved, outputs, *tensors)  # pyright: ignore  # of torch._C._FunctionBase
     del held
     return results
@@ -176,7 +177,7 @@ def _describe_backward(
 ) -> dict[str, Any] | None:
     """Describe backwards like this one; None if they have no native plan yet, or are not of all gradients."""
     pullback = kind.pullback
-    if mask != pullback.mask or torch.is_grad_enabled() or not pullback.is_whole(cotangents):
+    if mask != pullback.connected or torch.is_grad_enabled() or not pullback.is_whole(cotangents):
         return None
     kind.tries += 1
     flat, tensors = pullback.pull_back(row, mask, cotangents, numbers)
@@ -190,5 +191,5 @@ def _describe_backward(
         "cotangents": flat.results,
         "positions": tuple(flat.positions),
         "strided": tuple((index, tuple(spec.shape), tuple(spec.stride)) for index, spec in flat.unsaved),
-        "gradients": tuple(index for index, wanted in enumerate(mask) if wanted),
+        "gradients": tuple(index for index, wanted in enumerate(pullback.mask) if wanted),
     }

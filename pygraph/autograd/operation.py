@@ -42,6 +42,7 @@ class Application:
         outcome: The outcome, filled when it has run.
         before: The state before the first run, if the function has effects.
         unchanged: Whether all tensors that it takes besides arguments are known to be those that were lifted or saved.
+        results: The results, if it has run already.
     """
 
     flat: TransformableFunction
@@ -49,6 +50,7 @@ class Application:
     outcome: Outcome
     before: PreservedState | None = None
     unchanged: bool = False
+    results: tuple[torch.Tensor, ...] | None = None
 
     @property
     def rule(self) -> Any:
@@ -62,6 +64,8 @@ class Application:
             tensors: The tensors that it takes.
             saves: Whether the tensors that a `Forward` returns for its backward go to the outcome instead.
         """
+        if self.results is not None:
+            return self.results
         flat, outcome = self.flat, self.outcome
         with torch.no_grad(), self.before.restored() if self.before and flat.repeats else nullcontext():
             found, outcome.spec, pullback = flat.run_compiled(tensors, self.numbers, unchanged=self.unchanged)
@@ -128,7 +132,12 @@ def apply(call: Application, tensors: Sequence[torch.Tensor]) -> list[torch.Tens
     forward = call.flat.derive(("forward", mask, again), lambda: Forward(call.flat, mask, again))
     outcome = Outcome()
     before = call.flat.effects.preserve(tensors) if call.flat.effects is not None else None
-    results = Operation.at(transform, Application(forward, call.numbers, outcome, before, call.unchanged), tensors)
+    application = Application(forward, call.numbers, outcome, before, call.unchanged)
+    if not stack:  # it runs before autograd looks at the tensors, of which it is known then which ones matter
+        application = dataclasses.replace(application, results=application.run(tensors, saves=True))
+        assert outcome.pullback is not None
+        tensors = outcome.pullback.without_unconnected(tensors)
+    results = Operation.at(transform, application, tensors)
     assert outcome.pullback is not None
     count = outcome.pullback.count
     call.outcome.spec, call.outcome.inputs, call.outcome.duplicates = outcome.spec, outcome.inputs, outcome.duplicates
@@ -165,7 +174,8 @@ class Operation(LevelFunction):
         call, _, *tensors = inputs
         rule = call.rule
         saved, call.outcome.saved = call.outcome.saved, []  # the call stays in the graph, and must not hold them
-        ctx.call, ctx.dtypes = call, [out.dtype for out in output]
+        ctx.call = call if call.results is None else dataclasses.replace(call, results=None)
+        ctx.dtypes = [out.dtype for out in output]
         ctx.set_materialize_grads(False)
         floating = [out.is_floating_point() or out.is_complex() for out in output]
         # Tangents flow where gradients do not, as through a block under no_grad.

@@ -56,7 +56,9 @@ class Pullback(EngineOwner):
     Attributes:
         partition: The Programs of forward and backward.
         inner: The function that is differentiated.
-        mask: Which of its tensors have gradients.
+        mask: Which of its tensors gradients are wanted for.
+        connected: Which of these its results depend on; the others have none, as in eager. All are, if none is: results
+            require gradients also where they depend on leaves alone that are made inside.
         differentiated: The results that have a gradient, by number among its tensors.
         passed: The function's tensors that the forward's Program takes; the others are captured.
         count: How many tensors the function returns.
@@ -90,6 +92,10 @@ class Pullback(EngineOwner):
         self._leaves = sorted(returned)
         self._saved = sum(source.of == "saved" for source in self.partition.sources)
         self.first_result = self.inner.arity + self._saved
+        absent = {static.leaf for static in self.partition.backward.statics}
+        wanted = itertools.count()
+        connected = tuple(one and next(wanted) not in absent for one in self.mask)
+        self.connected = connected if any(connected) else self.mask
         of_all = BackwardProgram.of(self.partition.backward, self.partition.sources, joint.differentiated)
         self._programs: dict[frozenset[int], BackwardProgram | None] = {frozenset(of_all.results): of_all}
         self._with_cotangents = frozenset(of_all.results)
@@ -102,6 +108,13 @@ class Pullback(EngineOwner):
             yield backward.own_engine
 
     # -- the tensors of a call ----------------------------------------------------------------------------------------
+
+    def without_unconnected(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return the function's tensors, without history where no result depends on them."""
+        if self.connected == self.mask:
+            return tensors
+        pairs = zip(tensors, self.mask, self.connected, strict=True)
+        return [tensor.detach() if wanted and not known else tensor for tensor, wanted, known in pairs]
 
     def has_gradient(self, index: int) -> bool:
         """Whether result number ``index`` of the forward has a gradient; saved tensors have none."""

@@ -42,8 +42,8 @@ from pygraph.lowering.run_cache import start_workers_early
 from pygraph.process import extension, progress
 from pygraph.report.remedies import remedy_of
 from pygraph.runtime.executable import Executable
-from pygraph.tracing.call_environment import objects_among, with_state_inputs
-from pygraph.tracing.function_kinds import StateInputs, Traced
+from pygraph.tracing.call_environment import objects_among
+from pygraph.tracing.function_kinds import StateInputs, Traced, WithStateInputs
 from pygraph.tracing.number_uses import UsedNumbers
 from pygraph.transforms.passes import FUSE
 
@@ -97,8 +97,9 @@ class Compiler:
     ) -> None:
         self._function, self._cache, self._shared = function, cache, shared
         self._policy, self._keys, self._recorder = policy, keys, recorder
-        stateful = with_state_inputs(function.fn)
-        self.recompilations = Recompilations(function.name, str if stateful is None else stateful.path)
+        # What is derived from a function with state takes its leaves, each an argument, and has no names for these.
+        path_of = function.fn.path if isinstance(function.fn, WithStateInputs) else str
+        self.recompilations = Recompilations(function.name, path_of)
 
     def compile(self, key: Key, call: Call, runners: Runners) -> Entry:
         """The entry for a call, made and kept.
@@ -267,7 +268,8 @@ class Compiler:
         function = self._function
         args, kwargs, passes = call.args, call.kwargs, function.passes
         name, options = function.name, function.options
-        traced, program = transformed_program(function.fn, args, kwargs, static, name, passes, options)
+        needed = self._policy.needed_values
+        traced, program = transformed_program(function.fn, args, kwargs, static, name, passes, options, needed)
         return traced, _with_unguarded_state(program, traced.environment)
 
     def _static(self, call: Call) -> frozenset[int]:

@@ -12,34 +12,40 @@ docs/design/0021-decisions.md.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits, retries
-from pygraph.calls.cache import Cache
 from pygraph.calls.comparing import Comparison
-from pygraph.calls.entries import StateRunner
+from pygraph.calls.decided_function import (
+    AsItIsError,
+    DecidedFunction,
+    DecidingPolicy,
+    InitialStates,
+    NoTraceError,
+    PartsError,
+)
+from pygraph.calls.entries import Entry, Stateful, StateRunner
 from pygraph.calls.expected_paths import ExpectedPaths, Path
-from pygraph.calls.function import Call, Function
-from pygraph.calls.keys import Key
-from pygraph.calls.policy import ClosedError, Policy
+from pygraph.calls.policy import ClosedError
 from pygraph.calls.retries import Budget, Traces
-from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
 from pygraph.ir.decisions import DecisionError, text_of
 from pygraph.ir.descriptors import Fallback
+from pygraph.ir.effects import may_draw
 from pygraph.ir.paths import ANSWERS
 from pygraph.runtime.devices import driver_for
 from pygraph.runtime.driver import RandomStates
-from pygraph.tracing.decisions import MAX_DECISIONS, UNKNOWN_PATH, OtherPathError, deciding
-from pygraph.tracing.function_kinds import StateInputs
+from pygraph.runtime.resuming import Stopped, going_on
+from pygraph.tracing.decisions import MAX_DECISIONS, UNKNOWN_PATH, OtherPathError
 from pygraph.tracing.iterator_locations import generators_of
 from pygraph.tracing.loop_parts import may_be_in_a_loop
 
@@ -47,156 +53,20 @@ _AGAIN = Fallback("the call", "it has begun anew, as it decides otherwise than t
 _CHANGING = Fallback("the call", "it decides by values on the device, and otherwise too often")
 _NEEDING = "it needs a number of the device on the host, which is another one each time"
 _REPEATING = "how often it repeats something, values on the device decide"
-_SELDOM = Fallback("the call", "it decides by values on the device, in ways that seldom come again")
 
 
-class DecidedFunction:
-    """A function that decides as it is told, while it is traced.
-
-    Args:
-        fn: The function.
-        name: What reports call it.
-        numbers: Whether it is told numbers of the device as well, and not only outcomes of conditions.
+class _Stop(NamedTuple):
+    """A trace that a call has left at a question.
 
     Attributes:
-        trusted: The answers that are known to be those of the call under way; None if they are not known.
-        lines: The lines that ask, by their number, as of the last trace.
-        restore: Puts random generators back to where they were when the call under way began.
-        trying: The thread that looks for a replay of a call, and runs the function itself if there is none.
+        path: Its answers.
+        stopped: The call there; None if no other trace can go on with it.
+        seconds: The time that it took until then.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str, *, numbers: bool) -> None:
-        self.__name__ = name
-        self.numbers = numbers
-        self.__wrapped__ = fn  # where the walk over what a function reaches finds it
-        self.trusted: Path | None = None
-        self.lines: dict[int, str | None] = {}
-        self.restore: Callable[[], None] = _nothing
-        self.trying: int | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; the answers are the last keyword argument, so that other leaves keep their positions."""
-        given: Path = kwargs.pop(ANSWERS)
-        if get_proxy_mode() is None:
-            if self.trying == threading.get_ident():
-                raise _AsItIsError
-            return self.__wrapped__(*args, **kwargs)  # for a second derivative
-        known, is_call = () if given == UNKNOWN_PATH else given, self.trying == threading.get_ident()
-        restore = self.restore if is_call else None
-        with deciding(known, restore, trusted=given == self.trusted, numbers=self.numbers) as decisions:
-            try:
-                result = self.__wrapped__(*args, **kwargs)
-            except Exception:
-                if known[: len(decisions.answers)] == tuple(decisions.answers):
-                    raise
-                result = None
-        self.lines |= enumerate(decisions.lines)
-        found = tuple(decisions.answers)
-        if found != given and not is_call:
-            raise TraceError("it decides otherwise than in the call")
-        if found != given:  # raised here, it has no context, whose frames hold what the trace made
-            raise OtherPathError(found)
-        self.trusted = given  # what differentiates it traces it again, where no values are known
-        return result
-
-    def may_be_traced(self, path: Path) -> bool:
-        """Whether a call under way is to be traced that has no trace of this path: if it is known to be its own."""
-        return self.trying is None or path in (UNKNOWN_PATH, self.trusted)
-
-
-def _nothing() -> None:
-    pass
-
-
-class _NoTraceError(Exception):
-    """A call has no trace of the path that is tried, and it is not known to go it."""
-
-
-class _AsItIsError(Exception):
-    """A call has no graph: the function itself is to run, when other threads may have their turns."""
-
-
-class _PartsError(Exception):
-    """There is no trace whatever is decided, but the user's function can be cut into parts.
-
-    Args:
-        runner: Runs calls part by part.
-    """
-
-    def __init__(self, runner: StateRunner) -> None:
-        super().__init__()
-        self.runner = runner
-
-
-class DecidingPolicy(Policy):
-    """The rules of a `DecidedFunction`: those of the user's function.
-
-    Args:
-        users: The engine of the user's function.
-        function: The function.
-
-    Attributes:
-        why_unsteady: Why all calls are unlike each other; None if they are not.
-    """
-
-    seldom = _SELDOM  # outcomes are part of a call's kind
-
-    def __init__(self, users: Any, function: DecidedFunction) -> None:
-        self._users: Policy = users.policy
-        self.composes, self.carries_state = self._users.composes, self._users.carries_state
-        self._engine, self._keys, self._function = users, users.keys, function
-        self.why_unsteady: str | None = None
-
-    def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
-        """Leaf positions that the options of the user's function make static."""
-        return self._keys.static_leaves(args, {k: v for k, v in kwargs.items() if k != ANSWERS})
-
-    def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
-        """The state that calls are to take and return, if that is all that is in the way of a trace."""
-        found = self._users.state_left_behind(error, is_known=is_known)
-        return None if found is None or found.decisions else found
-
-    @property
-    def asks_for_numbers(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether calls are still to be traced for each number of the device that they need on the host."""
-        return not self._function.numbers
-
-    def numbers_left(self) -> StateInputs:
-        """Nothing: they are asked for from now on.
-
-        Raises:
-            OtherPathError: Always, as the call begins anew.
-        """
-        self._function.numbers = True
-        raise OtherPathError(UNKNOWN_PATH)
-
-    def before_compilation(self, key: Key, call: Call, cache: Cache) -> None:
-        """Refuse a call that may not go the path that is tried.
-
-        Raises:
-            _NoTraceError: Another one is to be tried.
-        """
-        del key, cache
-        if not self._function.may_be_traced(call.kwargs[ANSWERS]):
-            raise _NoTraceError
-
-    def state_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> Any:
-        """A runner of calls that leave state behind."""
-        return self._users.of_part(self._note_unsteady).state_runner(engine, args, kwargs, state)
-
-    def _note_unsteady(self, reason: str) -> None:
-        self.why_unsteady = reason
-
-    def part_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
-        """Nothing: it is the user's function that is cut.
-
-        Raises:
-            _PartsError: It can be.
-        """
-        users = {name: value for name, value in kwargs.items() if name != ANSWERS}
-        runner = self._users.part_runner(self._engine, args, users, reason)
-        if runner is not None:
-            raise _PartsError(runner)
+    path: Path
+    stopped: Stopped | None
+    seconds: float
 
 
 class DecidingCalls:
@@ -224,10 +94,12 @@ class DecidingCalls:
         self._line: str | None = None  # that asked, where a call went another way last
         self._in_a_row = self._ran = self._new = 0
         self._turns = set[int]()  # how many decisions the paths have that repeat some
-        self._generators: list[torch.Generator] = []
-        self._looked_at = -1  # the number of traces at that time
+        self._draws = True
+        self._looked_at = -1  # the number of compilations at that time
         self._parts: StateRunner | None = None
         self._is_tried = False
+        self._missing = collections.Counter[frozenset[str]]()  # how often values were, by their names
+        self._renewed = collections.Counter[Path]()
         self._comparison = Comparison(users)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -253,42 +125,53 @@ class DecidingCalls:
             function.trying, function.trusted = threading.get_ident(), None
             try:
                 return self._decided(args, kwargs)
-            except _AsItIsError:
+            except AsItIsError:
                 self._note_ran(retries.clock() - begin)
-            except _PartsError as error:
+            except PartsError as error:
                 self._parts = error.runner
                 self.engine.release()
             finally:
-                function.trying, function.restore = None, _nothing
+                function.end_call()
         return self._users.function.as_it_is(*args, **kwargs) if self._parts is None else self._parts(args, kwargs)
 
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call by replays, one for each answer that it has otherwise than expected."""
-        states = _random_states(self._users, (args, kwargs), self._generators_for(args, kwargs))
+        stops: list[_Stop] = []
+        try:
+            return self._on_its_way(args, kwargs, stops)
+        finally:
+            if stops:
+                self._note_stops(stops)
+
+    def _on_its_way(self, args: tuple[Any, ...], kwargs: dict[str, Any], stops: list[_Stop]) -> Any:
+        states = InitialStates(functools.partial(self._random_states, args, kwargs))
+        if self._may_draw():
+            states.save()
         function, path, is_new = self._function, _or_unknown(self._paths.expected()), False
-        function.restore, began = states.restore, retries.clock()
+        function.states, began = states, retries.clock()
         begin: Path = ()  # what is known of the answers
         tried: set[Path] = set()
+        stopped: Stopped | None = None
         for _ in range(2 * MAX_DECISIONS + len(self._paths)):
             began_again = retries.clock()
             tried.add(path)
             try:
-                result = self.engine(*args, **kwargs, **{ANSWERS: path})
+                with _NOTHING if stopped is None else going_on(stopped):
+                    result = self.engine(*args, **kwargs, **{ANSWERS: path})
             except DecisionError as error:
-                begin = (*path[: error.index], text_of(error.answer))
+                begin, stopped = (*path[: error.index], text_of(error.answer)), error.stopped
                 self._line = function.lines.get(error.index)
+                if len(self._paths):
+                    stops.append(_Stop(path, stopped, retries.clock() - began_again))
                 known = self._paths.beginning_with(begin, tried)
                 path = _or_unknown(self._without_graph(begin) if known is None else known)
-                if len(self._paths):
-                    self._users.cache.inlined[_AGAIN] += 1
-                    self._again.lose(retries.clock() - began_again)
                 self._in_a_row = 0
-            except _AsItIsError:
+            except AsItIsError:
                 if path == function.trusted:
                     self._note_as_it_is(path)
                     self._cut_loops(args, kwargs, path)
                 raise
-            except _NoTraceError:
+            except NoTraceError:
                 path = _or_unknown(self._paths.beginning_with(begin, tried))
             except OtherPathError as error:
                 path = function.trusted = error.path
@@ -303,7 +186,29 @@ class DecidingCalls:
                 return result
             states.restore()
         self._users.cache.inlined[_CHANGING] += 1
-        raise _AsItIsError
+        raise AsItIsError
+
+    def _note_stops(self, stops: Sequence[_Stop]) -> None:
+        """Note where a call has decided otherwise, and whether the next trace has gone on from there."""
+        for path, stopped, seconds in stops:
+            if stopped is not None and stopped.is_resumed:
+                continue
+            self._users.cache.inlined[_AGAIN] += 1
+            self._again.lose(seconds)
+            if stopped is not None and stopped.missing:
+                self._note_missing(path, stopped)
+
+    def _note_missing(self, path: Path, stopped: Stopped) -> None:
+        """Note that a trace lacks values with which another could have gone on; if often, it is made again."""
+        self._missing[stopped.missing] += 1
+        is_frequent = self._missing[stopped.missing] >= limits.LIMITS.missed_values
+        if not is_frequent or self._renewed[path] >= limits.LIMITS.renewals:
+            return
+        self._function.needed |= stopped.missing
+        self._renewed[path] += 1
+        for engine, entry in _entries(self.engine):
+            if entry.executable is stopped.executable:
+                engine.cache.entries.drop(entry)
 
     def _cut(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
         """Have calls run part by part, if they can be cut where they decide in ways that do not come again."""
@@ -331,13 +236,17 @@ class DecidingCalls:
         """A way that begins so and has no graph, as one that ends in an error; None if none is known."""
         return next((path for path in self._as_it_is if path[: len(begin)] == begin), None)
 
-    def _generators_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Generator]:
-        """The generators that a call may pass to operations; looked for again after a call that was traced."""
+    def _random_states(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RandomStates:
+        """The states of the generators that a call may draw from, or pass to operations."""
+        environment = Environment(self._users.fn, {"args": args, "kwargs": kwargs})
+        return _random_states(self._users, (args, kwargs), generators_of(environment))
+
+    def _may_draw(self) -> bool:
+        """Whether a replay may draw random numbers before it finds out that a call decides otherwise."""
         compilations = self._users.shared.counts.compilations
         if compilations != self._looked_at:
-            environment = Environment(self._users.fn, {"args": args, "kwargs": kwargs})
-            self._generators, self._looked_at = generators_of(environment), compilations
-        return self._generators
+            self._looked_at, self._draws = compilations, any(map(_draws, _entries(self.engine)))
+        return self._draws
 
     def _note_replay(self, path: Path, *, is_new: bool) -> None:
         """Note the path of a call, and whether it was traced for it."""
@@ -384,6 +293,26 @@ class DecidingCalls:
         if self._parts is not None:
             self._parts.release()
         self.engine.release()
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def _entries(engine: Any) -> Iterator[tuple[Any, Entry]]:
+    """The entries of an engine, and of those that run its calls, each with its engine."""
+    for entry in list(engine.cache.entries):
+        yield engine, entry
+        if isinstance(entry, Stateful):
+            for inner in entry.runner.engines():
+                yield from _entries(inner)
+
+
+def _draws(engine_and_entry: tuple[Any, Entry]) -> bool:
+    """Whether calls of an entry may draw random numbers."""
+    _, entry = engine_and_entry
+    if isinstance(entry, Stateful):
+        return entry.runner.in_python() is not None  # else its engines have entries of their own
+    return entry.program is None or any(map(may_draw, entry.program.nodes))
 
 
 def _or_unknown(path: Path | None) -> Path:

@@ -44,7 +44,8 @@ class Donation:
         self._positions: dict[str, int] = {}
         self._any_keyword = True
         try:
-            parameters = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).parameters.values()
+            plain = fn.forward if isinstance(fn, torch.nn.Module) else fn
+            parameters = inspect.signature(plain, follow_wrapped=False).parameters.values()
         except (TypeError, ValueError):  # a builtin has no signature
             return
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -45,6 +45,9 @@ class Limits:
         paths: Ways of a function that decides by values on the device that are remembered.
         new_numbers: Calls in a row for each of which such a function is traced, as a number that it needs on the host
             is another one.
+        missed_values: Calls that begin anew, as a trace lacks values with which another one could go on, before it is
+            made again with these.
+        renewals: Times that the trace of one way is made again for that.
         turns: Numbers of turns of a loop for each of which such a function is traced. After one more, the loop is run
             by Python, and a turn is a graph.
         number_looks: Further values of a number that a trace has needed for which one finds out again whether it does.
@@ -81,6 +84,8 @@ class Limits:
     few_paths: int = 4
     paths: int = 64
     new_numbers: int = 3
+    missed_values: int = 2
+    renewals: int = 2
     turns: int = 1
     number_looks: int = 4
     replans: int = 8

@@ -80,7 +80,7 @@ class PartedCalls:
         plain, self._instance = plain_function(fn)
         self._module = fn if isinstance(fn, torch.nn.Module) else None
         self._plain, self._code, self._defaults = plain, plain.__code__, (plain.__defaults__, plain.__kwdefaults__)
-        self._signature = inspect.signature(plain)
+        self._signature = _own_signature(plain)
         body = Body.of(plain)
         self._own = self._instance_name(body) if self._instance is not None else None
         lines = computing_lines(fn, self._code, args, kwargs, function.name)
@@ -199,7 +199,7 @@ class PartedCalls:
             if part.is_first:
                 names, taken, by_name = (), args, kwargs
             else:
-                names = tuple(sorted(part.named & variables.keys() - {self._own}))
+                names = tuple(sorted(part.read & variables.keys() - {self._own}))
                 taken, by_name = [variables[name] for name in names], {}
             is_returned, found = self._run(part, computes, names)(*taken, **by_name)
             if is_returned:
@@ -334,3 +334,10 @@ def _assigns(statement: ast.stmt, name: str) -> bool:
         isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
         for node in ast.walk(statement)
     )
+
+
+def _own_signature(fn: types.FunctionType) -> inspect.Signature:
+    """The signature by the function's code; a decorator may say that it has that of what it has decorated."""
+    bare = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    bare.__kwdefaults__ = fn.__kwdefaults__
+    return inspect.signature(bare)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -12,6 +12,7 @@ from pygraph.calls.options import Options
 from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import Argument, Base, Captured, Fallback
 from pygraph.ir.program import Program
+from pygraph.ir.value_names import with_value_names
 from pygraph.lowering.aten import lower
 from pygraph.lowering.inductor import ALIGNED
 from pygraph.lowering.run_cache import start_workers_early
@@ -31,6 +32,7 @@ def transformed_program(
     name: str,
     passes: tuple[Pass, ...],
     options: Options,
+    needed_values: Collection[str] = (),
 ) -> tuple[Traced, Program]:
     """Trace a function for one call and apply passes; numbers that an operation of the device needs are baked in.
 
@@ -42,6 +44,7 @@ def transformed_program(
         name: What errors and reports call the function.
         passes: The passes, without the measurements of those that take any.
         options: The options of the stack.
+        needed_values: Names of values that other traces go on with, see `pygraph.ir.value_names`.
 
     Returns:
         The trace, and the Program that the passes made of it.
@@ -55,7 +58,7 @@ def transformed_program(
         progress.phase("tracing")
         with collection_postponed():
             traced = trace_call(fn, args, kwargs, static=static, name=name)
-            program = check_program(traced.program)
+            program = check_program(with_value_names(traced.program, needed_values))
         log.debug("%s: traced, as %d nodes", name, len(program.module.graph.nodes))
         for one in passes:
             if one.is_measured or program.stage not in one.takes:

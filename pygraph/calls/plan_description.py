@@ -75,9 +75,9 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     The host may compute numbers before, see `_host_work`.
     """
     convention = executable.convention
-    if not executable._regions or executable._regions[-1].graph is None or convention.aliases:
+    if not executable.regions or executable.regions[-1].graph is None or convention.aliases:
         return None
-    region = executable._regions[-1]
+    region = executable.regions[-1]
     graph, body = region.graph, region.body
     assert graph is not None
     if region.adoption is not None:
@@ -87,7 +87,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
     numbers, host_work = _numbers(convention, captured), _host_work(executable)
     if host_work is not None:
         numbers |= {node: ("computed", i, _is_real(node)) for i, node in enumerate(host_work[0])}
-    elif len(executable._regions) > 1:
+    elif len(executable.regions) > 1:
         return None
     outputs = {node: index for index, node in enumerate(body.outputs)}
     if not all(node in tensors for node in body.inputs) or not all(node in numbers for node in body.numbers):
@@ -111,7 +111,7 @@ def _replay(executable: Executable) -> dict[str, Any] | None:
 
 def _host_work(executable: Executable) -> tuple[list[fx.Node], HostWork] | None:
     """The numbers that the host computes for the last region, and what computes them; None if it does more."""
-    *earlier, last = executable._regions
+    *earlier, last = executable.regions
     bodies = [bound.body for bound in earlier]
     if not earlier or any(bound.region.kind != "host" for bound in earlier):
         return None

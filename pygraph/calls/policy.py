@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 from pygraph.calls import limits
@@ -43,6 +43,11 @@ class Policy:
     asks_for_numbers = False
     seldom = SELDOM
     single_kinds = limits.LIMITS.single_kinds
+
+    @property
+    def needed_values(self) -> Collection[str]:
+        """Names of values that other traces of the function go on with where a call decides otherwise."""
+        return ()
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions of a call's arguments that the options make static."""

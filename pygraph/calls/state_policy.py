@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -72,6 +72,11 @@ class StatePolicy(Policy):
         self._found_again = self._missed = 0
         # Compilations in a row for another value of a number that decides, and the calls that were found again before.
         self._decided = self._used = 0
+
+    @property
+    def needed_values(self) -> Collection[str]:
+        """Names of values that other traces of the function go on with where a call decides otherwise."""
+        return self._users.policy.needed_values
 
     def restart(self) -> None:
         """Forget what became of calls."""

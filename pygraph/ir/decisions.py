@@ -1,18 +1,19 @@
 """The operation that checks a decision: the answer to a question that Python asks of a value on the device.
 
 =====================  ======================================================================
-``pygraph::ask``       raises `DecisionError` where a value is another one than the answer
+``pygraph::ask``       raises `DecisionError` where a value is another one than the answer,
+                       behind the tensors that another trace needs to go on
 ``pygraph::sized``     gives a tensor whose sizes were asked for, which are part of the trace
 =====================  ======================================================================
 
 Of a condition (``if x.sum() > 0``), the answer is its outcome; of a number that Python needs (``x[:n.item()]``, the
 size of ``x[mask]``), it is that number. What a Program does after a question it does for that answer only, and it must
-be able to begin anew with another one.
+be able to go on, or to begin anew, with another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -33,21 +34,34 @@ class DecisionError(PygraphError):
     Args:
         index: Which question of the call it is.
         answer: The answer.
+
+    Attributes:
+        stopped: The call, as `pygraph.runtime.resuming.Stopped`; None if no other trace can go on with it.
     """
 
     def __init__(self, index: int, answer: Answer) -> None:
         super().__init__(f"question {index} of a trace has the answer {answer} in a call")
         self.index, self.answer = index, answer
+        self.stopped: Any = None
 
 
-def check(value: Any, answer: Answer, index: int) -> None:
-    """Raise `DecisionError` if a value is another one than the answer to a question of this index."""
-    found = bool(value) if isinstance(answer, bool) else value
-    if text_of(found) != text_of(answer):
-        raise DecisionError(index, found)
+def check(value: Any, answer: Answer, index: int, needed: Sequence[torch.Tensor] | None = None) -> None:
+    """Raise `DecisionError` if a value is another one than the answer to a question of this index.
+
+    Args:
+        value: The value.
+        answer: The answer of the trace.
+        index: Which question it is.
+        needed: Tensors that are computed before, for another trace to go on with.
+    """
+    if isinstance(answer, bool):
+        if bool(value) is not answer:
+            raise DecisionError(index, bool(value))
+    elif text_of(value) != text_of(answer):
+        raise DecisionError(index, value)
 
 
-def _ask_fake(value: Any, answer: Answer, index: int) -> None:
+def _ask_fake(value: Any, answer: Answer, index: int, needed: Sequence[torch.Tensor] | None = None) -> None:
     return None
 
 
@@ -59,7 +73,7 @@ def _sized_fake(x: torch.Tensor, size: list[int]) -> torch.Tensor:
     return torch.empty(size, dtype=x.dtype, device=x.device)
 
 
-define("ask(Scalar value, Scalar answer, int index) -> ()", check, _ask_fake)
+define("ask(Scalar value, Scalar answer, int index, Tensor[]? needed=None) -> ()", check, _ask_fake)
 define("sized(Tensor x, int[] size) -> Tensor", _sized, _sized_fake)
 
 

@@ -85,6 +85,14 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
+def may_draw(node: fx.Node) -> bool:
+    """Whether a node may draw from a random generator: an operation of others, or a part of control flow, may."""
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return is_random(node) or target.namespace not in KNOWN_NAMESPACES
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
 def has_effect(node: fx.Node) -> bool:
     """Whether a node stays although nobody uses it: it writes, draws random numbers, or returns nothing at all."""
     return node.is_impure() or is_random(node) or is_action(node)
@@ -277,6 +285,11 @@ def _reason_of_result(node: fx.Node) -> str | None:
     return None
 
 
+def is_question(node: fx.Node) -> bool:
+    """Whether the node asks the host for a decision; tensors among its arguments are computed before, and not read."""
+    return node.target is torch.ops.pygraph.ask.default
+
+
 def is_load(node: fx.Node) -> bool:
     """Whether the node reads an argument through the pointer table."""
     return node.target is torch.ops.pygraph.load.default
@@ -294,7 +307,7 @@ def is_work(node: fx.Node) -> bool:
 
 def touches_device(node: fx.Node) -> bool:
     """Whether the node reads or makes tensors on an accelerator."""
-    if is_selection(node):
+    if is_selection(node) or is_question(node):
         return False
     devices = [device_of(argument) for argument in node.all_input_nodes] + [device_of(node)]
     unknown = node.meta.get("spec") is None and not is_store(node) and not _is_of_the_host(node)

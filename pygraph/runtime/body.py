@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from pygraph.ir.effects import (
     device_of,
     is_host_number,
     is_load,
+    is_question,
     is_selection,
     is_store,
     is_view,
@@ -87,6 +89,10 @@ class RegionBody:
         self.layouts = expected_layouts(program.nodes)
         self._module = program.module
         self.last_use = self._last_uses()
+        # Where numbers are read and compared alone, looking for autocast would take as long.
+        self._casts = not all(
+            is_question(node) or node.target is torch.ops.aten._local_scalar_dense.default for node in self.nodes
+        )
         self._straight: Straight | None = None
         self._operations: dict[int, fx.Node] = {}
         self._name = program.name
@@ -167,7 +173,7 @@ class RegionBody:
         values of some of its ``allocations``, and branches and loops are nodes of what is recorded.
         """
         statics = self.static_values if statics is None else statics
-        with without_autocast():
+        with without_autocast() if self._casts else _NOTHING:
             if mark is not None:
                 return self._interpret(inputs, numbers, mark, statics, generators or {}, allocated or {}, recording)
             if self._straight is None:
@@ -318,6 +324,8 @@ def _shares_no_memory(result: torch.Tensor, args: Any) -> bool:
             return False
     return True
 
+
+_NOTHING = contextlib.nullcontext()
 
 _ALLOCATIONS = (torch.ops.aten.empty_strided.default, torch.ops.aten.empty.memory_format)
 

@@ -15,16 +15,18 @@ import torch
 from torch import fx
 
 from pygraph.errors import CaptureError
-from pygraph.ir.descriptors import Argument, Captured, Fallback, Region
+from pygraph.ir.decisions import DecisionError
+from pygraph.ir.descriptors import Argument, Captured, Fallback
 from pygraph.ir.effects import count_kernels, root, writes_memory, written_arguments
 from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program
 from pygraph.ir.ranges import Ranges
 from pygraph.ir.selections import Candidate, Mechanism, Selection
 from pygraph.ir.structures import maker
-from pygraph.runtime import profiler_ranges
+from pygraph.runtime import profiler_ranges, resuming
 from pygraph.runtime.adoption import Adoption, Notes
 from pygraph.runtime.body import RegionBody
+from pygraph.runtime.bound_region import BoundRegion
 from pygraph.runtime.calling_convention import CallingConvention, Values
 from pygraph.runtime.capture import RegionGraph
 from pygraph.runtime.copies import ChangedError, trial_leaves
@@ -52,19 +54,6 @@ class RefusedNodesError(CaptureError):
         self.program, self.nodes, self.reason = program, nodes, reason
 
 
-@dataclasses.dataclass
-class _BoundRegion:
-    """One region as it runs: its nodes, and its graph if it is one."""
-
-    region: Region
-    body: RegionBody
-    graph: RegionGraph | None
-    unkeyed: list[int] = dataclasses.field(default_factory=list[int])
-    """Inputs of the graph that operations outside of graphs make: their layout is in no cache key."""
-    adoption: Adoption | None = None
-    review: Review | None = None
-
-
 class Executable:
     """A compiled Program.
 
@@ -75,6 +64,8 @@ class Executable:
         selections: The ways in which its graph regions run, by region; `run_as` follows them.
         static_addresses: Where captured tensors were when the graphs were recorded.
         recorded: How many regions were recorded, of which some may run in another way.
+        regions: Its regions as they run.
+        resumptions: Where it goes on for calls that have stopped in others.
     """
 
     def __init__(
@@ -103,7 +94,8 @@ class Executable:
         self._selecting = selecting
         self.driver = driver
         self.pool = pool
-        self.program, self._regions = program, list[_BoundRegion]()
+        self.program, self.regions = program, list[BoundRegion]()
+        self.resumptions = resuming.Resumptions()
         self.selections: dict[int, Selection] = {}
         self.recorded = 0
         try:
@@ -124,13 +116,13 @@ class Executable:
         self._result = maker(self.program.out_tree)
         self.static_addresses = [tensor.data_ptr() for tensor in self.captured]
         self._find_unkeyed()
-        if sum(bound.region.kind != "host" for bound in self._regions) > 1:  # else C++ serves the call
+        if sum(bound.region.kind != "host" for bound in self.regions) > 1:  # else C++ serves the call
             for graph in self.graphs:
                 graph.replay_natively()
 
     def _find_unkeyed(self) -> None:
-        makers = {node: bound for bound in self._regions for node in bound.body.outputs}
-        for bound in self._regions:
+        makers = {node: bound for bound in self.regions for node in bound.body.outputs}
+        for bound in self.regions:
             origins = [makers.get(root(node)) for node in bound.body.inputs]
             bound.unkeyed = [i for i, maker in enumerate(origins) if maker is not None and maker.graph is None]
 
@@ -142,25 +134,23 @@ class Executable:
 
     def _build(self, leaves: Sequence[Any]) -> None:
         """Run the Program region by region on copies of the arguments, recording each as its inputs are known."""
-        self._regions = [
-            _BoundRegion(region, RegionBody(self.program, region.index), None) for region in self.program.regions
-        ]
+        self.regions = [BoundRegion(region, RegionBody(self.program, region.index)) for region in self.program.regions]
         self.convention = self._convention()
-        recorded = [bound.body for bound in self._regions if bound.region.way != "launch"]
+        recorded = [bound.body for bound in self.regions if bound.region.way != "launch"]
         try:
-            with self._trial(leaves, runs=self._regions[:-1]) as env:
-                for bound in self._regions:
+            with self._trial(leaves, runs=self.regions[:-1]) as env:
+                for bound in self.regions:
                     self._refusing = bound.body
                     if bound.region.way != "launch":
-                        self._record(bound, *_border(bound.body, env))
-                    if bound is not self._regions[-1]:
-                        _launch(bound, env)
+                        self._record(bound, *bound.border(env))
+                    if bound is not self.regions[-1]:
+                        bound.launch(env)
         except ChangedError as error:
             nodes = [node for body in recorded for node in body.nodes]  # whichever it was
             if nodes:  # else it was an operation that does not say that it writes
                 raise RefusedNodesError(self.program, nodes, str(error)) from error
 
-    def _record(self, bound: _BoundRegion, inputs: list[torch.Tensor], numbers: list[Any]) -> None:
+    def _record(self, bound: BoundRegion, inputs: list[torch.Tensor], numbers: list[Any]) -> None:
         """Record a region, and select how it runs if that is wanted."""
         body, region, selecting = bound.body, bound.region, self._selecting
         known = None if selecting is None else selecting.remembered.get(region.index)
@@ -200,7 +190,7 @@ class Executable:
 
     @contextlib.contextmanager
     def _trial(
-        self, leaves: Sequence[Any], runs: Sequence[_BoundRegion], donated: frozenset[int] = frozenset()
+        self, leaves: Sequence[Any], runs: Sequence[BoundRegion], donated: frozenset[int] = frozenset()
     ) -> Generator[Values, None, None]:
         """An environment for trials: arguments, captured tensors and random generators are afterwards as they were.
 
@@ -210,7 +200,7 @@ class Executable:
             donated: The leaves whose memory trials write to besides those that these regions update.
         """
         states = [WrittenState(bound.body) for bound in runs]
-        generators = [one for bound in self._regions for one in bound.body.generators.values()]
+        generators = [one for bound in self.regions for one in bound.body.generators.values()]
         with trial_leaves(leaves, self._written_leaves(runs) | donated) as given:
             try:
                 with random_states_restored(self.driver, generators), torch.no_grad():
@@ -220,14 +210,14 @@ class Executable:
                     for state in states:
                         state.put_back()
 
-    def _written_leaves(self, regions: Sequence[_BoundRegion]) -> frozenset[int]:
+    def _written_leaves(self, regions: Sequence[BoundRegion]) -> frozenset[int]:
         """The leaves that regions write to."""
         nodes = (node for bound in regions for node in bound.body.nodes)
         written = {root(argument) for node in nodes for argument in written_arguments(node)}
         return frozenset(leaf for node, leaf in self.convention.tensors if node in written)
 
     def _convention(self) -> CallingConvention:
-        bodies = [bound.body for bound in self._regions]
+        bodies = [bound.body for bound in self.regions]
         return CallingConvention.of(self.program, (node for body in bodies for node in (*body.inputs, *body.numbers)))
 
     # -- calling --------------------------------------------------------------------------------------------------
@@ -239,9 +229,16 @@ class Executable:
         try:
             safe = leaves if self._reused is None else self._reused.moved_out(leaves, self._shows_arguments)
             env = self.convention.values(leaves if safe is None else safe)
-            run = _run if safe is not None else _launch
-            for bound in self._regions:
-                run(bound, env)
+            run = BoundRegion.run if safe is not None else BoundRegion.launch
+            stopped = resuming.here.stopped
+            number = begin = 0 if stopped is None else resuming.begin_of(self, leaves, env)
+            try:
+                for number in range(begin, len(self.regions)):
+                    run(self.regions[number], env)
+            except DecisionError as error:
+                if self._reused is None:
+                    error.stopped = resuming.Stopped(self, number, error.index, env, leaves, stopped if begin else None)
+                raise
             out = self.convention.result_leaves(env, leaves)
         finally:
             torch._C._set_grad_enabled(grad)
@@ -261,7 +258,7 @@ class Executable:
             leaves: The leaves of a call; they are not changed.
             notes: Where every call says what became of the memory of each.
         """
-        last = self._regions[-1]
+        last = self.regions[-1]
         if last.graph is None:
             return
         arguments = self._donated_arguments(donated)
@@ -273,10 +270,10 @@ class Executable:
             if (reason := refused[argument.leaf]) is not None:
                 adoption.refuse(argument, reason)
         if adoption.pairs:
-            with self._trial(leaves, self._regions, donated) as env:
-                for bound in self._regions[:-1]:
-                    _launch(bound, env)
-                if not adoption.works(env, *_border(last.body, env)):
+            with self._trial(leaves, self.regions, donated) as env:
+                for bound in self.regions[:-1]:
+                    bound.launch(env)
+                if not adoption.works(env, *last.border(env)):
                     adoption.drop("a replay into its memory did not give the results of ordinary launches")
 
     def _donated_arguments(self, donated: frozenset[int]) -> list[Argument]:
@@ -294,7 +291,7 @@ class Executable:
             return "the function does not read it"
         if any(argument.leaf in group for group in overlap_groups(leaves)):
             return "it shares memory with another argument"
-        if any(node is bound.body.inputs[i] for bound in self._regions for i in bound.body.written):
+        if any(node is bound.body.inputs[i] for bound in self.regions for i in bound.body.written):
             return "the function updates it"
         if any(result for *_, result in self.convention.results):
             return "a copy of an argument is returned, which is made after the graphs have run"
@@ -307,15 +304,15 @@ class Executable:
         Args:
             leaves: The leaves of a call. The last of the three functions puts back what the others have changed.
         """
-        written = self._written_leaves(self._regions)
-        generators = [one for bound in self._regions for one in bound.body.generators.values()]
-        states = [WrittenState(bound.body) for bound in self._regions]
+        written = self._written_leaves(self.regions)
+        generators = [one for bound in self.regions for one in bound.body.generators.values()]
+        states = [WrittenState(bound.body) for bound in self.regions]
         random = RandomStates([self.driver], generators)
         with trial_leaves(leaves, written) as given, torch.no_grad():
 
-            def run_by(each: Callable[[_BoundRegion, Values], None]) -> None:
+            def run_by(each: Callable[[BoundRegion, Values], None]) -> None:
                 env = self.convention.values(given)
-                for bound in self._regions:
+                for bound in self.regions:
                     each(bound, env)
 
             def restore() -> None:
@@ -326,7 +323,7 @@ class Executable:
                 random.restore()
 
             try:
-                yield lambda: run_by(_run), lambda: run_by(_launch), restore
+                yield lambda: run_by(BoundRegion.run), lambda: run_by(BoundRegion.launch), restore
             finally:
                 restore()
 
@@ -335,7 +332,7 @@ class Executable:
     def run_as(self, program: Program) -> None:
         """Run every region in the way that this Program, cut in the same way, says from now on."""
         self.program = program
-        for bound in self._regions:
+        for bound in self.regions:
             bound.region = program.regions[bound.region.index]
             if bound.region.way == "launch" and bound.graph is not None:
                 bound.graph.release()
@@ -345,7 +342,7 @@ class Executable:
     @property
     def is_provisional(self) -> bool:
         """Whether some regions are to be measured again."""
-        return any(bound.review is not None for bound in self._regions)
+        return any(bound.review is not None for bound in self.regions)
 
     def review(self, leaves: Sequence[Any]) -> tuple[bool, float]:
         """Measure once more how regions run whose selection is provisional; arguments are afterwards as they were.
@@ -354,11 +351,11 @@ class Executable:
             Whether a selection is another one now, which `run_as` has to follow, and the microseconds of a call.
         """
         changed, microseconds = False, 0.0
-        with self._trial(leaves, runs=self._regions[:-1]) as env:
-            for bound in self._regions:
+        with self._trial(leaves, runs=self.regions[:-1]) as env:
+            for bound in self.regions:
                 review = bound.review
                 if review is not None and bound.graph is not None:
-                    inputs, numbers = _border(bound.body, env)
+                    inputs, numbers = bound.border(env)
                     state = WrittenState(bound.body, inputs)
                     call = BoundCall(bound.body, self.driver, self.pool, inputs, numbers, state)
                     if review.run_round(call, bound.graph):
@@ -366,8 +363,8 @@ class Executable:
                     if bound.graph.saved is not None:
                         bound.graph.saved.forget_streams()
                     microseconds += review.time
-                if bound is not self._regions[-1]:
-                    _launch(bound, env)
+                if bound is not self.regions[-1]:
+                    bound.launch(env)
         return changed, microseconds
 
     # -- reporting ------------------------------------------------------------------------------------------------
@@ -375,11 +372,11 @@ class Executable:
     @property
     def graphs(self) -> list[RegionGraph]:
         """The recorded graphs, in the order in which they run."""
-        return [bound.graph for bound in self._regions if bound.graph is not None]
+        return [bound.graph for bound in self.regions if bound.graph is not None]
 
     def launched_nodes(self) -> list[fx.Node]:
         """The nodes that run outside of graphs."""
-        return [node for bound in self._regions if bound.graph is None for node in bound.body.nodes]
+        return [node for bound in self.regions if bound.graph is None for node in bound.body.nodes]
 
     @property
     def fallbacks(self) -> list[Fallback]:
@@ -388,9 +385,9 @@ class Executable:
 
     def counts(self) -> dict[str, int]:
         """Kernels, kernels in graphs, graph nodes, patched nodes, and bytes copied per replay."""
-        recorded = [bound for bound in self._regions if bound.graph is not None]
+        recorded = [bound for bound in self.regions if bound.graph is not None]
         return {
-            "kernels": sum(count_kernels(bound.body.nodes) for bound in self._regions),
+            "kernels": sum(count_kernels(bound.body.nodes) for bound in self.regions),
             "kernels_in_graphs": sum(count_kernels(bound.body.nodes) for bound in recorded),
             "nodes": sum(len(graph.graph.nodes) for graph in self.graphs),
             "patched_nodes": sum(graph.patched_nodes for graph in self.graphs),
@@ -417,31 +414,7 @@ class Executable:
 
     def release(self) -> None:
         """Give all graphs back; the Executable cannot be called afterwards."""
-        for bound in self._regions:
+        for bound in self.regions:
             if bound.graph is not None:
                 bound.graph.release()
-        self._regions = []
-
-
-def _border(body: RegionBody, env: Values) -> tuple[list[torch.Tensor], list[Any]]:
-    return [env[node] for node in body.inputs], [env[node] for node in body.numbers]
-
-
-def _launch(bound: _BoundRegion, env: Values) -> None:
-    inputs, numbers = _border(bound.body, env)
-    env.update(zip(bound.body.outputs, bound.body.run(inputs, numbers), strict=True))
-
-
-def _run(bound: _BoundRegion, env: Values) -> None:
-    if bound.graph is None:
-        _launch(bound, env)
-        return
-    inputs, numbers = _border(bound.body, env)
-    if bound.unkeyed and not all(bound.graph.fits(position, inputs[position]) for position in bound.unkeyed):
-        note = Fallback(f"region {bound.region.index}", "a value from outside of graphs is laid out in another way now")
-        if note not in bound.graph.fallbacks:
-            bound.graph.fallbacks.append(note)
-        _launch(bound, env)
-        return
-    taken = None if bound.adoption is None else bound.adoption.memory(env)
-    env.update(zip(bound.body.outputs, bound.graph(inputs, numbers, taken), strict=True))
+        self.regions = []

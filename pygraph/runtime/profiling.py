@@ -20,7 +20,7 @@ from pygraph.ir.scopes import scopes_of
 from pygraph.report.profile import OperationTime, Profile
 from pygraph.runtime.body import RegionBody
 from pygraph.runtime.driver import KernelTime
-from pygraph.runtime.executable import Executable, _border, _launch
+from pygraph.runtime.executable import Executable
 from pygraph.runtime.proof import WrittenState
 from pygraph.runtime.selecting import BoundCall
 
@@ -44,15 +44,15 @@ def profile_call(executable: Executable, leaves: Sequence[Any]) -> Profile | str
         The profile, or why there is none.
     """
     times: list[OperationTime] = []
-    driver, pool, regions = executable.driver, executable.pool, executable._regions
+    driver, pool, regions = executable.driver, executable.pool, executable.regions
     with executable._trial(leaves, runs=regions[:-1]) as env:
         for bound in regions:
-            inputs, numbers = _border(bound.body, env)
+            inputs, numbers = bound.border(env)
             if bound.region.kind != "host":
                 state = WrittenState(bound.body, inputs)
                 times += _region_times(BoundCall(bound.body, driver, pool, inputs, numbers, state))
             if bound is not regions[-1]:
-                _launch(bound, env)
+                bound.launch(env)
     driver.give_back()
     if not any(one.kernels for one in times):
         return f"no kernels were seen ({driver.kernel_clock})"

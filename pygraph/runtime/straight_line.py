@@ -119,6 +119,8 @@ def _function(target: Any) -> Any:
     """The function that runs a node: an operation without the wrapper around it, which only forwards its arguments."""
     if target is ask():
         return check  # of numbers on the host; torch's way to it takes as long as reading them
+    if target is torch.ops.aten._local_scalar_dense.default:
+        return torch.Tensor.item
     return target._op if type(target) is torch._ops.OpOverload else target  # pyright: ignore  # torch 2.11 and 2.13
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+import sympy  # pyright: ignore[reportMissingTypeStubs]
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
@@ -39,11 +40,13 @@ def note_guards(arguments: FakeArguments, module: fx.GraphModule) -> None:
         text = guard_text(guard.expr, uses.names)
         if text is not None:
             found[f"({text})"] = frozenset(arguments.symbols[symbol] for symbol in guard.expr.free_symbols)
-    for expression, first, last in filter(None, map(bounds_of, module.graph.nodes)):
-        text = number_text(expression, uses.names)
-        if text is not None:
-            leaves = frozenset(arguments.symbols[symbol] for symbol in expression.free_symbols)
-            found[f"({first} <= {text} <= {last})"] = leaves
+    for position, *ends in filter(None, map(bounds_of, module.graph.nodes)):
+        # What is viewed may have a size that depends on a number, too.
+        first, last = (sympy.Integer(end) if isinstance(end, int) else end.node.expr for end in ends)
+        texts = [number_text(expression, uses.names) for expression in (first, position, last)]
+        if None not in texts:
+            symbols = first.free_symbols | position.free_symbols | last.free_symbols
+            found[f"({' <= '.join(map(str, texts))})"] = frozenset(arguments.symbols[symbol] for symbol in symbols)
     by_leaves: dict[frozenset[int], list[str]] = {}
     for text, leaves in found.items():
         by_leaves.setdefault(leaves, []).append(text)

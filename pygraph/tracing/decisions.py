@@ -66,6 +66,7 @@ class Decisions:
             all answers must be given.
         trusted: Whether those given are the call's own; else each is looked up, and the right one taken.
         numbers: Whether questions for numbers are answered as well.
+        keeps_all: Whether values are to outlast the next question that this trace does not read behind it.
 
     Attributes:
         answers: The texts of all of them.
@@ -74,10 +75,16 @@ class Decisions:
     """
 
     def __init__(
-        self, given: Sequence[str], restore: Callable[[], None] | None, *, trusted: bool, numbers: bool
+        self,
+        given: Sequence[str],
+        restore: Callable[[], None] | None,
+        *,
+        trusted: bool,
+        numbers: bool,
+        keeps_all: bool = False,
     ) -> None:
         self._given, self._restore, self._trusted = tuple(given), restore, trusted or restore is None
-        self.numbers = numbers
+        self.numbers, self._keeps_all = numbers, keeps_all
         self._outcomes: dict[Any, bool] = {}
         self.answers: list[str] = []
         self.lines: list[str | None] = []
@@ -147,12 +154,26 @@ class Decisions:
             answer = self._looked_up(last, value, tracer.root)
             answer = bool(answer) if is_outcome else answer
         self.answers.append(text_of(answer))
+        needed = [fx.Proxy(one, tracer) for one in self._since_last(last)] if self._keeps_all else []
         with tracer.graph.inserting_after(last):
-            node = tracer.create_proxy("call_function", ask(), (proxy, answer, index), {}).node
+            arguments = (proxy, answer, index, needed) if needed else (proxy, answer, index)
+            node = tracer.create_proxy("call_function", ask(), arguments, {}).node
         self.lines.append(user_frame(sys._getframe(1)))
         if not self._is_in_operation:  # which else notes the line of all its nodes
             node.meta["source"] = self.lines[-1]
         return answer
+
+    def _since_last(self, last: fx.Node) -> list[fx.Node]:
+        """The nodes up to this one, behind the last question, whose values are tensors."""
+        found: list[fx.Node] = []
+        for node in last.graph.nodes:
+            if node.target is ask():
+                found.clear()
+            elif node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
+                found.append(node)
+            if node is last:
+                break
+        return found
 
     def _looked_up(self, last: fx.Node, value: fx.Node, root: Any) -> Answer:
         """The value of a node in the call that is traced."""
@@ -194,13 +215,14 @@ _here = _Here()
 
 @contextlib.contextmanager
 def deciding(
-    given: Sequence[str], restore: Callable[[], None] | None, *, trusted: bool, numbers: bool
+    given: Sequence[str], restore: Callable[[], None] | None, *, trusted: bool, numbers: bool, keeps_all: bool = False
 ) -> Generator[Decisions, None, None]:
     """Have what is traced inside decide by these answers, and by those of the call that is traced.
 
     Args: as of `Decisions`.
     """
-    before, _here.decisions = _here.decisions, Decisions(given, restore, trusted=trusted, numbers=numbers)
+    before = _here.decisions
+    _here.decisions = Decisions(given, restore, trusted=trusted, numbers=numbers, keeps_all=keeps_all)
     try:
         yield _here.decisions
     finally:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import functools
 import inspect
 import itertools
 import linecache
@@ -161,6 +162,11 @@ class Part:
         """The first and the last line of its source."""
         last = self.statements[-1]
         return self.statements[0].lineno, last.end_lineno or last.lineno
+
+    @functools.cached_property
+    def read(self) -> frozenset[str]:
+        """The local variables whose values of before it may read."""
+        return self.named - assigned_first(self.statements)
 
     def function(
         self,
@@ -326,6 +332,19 @@ def names_in(statements: Iterable[ast.stmt], *, assigned: bool) -> frozenset[str
             found |= _assigned_by(node)
             if isinstance(node, ast.Name) and not assigned:
                 found.add(node.id)
+    return frozenset(found)
+
+
+def assigned_first(statements: Iterable[ast.stmt]) -> frozenset[str]:
+    """The names that are assigned to in any case before anything reads them."""
+    found, read = set[str](), set[str]()
+    for statement in statements:
+        if not isinstance(statement, ast.Assign):
+            read |= names_in([statement], assigned=False)
+            continue
+        names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and type(node.ctx) is ast.Load}
+        read |= names | names_in([ast.Expr(statement.value)], assigned=True)
+        found |= names_in([statement], assigned=True) - read
     return frozenset(found)
 
 

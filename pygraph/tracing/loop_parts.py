@@ -19,7 +19,7 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from pygraph.tracing.function_parts import PICK, RUN, Body, CutError, Part, names_in, plain_function
+from pygraph.tracing.function_parts import PICK, RUN, Body, CutError, Part, assigned_first, names_in, plain_function
 
 # Statements of these go where they are; a jump out of a run, and a variable that it deletes, would be lost.
 _ALONE = (
@@ -140,7 +140,7 @@ class Outline:
         number = len(self.runs)
         self.runs.append(Part(self._body, tuple(run), False, named, assigned, tuple(sorted(assigned))))
         lines = [f"{_GIVEN} = {{}}"]
-        for name in sorted(named):
+        for name in sorted(named - assigned_first(run)):
             lines += ["try:", f"    {_GIVEN}[{name!r}] = {name}", "except UnboundLocalError:", "    pass"]
         lines.append(f"{_GIVEN} = {RUN}({number}, {_GIVEN})")
         for name in sorted(assigned):

@@ -51,7 +51,7 @@ def symbols_of_layouts(nodes: Iterable[fx.Node], results: Sequence[Any]) -> set[
     return needed | _offsets([value for value in results if isinstance(value, torch.Tensor)])
 
 
-def bounds_of(node: fx.Node) -> tuple[Any, int, int] | None:
+def bounds_of(node: fx.Node) -> tuple[Any, int | torch.SymInt, int | torch.SymInt] | None:
     """The position of a view, if it is live, and the first and the last one of its sign at which the view lies inside.
 
     A position depends on data of the host alone, so that calls can check this, and eager's error is raised where it is

@@ -6,7 +6,7 @@ from torch import fx
 
 from pygraph.errors import StageError, describe
 from pygraph.ir.descriptors import Fallback, ScalarArgument
-from pygraph.ir.effects import has_effect
+from pygraph.ir.effects import has_effect, is_question
 from pygraph.ir.order import note_order
 from pygraph.ir.program import Program
 from pygraph.transforms.host_values.code_motion import gather_device_work
@@ -97,7 +97,7 @@ def devicify_program(program: Program) -> Program:
             uploads.replace_copy(node)
     fallbacks: list[Fallback] = []
     for node in list(edit.graph.nodes):
-        if is_device_operation(node):
+        if is_device_operation(node) and not is_question(node):
             fallbacks += replace_host_operands(node, uploads)
     edit.graph.eliminate_dead_code(is_impure_node=has_effect)
     read_elements(edit)

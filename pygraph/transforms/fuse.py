@@ -30,6 +30,7 @@ from pygraph.ir.order import number_nodes
 from pygraph.ir.program import Program, graph_module, output_values
 from pygraph.ir.random_draws import can_be_chained, is_draw
 from pygraph.ir.scopes import Origin, came_from, joined
+from pygraph.ir.value_names import value_name
 from pygraph.lowering.aten import lower
 from pygraph.lowering.draws import OtherDrawsError, prepare_program_draws
 from pygraph.lowering.fused_run import compile_run
@@ -282,9 +283,10 @@ class _Fusion:
             owned = {value.number for value in wanted if value.of == of}
             results = self._splice(part.kernels, inputs, owned, origin)
             found |= {Value(of, index): result for index, result in enumerate(results) if result is not None}
-            self._env |= {
-                node: self._as_in_eager(found[value], node) for value, node in wanted.items() if value.of == of
-            }
+            for value, node in wanted.items():
+                if value.of == of:
+                    self._env[node] = result = self._as_in_eager(found[value], node)
+                    result.meta["value_name"] = value_name(node)
         self._env |= {node: self._value(target) for node, target in run.updated.items()}
         self._updated |= set(run.updates)
         return True

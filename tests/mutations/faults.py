@@ -61,7 +61,7 @@ FAULTS = (
     Fault(
         "trial-on-the-caller-s-tensors",
         "Regions that run so that the next one can be recorded update the arguments of the call.",
-        "            with self._trial(leaves, runs=self._regions[:-1]) as env:\n                for bound",
+        "            with self._trial(leaves, runs=self.regions[:-1]) as env:\n                for bound",
         "            with self._trial(leaves, runs=()) as env:\n                for bound",
     ),
     Fault(

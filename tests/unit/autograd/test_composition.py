@@ -1047,3 +1047,23 @@ def test_other_stacks_of_transforms(device: torch.device) -> None:
     ):  # fmt: skip
         torch.testing.assert_close(hessian(transform(power))(x), wanted)
         torch.testing.assert_close(transform(hessian(power))(x), wanted)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_no_graph_behind_an_argument_on_which_no_result_depends(device: torch.device, reads: bool) -> None:
+    """It may have been freed by a backward before: in eager, nothing leads there."""
+
+    def fn(x: torch.Tensor, before: torch.Tensor | None = None) -> torch.Tensor:
+        if reads and before is not None:
+            x = x + (before > 0).float()
+        return (x * 2).sin().mean()
+
+    fast, before = pygraph.jit(fn), [None, None]
+    for number in range(6):
+        for run, transformed in enumerate((fn, fast)):
+            leaf = torch.full((3,), number / 4, device=device, requires_grad=True)
+            found = transformed(leaf.tanh(), before[run])
+            assert [one is not None for one, _ in found.grad_fn.next_functions].count(True) == 1
+            found.backward()
+            before[run] = found
+        torch.testing.assert_close(before[1], before[0])

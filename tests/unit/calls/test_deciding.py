@@ -197,18 +197,36 @@ def test_a_call_runs_as_it_is_while_others_have_their_turns(device: torch.device
     assert answered.is_set()
 
 
-def test_what_decides_otherwise_at_every_call_runs_as_it_is(device: torch.device) -> None:
-    """Beginning anew costs more than eager, if it is done all the time."""
+def by_draws(x: Tensor) -> Tensor:
+    return x + 1 if (x + torch.rand_like(x) * 0.1).sum() > 0 else x - 1
+
+
+def test_what_begins_anew_at_every_call_runs_as_it_is(device: torch.device) -> None:
+    """That costs more than eager; behind a draw, no other trace goes on."""
     signs: list[int] = []
     paths = ExpectedPaths(limits.LIMITS.paths)
     for _ in range(40):
         goes_up = paths.expected() != ("True",)
         signs.append(1 if goes_up else -1)
         paths.note((str(goes_up),))
-    fast = check(device, by_truth, signs, hits=0)
+    fast = check(device, by_draws, signs, hits=0)
     reasons = [fallback["reason"] for fallback in fast.explain().to_dict()["fallbacks"]]
     assert any("otherwise too often" in reason for reason in reasons)
     assert limits.LIMITS.repeated_share <= 0.1
+
+
+def test_what_decides_otherwise_goes_on_with_another_trace(device: torch.device) -> None:
+    """Only until its first graphs give what the others need."""
+
+    def fn(x: Tensor) -> Tensor:
+        y, z = x.sin() * 2, x.cos() - 1
+        return y * z if x.sum() > 0 else z + 1
+
+    signs = [1 if number in (0, 3, 4, 7, 12, 13, 15, 20, 21, 22, 27, 30, 33) else -1 for number in range(40)]
+    fast = check(device, fn, signs, hits=36)
+    found = fast.explain().to_dict()["fallbacks"]
+    assert sum(one["count"] for one in found if BEGAN_ANEW in one["reason"]) <= 2 * limits.LIMITS.missed_values
+    assert not any("takes the host value" in one["reason"] for one in found)
 
 
 def test_what_takes_turns_begins_anew_no_more(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -319,3 +320,29 @@ def test_a_name_of_a_comprehension_that_is_a_variable_too() -> None:
     first, second = parts_of(Body.of(fn), [1])
     assert first.function([])([("a", 1)]) == (False, {"some": {"a": 2}})
     assert second.function(["some"])({"a": 2}) == (True, [("a", 2)])
+
+
+def test_a_decorated_function_with_fewer_arguments_than_its_wrapper_takes(device: torch.device) -> None:
+    """A call is bound by the wrapper's own code, whatever ``functools.wraps`` has it say of itself."""
+
+    def checked(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(fn)
+        def wrapper(x: Tensor, shift: float = 0.5) -> Tensor:
+            log.append(str(x.shape) + str(x.sum().cpu().numpy().ndim))
+            y = x * 2 + 1
+            return fn(y, shift)
+
+        return wrapper
+
+    def step(x: Tensor, shift: float) -> Tensor:
+        return (x + shift).sin() * 3
+
+    log: list[str] = []
+    plain = checked(step)
+    fast = pygraph.jit(plain)
+    for number in range(5):
+        x = torch.full((3,), float(number), device=device)
+        log.clear()
+        torch.testing.assert_close(fast(x), plain(x))
+        assert len(log) == 2
+    assert fast.cache_info().captures > 0

@@ -1,0 +1,121 @@
+"""Names of values: equal in two Programs only for nodes that compute the same from the same inputs.
+
+Programs of one function that differ in a decision have equal names up to there. They are noted when a Program is
+traced, and passes hand them on with the metadata of its nodes.
+"""
+
+# Arguments of nodes are of any type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+
+from pygraph.ir.decisions import decisions_among
+from pygraph.ir.descriptors import Argument, Captured, Element, Input, ScalarArgument, TensorSpec
+from pygraph.ir.effects import (
+    has_effect,
+    is_operation,
+    is_question,
+    is_random,
+    is_selection,
+    is_view,
+    written_arguments,
+)
+from pygraph.ir.program import Program, graph_module
+
+
+def value_name(node: fx.Node) -> str | None:
+    """The name of a node's value; None if it has none."""
+    return node.meta.get("value_name")
+
+
+def with_value_names(program: Program, needed: Collection[str]) -> Program:
+    """A Program that decides by values on the device, with names of its values.
+
+    Args:
+        program: A Program at stage ``aten``.
+        needed: The names of tensors that others go on with where this one decides otherwise. They are computed before
+            the next question; what questions have taken otherwise is dropped.
+
+    Returns:
+        The same Program if it asks for nothing.
+    """
+    if not decisions_among(program.nodes):
+        return program
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(program.module.graph, copies)
+    output = graph.output(result)
+    output.meta = dict(program.module.graph.output_node().meta)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, described in zip(placeholders, program.inputs, strict=True):
+        node.meta["value_name"] = _name_of_input(described)
+    waiting: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.meta["value_name"] = name = _name_of_result(node)
+            if is_question(node):
+                node.args = (*node.args[:3], waiting) if waiting else node.args[:3]
+                waiting = []
+            elif name in needed and isinstance(node.meta.get("spec"), TensorSpec):
+                waiting.append(node)
+    graph.eliminate_dead_code(is_impure_node=has_effect)
+    return program.replace(module=graph_module(program.module, graph))
+
+
+def _name_of_input(described: Input) -> str | None:
+    if isinstance(described, Captured):
+        return _digest("captured", id(described.value))
+    if isinstance(described, Element):
+        of = described.of
+        return _digest("element", id(of.value) if isinstance(of, Captured) else of.path, described.type)
+    if isinstance(described, (Argument, ScalarArgument)):
+        return _digest(type(described).__name__, described.path)
+    return None
+
+
+def _name_of_result(node: fx.Node) -> str | None:
+    """The name of a result, which stands for all that it is computed from."""
+    is_known = (is_operation(node) and not written_arguments(node) and not is_random(node)) or is_selection(node)
+    if not (is_known or is_view(node)) or is_question(node):
+        return None
+    try:
+        return _digest(str(node.target), *map(_part, (node.args, node.kwargs)))
+    except _NamelessError:
+        return None
+
+
+class _NamelessError(Exception):
+    """An argument of a node has no name."""
+
+
+def _part(value: Any) -> Any:
+    """The part of a name that stands for an argument."""
+    if isinstance(value, fx.Node):
+        name = value_name(value)
+        if name is None:
+            raise _NamelessError
+        return name
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_part, value))
+    if isinstance(value, dict):
+        return tuple((key, _part(one)) for key, one in value.items())
+    if isinstance(value, slice):
+        return "slice", *map(_part, (value.start, value.stop, value.step))
+    if not isinstance(value, _TOLD_BY_TEXT):
+        raise _NamelessError
+    return type(value).__name__, repr(value)
+
+
+_TOLD_BY_TEXT = (
+    bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -415,3 +415,19 @@ def test_a_position_outside_of_a_tensor_of_the_host(device: torch.device) -> Non
     for t in (5, -6):
         with pytest.raises(IndexError):
             jitted(x, t)
+
+
+def part_of_a_part(data: torch.Tensor, i: Any, n: Any) -> torch.Tensor:
+    return data[:n][i] * 2
+
+
+def batches(data: torch.Tensor, i: Any, n: Any) -> torch.Tensor:
+    n = min(max(2, int(n)), data.size(0) - 1 - i)
+    return data[i : i + n] * 2 - data[i + 1 : i + 1 + n]
+
+
+@pytest.mark.parametrize("fn", [part_of_a_part, batches])
+def test_positions_in_what_has_a_size_that_is_a_number(device: torch.device, fn: Callable[..., Any]) -> None:
+    fast, data = pygraph.jit(fn), torch.arange(36.0, device=device).reshape(12, 3)
+    for n, i in ((3, 2), (3, 1), (4, 3), (5, 2), (5, 4), (6, 0), (4, 1), (7, 6), (8, 5), (6, 3), (5, 1)):
+        check(fn, fast, data, i, n)

@@ -101,7 +101,7 @@ class BackwardGraph:
                 mapping[node].meta = dict(node.meta)
         graph.output(tuple(_in_own_memory(value, given, graph, mapping) for value in wanted))
         in_tree = pytree.tree_structure((tuple(0 for _ in self.sources), {}))
-        out_tree = pytree.tree_structure(joint.gradients)
+        out_tree = joint.gradients_tree
         return Program(
             name=f"backward({program.name})", module=graph_module(program.module, graph),
             inputs=tuple(descriptor for descriptor, _ in inputs), outputs=tuple(d for _, d in outputs),

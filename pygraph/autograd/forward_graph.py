@@ -49,7 +49,7 @@ def forward_program(joint: JointGraph, saved: Sequence[fx.Node], pullback: objec
     pullback_leaf = joint.result_leaves + len(saved)
     statics = [static for static in program.statics if not joint.is_gradient(static.leaf)]
     statics.append(Static("result[2]", pullback_leaf, pullback))
-    out_tree = pytree.tree_structure((joint.result, tuple(saved_leaves), pullback_leaf))
+    out_tree = pytree.treespec_tuple([joint.result_tree, *map(pytree.tree_structure, (tuple(saved_leaves), 0))])
     return _extracted(joint, outputs, values, aliases, statics, out_tree)
 
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from pygraph.autograd.value_numbering import ValueNumbering
 from pygraph.errors import TraceError, describe
-from pygraph.guards.objects import with_parts
 from pygraph.ir.decisions import decisions_among
 from pygraph.ir.descriptors import Mutation, Output, Result
 from pygraph.ir.program import Program
@@ -31,8 +29,8 @@ class JointGraph:
     Attributes:
         program: The Program.
         value_number: The value number of each node.
-        result: The structure of ``result``, each leaf its number.
-        gradients: The structure of ``gradients``, likewise.
+        result_tree: The structure of ``result``.
+        gradients_tree: The structure of ``gradients``.
         result_leaves: How many leaves ``result`` has.
         backward_nodes: The nodes that autograd computes in the backward.
         written: The inputs that the function updates, by number.
@@ -47,9 +45,9 @@ class JointGraph:
     def __init__(self, joint: Program, numbering: ValueNumbering) -> None:
         self.program = joint = settle_program(joint)  # its parts may be graphs of their own
         self.value_number = numbering.of(joint)
-        result, self.gradients = pytree.tree_unflatten(range(joint.out_tree.num_leaves), joint.out_tree)
-        self.result = with_parts(result, kind=int)  # every leaf is its number
-        self.result_leaves = len(pytree.tree_leaves(self.result))
+        # No container is made of numbers: a class may look at what it holds, as PackedSequence does.
+        self.result_tree, self.gradients_tree = joint.out_tree.children()
+        self.result_leaves = self.result_tree.num_leaves
         self._bases_of_results = {a.index for a in joint.aliases if a.of == "output" and not self.is_gradient(a.leaf)}
         self.backward_nodes = self._find_backward_nodes()
         self.written = {d.input for d in joint.outputs if isinstance(d, Mutation)}

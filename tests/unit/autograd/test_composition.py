@@ -24,6 +24,7 @@ from torch.func import (
     vjp,
     vmap,
 )  # fmt: skip
+from torch.nn.utils import rnn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -1067,3 +1068,19 @@ def test_no_graph_behind_an_argument_on_which_no_result_depends(device: torch.de
             found.backward()
             before[run] = found
         torch.testing.assert_close(before[1], before[0])
+
+
+def test_a_result_whose_class_looks_at_what_it_holds(device: torch.device) -> None:
+    linear = nn.Linear(4, 4).to(device)
+
+    def fn(packed: rnn.PackedSequence) -> rnn.PackedSequence:
+        return rnn.PackedSequence(linear(packed.data).tanh(), *packed[1:])
+
+    fast, lengths = pygraph.jit(fn), torch.tensor([6, 4, 3, 1])
+    for _ in range(3):
+        packed = rnn.pack_padded_sequence(torch.randn(6, 4, 4, device=device), lengths)
+        found, expected = fast(packed), fn(packed)
+        assert type(found) is rnn.PackedSequence
+        torch.testing.assert_close(found.data, expected.data)
+        gradients = [torch.autograd.grad(one.data.sum(), [*linear.parameters()]) for one in (found, expected)]
+        torch.testing.assert_close(*gradients)

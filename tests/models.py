@@ -35,6 +35,7 @@ class Example:
         tie: Ties its weights again after a move to another device.
         why_not: Part of the reason why its inference is not all in graphs, on CUDA; None where it must be.
         why_not_trained: The same of training.
+        why_not_whole: The same of a whole step, if it is another one.
         training_inputs: Of a call in training, where that takes others.
         rate: The learning rate; small where a model of random weights would not learn but go astray.
         trained_in: The dtype of training; float64 where in float32 what is rounded otherwise, as in fused kernels, is
@@ -48,6 +49,7 @@ class Example:
     tie: Callable[[Any], object] = lambda model: None
     why_not: str | None = None
     why_not_trained: str | None = None
+    why_not_whole: str | None = None
     training_inputs: Inputs | None = None
     rate: float = 0.05
     trained_in: torch.dtype = torch.float32
@@ -310,8 +312,8 @@ EXAMPLES: dict[str, Example] = {
     "mask r-cnn": Example(
         mask_rcnn, lambda g: {"images": [pixels(g, 3, 64, 64) for _ in range(2)]},
         lambda losses: torch.stack(list(losses.values())).sum(), "torchvision",
-        why_not="data-dependent", why_not_trained="data-dependent", training_inputs=annotated, rate=1e-4,
-        trained_in=torch.float64,
+        why_not="depends on data", why_not_trained="data-dependent", why_not_whole="it sets",
+        training_inputs=annotated, rate=1e-4, trained_in=torch.float64,
     ),
     # Which edges lead from a node to itself is data, and they are taken out before loops are added to all.
     "gcn": Example(

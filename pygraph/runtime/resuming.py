@@ -145,7 +145,7 @@ def _is_like(value: Any, spec: TensorSpec | None) -> bool:
 def _resumption(mine: Resumable, other: Resumable, region: int, question: int) -> Resumption:
     """Where one Executable goes on for calls that have stopped at a question in a region of another one."""
     at = next((index for index, bound in enumerate(mine.regions) if _position(bound, question) is not None), None)
-    if at is None:
+    if at is None or not other.regions:  # released, as the second trace was made
         return Resumption()
     done = [node for bound in other.regions[:region] for node in bound.body.nodes]
     done += other.regions[region].body.nodes[: _position(other.regions[region], question)]

@@ -517,8 +517,8 @@ FAULTS = (
     Fault(
         "answers-unchecked",
         "A call goes on with the trace of another answer than it gives.",
-        "    if text_of(found) != text_of(answer):\n",
-        "    if False:\n",
+        "        if bool(value) is not answer:\n",
+        "        if False:\n",
     ),
     Fault(
         "looked-up-in-place",

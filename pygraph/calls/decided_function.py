@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 
 from pygraph.calls.cache import Cache
@@ -44,11 +46,15 @@ class InitialStates:
             self._states: RandomStates | None = self._read()
 
     def save_in_trace(self) -> None:
-        """Read them outside of the modes of a trace, which are a thread's own."""
+        """Read them outside of the modes of a trace, which are a thread's own, as the current device is."""
         if self._states is None:
-            thread = threading.Thread(target=self.save, name="pygraph states")
-            thread.start()
-            thread.join()
+            stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+            with ThreadPoolExecutor(1, "pygraph states") as thread:
+                thread.submit(self._save_on, stream).result()
+
+    def _save_on(self, stream: torch.cuda.Stream | None) -> None:
+        with torch.cuda.stream(stream):  # on its device, too
+            self.save()
 
     def restore(self) -> None:
         """Put the generators back; without states, nothing has been drawn."""

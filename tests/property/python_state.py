@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import linecache
 import sys
 import textwrap
 import types
@@ -17,6 +16,8 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+
+from tests.sources import execute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,11 +364,9 @@ class World:
         """The program, executed; its lines are known to tracebacks."""
         name = f"generated_world_{next(_numbers)}"
         module = types.ModuleType(name)
-        file = f"<{name}>"
-        linecache.cache[file] = (len(self.source), None, self.source.splitlines(True), file)
         module.__dict__["device"] = device
         sys.modules[name] = module
-        exec(compile(self.source, file, "exec"), module.__dict__)
+        execute(self.source, module.__dict__)
         return module
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import linecache
 import random
 import textwrap
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch import nn
 
 import pygraph
 from tests.extent import examples
+from tests.sources import function_of
 from tests.steps import assert_same
 
 pytestmark = pytest.mark.rotates
@@ -78,15 +78,10 @@ def blocks(draw: st.DrawFn, depth: int = 0) -> list[str]:
     return lines
 
 
-def made(lines: list[str], number: int) -> Callable[..., Any]:
+def made(lines: list[str]) -> Callable[..., Any]:
     """The function of lines, which has a source."""
     body = textwrap.indent("\n".join([*lines, "return x, y, k"]), "    ")
-    source = f"import random, torch\n{PRELUDE}\ndef fn(self, log, x, y, k=0):\n{body}\n"
-    file = f"<blockers {number}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    scope: dict[str, Any] = {}
-    exec(compile(source, file, "exec"), scope)
-    return scope["fn"]
+    return function_of(f"import random, torch\n{PRELUDE}\ndef fn(self, log, x, y, k=0):\n{body}\n")
 
 
 class State(nn.Module):
@@ -96,9 +91,6 @@ class State(nn.Module):
         super().__init__()
         self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
         self.calls = 0
-
-
-_made = 0
 
 
 def outcome(device: torch.device, lines: list[str], *, jitted: bool, graded: bool, passed: bool) -> tuple[Any, Any]:
@@ -111,10 +103,8 @@ def outcome(device: torch.device, lines: list[str], *, jitted: bool, graded: boo
         graded: Whether parameters of its module require gradients.
         passed: Whether the module and the log are arguments, and not what it closes over.
     """
-    global _made
-    _made += 1
     torch.manual_seed(0)
-    state, log, plain = State().to(device).requires_grad_(graded), list[Any](), made(lines, _made)
+    state, log, plain = State().to(device).requires_grad_(graded), list[Any](), made(lines)
     transformed = pygraph.jit if jitted else lambda fn: fn
     if passed:
         run = functools.partial(transformed(plain), state, log)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 import pygraph
 from pygraph.runtime import executable, resuming
 from tests.extent import examples
+from tests.sources import function_of
 from tests.steps import assert_same
 
 COMPUTING = (
@@ -88,20 +88,10 @@ class State(nn.Module):
         self.last: Any = None
 
 
-_made = 0
-
-
 def made(lines: list[str]) -> Callable[..., Any]:
     """The function of lines, which has a source."""
-    global _made
-    _made += 1
     body = textwrap.indent("\n".join(["z = x * y", *lines, "return x, y, z"]), "    ")
-    source = f"import torch\ndef fn(self, other, x, y):\n{body}\n"
-    file = f"<decisions {_made}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    scope: dict[str, Any] = {}
-    exec(compile(source, file, "exec"), scope)
-    return scope["fn"]
+    return function_of(f"import torch\ndef fn(self, other, x, y):\n{body}\n")
 
 
 def outcome(device: torch.device, lines: list[str], calls: list[int], *, jitted: bool, graded: bool) -> Any:

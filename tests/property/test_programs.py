@@ -6,8 +6,6 @@ values of the device and of the host, catch errors, and change attributes, lists
 
 from __future__ import annotations
 
-import itertools
-import linecache
 import textwrap
 import types
 from typing import Any
@@ -18,6 +16,7 @@ from hypothesis import strategies as st
 
 import pygraph
 from tests import extent
+from tests.sources import execute
 
 TENSORS = ("x", "c", "a", "b", "m.w", "things[0]", "named['k']")
 NUMBERS = ("2.0", "k", "n", "s")
@@ -52,8 +51,6 @@ OTHERS = (
     "try:\n    s = named['missing']\nexcept KeyError:\n    s = -2.0",
 )  # fmt: skip
 
-_numbers = itertools.count()
-
 
 @st.composite
 def sources(draw: st.DrawFn) -> str:
@@ -70,15 +67,13 @@ def sources(draw: st.DrawFn) -> str:
 def module_of(source: str, device: torch.device) -> types.ModuleType:
     """A module with the function, and what it closes over."""
     module = types.ModuleType("program")
-    file = f"<program {next(_numbers)}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # where a step is cut, it is read
     held = types.SimpleNamespace(w=torch.tensor([1.0, 2.0]).to(device), flag=True, count=0, total=0.0, saved=None)
     vars(module).update(
         torch=torch, m=held, c=torch.tensor([3.0, 4.0]).to(device), counted=torch.tensor([1.0, 2.0]),
         scalar=torch.tensor(5.0).to(device), number=torch.tensor(1.0),
         things=[torch.ones(2).to(device)], named={"k": torch.full((2,), 5.0).to(device)},
     )  # fmt: skip
-    exec(compile(source, file, "exec"), vars(module))
+    execute(source, vars(module))
     return module
 
 

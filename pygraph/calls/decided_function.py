@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 
 from pygraph.calls.cache import Cache
@@ -26,6 +24,7 @@ from pygraph.ir.paths import ANSWERS
 from pygraph.runtime.driver import RandomStates
 from pygraph.tracing.decisions import UNKNOWN_PATH, OtherPathError, deciding
 from pygraph.tracing.function_kinds import StateInputs
+from pygraph.tracing.real_values import outside_of_modes
 
 _SELDOM = Fallback("the call", "it decides by values on the device, in ways that seldom come again")
 
@@ -46,15 +45,9 @@ class InitialStates:
             self._states: RandomStates | None = self._read()
 
     def save_in_trace(self) -> None:
-        """Read them outside of the modes of a trace, which are a thread's own, as the current device is."""
+        """Read them while a function is traced."""
         if self._states is None:
-            stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
-            with ThreadPoolExecutor(1, "pygraph states") as thread:
-                thread.submit(self._save_on, stream).result()
-
-    def _save_on(self, stream: torch.cuda.Stream | None) -> None:
-        with torch.cuda.stream(stream):  # on its device, too
-            self.save()
+            outside_of_modes(self.save)
 
     def restore(self) -> None:
         """Put the generators back; without states, nothing has been drawn."""

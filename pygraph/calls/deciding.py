@@ -1,9 +1,9 @@
 """Calls that decide by values on the device: a trace for each way to go, which checks that it is the right one.
 
 ``if`` asks the host for a value. A graph leads to where it is known; then the host reads it, as in eager, and goes on
-if the trace has taken the right outcome for granted. Otherwise the call begins anew with the trace of the other
-outcome: nothing is updated before decisions are made, and random generators are set back. See
-docs/design/0021-decisions.md.
+if the trace has taken the right outcome for granted. Otherwise the call goes on with the trace of the other
+outcome, or begins anew with it: nothing is updated before decisions are made, and random generators are set back. See
+docs/design/0021-decisions.md and 0043-going-on-from-a-question.md.
 """
 
 # Functions here are of any type, and so is what they are called with; an engine is part of what it is made from.

@@ -85,9 +85,14 @@ def ask() -> Callable[..., None]:
 fx.has_side_effect(ask())
 
 
+def is_question(node: fx.Node) -> bool:
+    """Whether the node is a question; tensors among its arguments are computed before, and not read."""
+    return node.target is ask()
+
+
 def decisions_among(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     """The questions among nodes."""
-    return [node for node in nodes if node.target is ask()]
+    return list(filter(is_question, nodes))
 
 
 def text_of(answer: Answer) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::load and pygraph::store
+from pygraph.ir.decisions import is_question
 from pygraph.ir.descriptors import TensorSpec, tensor_specs
 
 aten = torch.ops.aten
@@ -283,11 +284,6 @@ def _reason_of_result(node: fx.Node) -> str | None:
         if spec.device.type == "cpu":
             return "its result is on the cpu"
     return None
-
-
-def is_question(node: fx.Node) -> bool:
-    """Whether the node asks the host for a decision; tensors among its arguments are computed before, and not read."""
-    return node.target is torch.ops.pygraph.ask.default
 
 
 def is_load(node: fx.Node) -> bool:

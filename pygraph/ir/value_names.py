@@ -15,18 +15,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from pygraph.ir.decisions import decisions_among
+from pygraph.ir.decisions import decisions_among, is_question
 from pygraph.ir.descriptors import Argument, Captured, Element, Input, ScalarArgument, TensorSpec
 from pygraph.ir.effects import (
     has_effect,
     is_operation,
-    is_question,
     is_random,
     is_selection,
     is_view,
     written_arguments,
 )
-from pygraph.ir.program import Program, graph_module
+from pygraph.ir.program import Program
 
 
 def value_name(node: fx.Node) -> str | None:
@@ -47,11 +46,8 @@ def with_value_names(program: Program, needed: Collection[str]) -> Program:
     """
     if not decisions_among(program.nodes):
         return program
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    result = graph.graph_copy(program.module.graph, copies)
-    output = graph.output(result)
-    output.meta = dict(program.module.graph.output_node().meta)
+    module = program.copy_graph()
+    graph = module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for node, described in zip(placeholders, program.inputs, strict=True):
         node.meta["value_name"] = _name_of_input(described)
@@ -65,7 +61,8 @@ def with_value_names(program: Program, needed: Collection[str]) -> Program:
             elif name in needed and isinstance(node.meta.get("spec"), TensorSpec):
                 waiting.append(node)
     graph.eliminate_dead_code(is_impure_node=has_effect)
-    return program.replace(module=graph_module(program.module, graph))
+    module.recompile()
+    return program.replace(module=module)
 
 
 def _name_of_input(described: Input) -> str | None:
@@ -107,12 +104,12 @@ def _part(value: Any) -> Any:
         return tuple((key, _part(one)) for key, one in value.items())
     if isinstance(value, slice):
         return "slice", *map(_part, (value.start, value.stop, value.step))
-    if not isinstance(value, _TOLD_BY_TEXT):
+    if not isinstance(value, _BY_TEXT):
         raise _NamelessError
     return type(value).__name__, repr(value)
 
 
-_TOLD_BY_TEXT = (
+_BY_TEXT = (
     bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
 

@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 from pygraph.ir.attention_states import is_unused_state, keep
 from pygraph.ir.autocasting import without_autocast
 from pygraph.ir.control_flow import is_conditional
+from pygraph.ir.decisions import is_question
 from pygraph.ir.descriptors import Argument, Captured, CapturedGenerator
 from pygraph.ir.effects import (
     device_of,
     is_host_number,
     is_load,
-    is_question,
     is_selection,
     is_store,
     is_view,

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from pygraph.ir.decisions import is_question
 from pygraph.ir.descriptors import Argument, Element, ScalarArgument, TensorSpec
-from pygraph.ir.effects import is_action, is_load, is_question, may_draw, root, written_arguments
+from pygraph.ir.effects import is_action, is_load, may_draw, root, written_arguments
 from pygraph.ir.program import Program
 from pygraph.ir.value_names import value_name
 from pygraph.runtime.bound_region import BoundRegion

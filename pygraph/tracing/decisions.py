@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
-from pygraph.ir.decisions import Answer, answer_of, ask, text_of
+from pygraph.ir.decisions import Answer, answer_of, ask, is_question, text_of
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.fake_arguments import FakeArguments
 from pygraph.tracing.number_hashes import give_hash
@@ -167,7 +167,7 @@ class Decisions:
         """The nodes up to this one, behind the last question, whose values are tensors."""
         found: list[fx.Node] = []
         for node in last.graph.nodes:
-            if node.target is ask():
+            if is_question(node):
                 found.clear()
             elif node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
                 found.append(node)

@@ -10,8 +10,8 @@ are: what the graph updates is copied before its first update.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
-from pygraph.ir.decisions import ask
+from pygraph.ir.decisions import is_question
 from pygraph.ir.effects import KNOWN_NAMESPACES, is_action, is_operation
 from pygraph.ir.functional_variants import written_values
 from pygraph.ir.printing import target_text
@@ -48,7 +48,7 @@ def value_at(node: fx.Node, last: fx.Node, root: Any, values: Sequence[Any], res
     """
     nodes: list[fx.Node] = []
     for one in node.graph.nodes:
-        if one.target is not ask():
+        if not is_question(one):
             nodes.append(one)
         if one is last:
             break
@@ -68,7 +68,8 @@ def value_at(node: fx.Node, last: fx.Node, root: Any, values: Sequence[Any], res
         finally:
             restore()
 
-    _in_a_thread(run, values)
+    device = next((value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda), None)
+    outside_of_modes(run, device)
     if failed:
         raise TraceError(f"it fails before it decides: {failed[0]}") from failed[0]
     return found[0]
@@ -79,18 +80,16 @@ def _is_repeatable(node: fx.Node) -> bool:
     return "c10d" not in target.namespace and (target.namespace in KNOWN_NAMESPACES or not is_action(node))
 
 
-def _in_a_thread(run: Callable[[], None], values: Iterable[Any]) -> None:
-    """Run outside all modes and levels of the trace, on the current stream."""
-    device = next((value.device for value in values if isinstance(value, torch.Tensor) and value.is_cuda), None)
+def outside_of_modes(run: Callable[[], None], device: torch.device | None = None) -> None:
+    """Run outside all modes and levels of the trace, which are a thread's own, on the current stream of a device."""
     stream = torch.cuda.current_stream(device) if torch.cuda.is_initialized() else None
 
     def on_stream() -> None:
         with torch.cuda.stream(stream):
             run()
 
-    thread = threading.Thread(target=on_stream, name="pygraph values")
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1, "pygraph values") as thread:
+        thread.submit(on_stream).result()
 
 
 class _Run:

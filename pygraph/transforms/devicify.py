@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import fx
 
 from pygraph.errors import StageError, describe
+from pygraph.ir.decisions import is_question
 from pygraph.ir.descriptors import Fallback, ScalarArgument
-from pygraph.ir.effects import has_effect, is_question
+from pygraph.ir.effects import has_effect
 from pygraph.ir.order import note_order
 from pygraph.ir.program import Program
 from pygraph.transforms.host_values.code_motion import gather_device_work

@@ -8,6 +8,8 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 
+from pygraph.process.syntax_trees import syntax_tree
+
 _MEMORY = ("load", "store")  # and the names that begin with the next
 _ATOMIC = "atomic_"
 
@@ -26,7 +28,7 @@ def parameters_in_addresses(source: str) -> frozenset[str] | None:
         Names of parameters, those of numbers as well; None if the source is of another form.
     """
     try:
-        tree = ast.parse(textwrap.dedent(source))
+        tree = syntax_tree(textwrap.dedent(source))
     except SyntaxError:
         return None
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]

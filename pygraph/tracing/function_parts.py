@@ -29,6 +29,7 @@ import torch
 import torch.nn.modules.module as of_modules
 
 from pygraph.guards.walk.objects import GLOBAL_HOOKS, HOOKS
+from pygraph.process.syntax_trees import syntax_tree
 
 
 class CutError(Exception):
@@ -193,7 +194,7 @@ class Part:
         statements = [_Returns().visit(copy.deepcopy(one)) for one in statements or self.statements]
         given = self.body.arguments if self.is_first else set(bound)
         unbound = sorted((self.named | self.assigned) - given)  # of a comprehension alone, it would be a global one
-        prologue = ast.parse("".join(f"if False: {name} = None\n" for name in unbound)).body
+        prologue = syntax_tree("".join(f"if False: {name} = None\n" for name in unbound)).body
         arguments = _without_values(self.body.definition.args) if self.is_first else _plain_arguments(bound)
         inner = _definition_of(  # by no name of a user's, which may be that of something that it calls
             _INNER, arguments, [*self.body.declarations, *prologue, *statements, *self._epilogue()]
@@ -221,7 +222,7 @@ class Part:
         for name in self.returned:
             lines += ["try:", f"    {_FOUND}[{name!r}] = {name}", "except UnboundLocalError:", "    pass"]
         lines.append(f"return False, {_FOUND if self.returned else '{}'}")
-        statements = ast.parse("\n".join(lines)).body
+        statements = syntax_tree("\n".join(lines)).body
         for statement in statements:
             for node in ast.walk(statement):
                 if hasattr(node, "lineno"):
@@ -275,7 +276,7 @@ def _definition(fn: types.FunctionType) -> ast.FunctionDef:
     code = fn.__code__
     source = "".join(linecache.getlines(code.co_filename, fn.__globals__))
     try:
-        tree = ast.parse(source)
+        tree = syntax_tree(source)
         compiled = compile(source, code.co_filename, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise CutError("its source cannot be read") from error
@@ -439,7 +440,7 @@ def _plain_arguments(names: Iterable[str]) -> ast.arguments:
 
 
 def _definition_of(name: str, arguments: ast.arguments, body: list[ast.stmt]) -> ast.FunctionDef:
-    definition = ast.parse(f"def {name}(): pass").body[0]
+    definition = syntax_tree(f"def {name}(): pass").body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.args, definition.body = arguments, body
     return definition

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import random
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,33 +22,61 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from pygraph.ir.random_states import random_state, set_random_state
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import tracing_here
+from pygraph.tracing.settings import is_alone
 
 _NAMES = ("torch's generator", "the generator of Python's random", "NumPy's generator", "torch.cuda's generator")
 _PUT_BACK = (torch.set_rng_state, random.setstate, np.random.set_state, torch.cuda.set_rng_state)
 
 
 class Generators:
-    """The generators as they are now: of the host, and of the current CUDA device if CUDA is in use."""
+    """The generators as they are now: of the host, and of the current CUDA device if CUDA is in use.
 
-    def __init__(self) -> None:
-        self._before = _states()
+    They are the process's: another thread may draw from them, which must not be undone. So if it is not known who has
+    moved one, the function is run again from the state that was before. If the generator moves again, it counts as the
+    function's doing; else it gets the state that the other thread has left.
+
+    Args:
+        unclear: The generators of a first run, after which that was not known.
+
+    Attributes:
+        unclear: The first one that the function or another thread has moved, and that was left so.
+    """
+
+    def __init__(self, unclear: Generators | None = None) -> None:
+        self._others = _states()  # what another thread has left, if this is a second run
+        self._before = self._others if unclear is None else unclear._before
+        self._first = unclear
+        _put_back(self._others, self._before)
         self._thread = threading.get_ident()
         self._seeded: set[str] = set()
+        self.unclear: str | None = None
 
     def moved(self) -> str | None:
         """The first generator that this thread has seeded, or that is not in the state that it was in."""
-        differ = {
-            name for name, now, then in zip(_NAMES, _states(), self._before, strict=False) if not _same_state(now, then)
-        }
-        return next((name for name in _NAMES if name in self._seeded | differ), None)
+        differ = self._differ() - self._seeded
+        if differ and self._first is None and not is_alone():
+            self.unclear = self.unclear or _first_of(differ)
+            differ = set()
+        return _first_of(self._seeded | differ)
 
     def restore(self) -> str | None:
         """Put generators back that have moved; returns `moved` from before."""
         moved = self.moved()
-        for put_back, now, then in zip(_PUT_BACK, _states(), self._before, strict=False):
-            if not _same_state(now, then):
-                put_back(then)
+        differ = self._differ() & (set(_NAMES) if self.unclear is None else self._seeded)
+        now = _states()
+        left = now if self._first is None else self._others
+        _put_back(
+            now,
+            [
+                before if name in differ else other
+                for name, before, other in zip(_NAMES, self._before, left, strict=False)
+            ],
+        )
         return moved
+
+    def _differ(self) -> set[str]:
+        pairs = zip(_NAMES, _states(), self._before, strict=False)
+        return {name for name, now, then in pairs if not _same_state(now, then)}
 
     @contextlib.contextmanager
     def watched(self) -> Generator[None, None, None]:
@@ -143,6 +171,16 @@ def _with_index(device: Any) -> torch.device:
     """A CUDA device, as torch's functions take it, with its index."""
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return device if device.index is not None else torch.device(device.type, torch.cuda.current_device())
+
+
+def _put_back(states: Iterable[Any], before: Iterable[Any]) -> None:
+    for put_back, now, then in zip(_PUT_BACK, states, before, strict=False):
+        if not _same_state(now, then):
+            put_back(then)
+
+
+def _first_of(names: set[str]) -> str | None:
+    return next((name for name in _NAMES if name in names), None)
 
 
 def _states() -> list[Any]:

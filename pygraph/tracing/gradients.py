@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 from torch.autograd.graph import get_gradient_edge
 
 
@@ -95,3 +96,19 @@ def _is_freed(node: Any) -> bool:
 
 # What autograd says of it (torch 2.11 to 2.13).
 _SPENT = "backward through the graph a second time"
+
+
+def clear_unreached_gradients(used: Iterable[torch.Tensor]) -> str | None:
+    """Delete gradients that the function has given to tensors that were not found before it ran.
+
+    These tensors had no gradients: autograd adds to one in place.
+
+    Returns:
+        Such a change, in words; None if there is none.
+    """
+    changed: str | None = None
+    for tensor in used:
+        if tensor.is_leaf and isinstance(tensor.grad, FakeTensor):
+            tensor.grad = None
+            changed = "the gradient of a tensor that is too deep in what it closes over"
+    return changed

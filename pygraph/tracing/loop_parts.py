@@ -19,6 +19,7 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from pygraph.process.syntax_trees import syntax_tree
 from pygraph.tracing.function_parts import PICK, RUN, Body, CutError, Part, assigned_first, names_in, plain_function
 
 # Statements of these go where they are; a jump out of a run, and a variable that it deletes, would be lost.
@@ -146,7 +147,7 @@ class Outline:
         for name in sorted(assigned):
             lines += [f"if {name!r} in {_GIVEN}:", f"    {name} = {_GIVEN}[{name!r}]"]
         lines.append(f"{_GIVEN} = None")  # which would keep its tensors for longer than the function does
-        called = ast.parse("\n".join(lines)).body
+        called = syntax_tree("\n".join(lines)).body
         for statement in called:
             for node in ast.walk(statement):
                 if hasattr(node, "lineno"):

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Collection, Generator, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Generator
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
+from torch._subclasses.fake_tensor import FakeTensorMode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import (
@@ -54,7 +54,7 @@ from pygraph.tracing.function_kinds import WithStateInputs
 from pygraph.tracing.function_modes import GradientReads, LiveNumbersMode, MetaDeviceUses
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradient_hooks import GradientHooks, UnseenHooksError
-from pygraph.tracing.gradients import Accumulations
+from pygraph.tracing.gradients import Accumulations, clear_unreached_gradients
 from pygraph.tracing.iterators import Iterators
 from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_arrays import arrays_served
@@ -128,7 +128,7 @@ def record(
     name: str,
     environment: Environment,
     uses: NumberUses | None = None,
-    unclear: SettingsWatch | None = None,
+    unclear: _Unclear | None = None,
 ) -> Recording:
     """Run ``fn`` once on fakes of its arguments.
 
@@ -140,7 +140,7 @@ def record(
         name: What errors call the function.
         environment: What the function can reach besides; put back afterwards.
         uses: Gets what the function asks of numbers, also if it fails.
-        unclear: The watch of the settings in a first run, if it is not known who changed a setting there.
+        unclear: What it is not known of, after a run, who has changed it.
 
     Raises:
         TraceError: The function fails, or does what a Program cannot express.
@@ -160,10 +160,11 @@ def record(
                 call, "it asks for inference mode, which is off in a trace", remedy="Call it under torch.no_grad()."
             )
         )
-    watches = _Watches(arguments, environment, iterators, unclear)
+    watches = _Watches(arguments, environment, iterators, unclear or _Unclear())
     run = _run(lambda: fn(*fake_args, **fake_kwargs), arguments, environment, watches, changes)
-    if watches.settings.unclear is not None:
-        return record(fn, args, kwargs, static, name, environment, uses, watches.settings)
+    again = watches.unclear()
+    if again is not None:
+        return record(fn, args, kwargs, static, name, environment, uses, again)
     if watches.hooks.unseen:
         raise UnseenHooksError(describe(call, "tensors that it closes over have hooks on their gradients"))
     _check_run(call, run, watches, environment)
@@ -195,6 +196,13 @@ def record(
 # ---- watches -------------------------------------------------------------------------------------------------------
 
 
+class _Unclear(NamedTuple):
+    """The watches that in a first run have seen a change which may be another thread's."""
+
+    settings: SettingsWatch | None = None
+    generators: Generators | None = None
+
+
 class _Watches:
     """The watches of one run: each notes or refuses one kind of effect of the function.
 
@@ -206,12 +214,13 @@ class _Watches:
     """
 
     def __init__(
-        self, arguments: FakeArguments, environment: Environment, iterators: Iterators, unclear: SettingsWatch | None
+        self, arguments: FakeArguments, environment: Environment, iterators: Iterators, unclear: _Unclear
     ) -> None:
         fakes = arguments.fakes
         self.iterators = iterators
         self.caller, self.ignored = CallerState(), IgnoredErrors()
-        self.generators, self.meta, self.assumptions = Generators(), MetaDeviceUses(), Assumptions(arguments.shapes)
+        self.generators = Generators(unclear.generators)
+        self.meta, self.assumptions = MetaDeviceUses(), Assumptions(arguments.shapes)
         self.explicit = ExplicitGenerators(iterators.generators)
         self.data = DataAssignments(environment)
         self.operations = OperationsMode(
@@ -222,9 +231,19 @@ class _Watches:
         self.hooks = GradientHooks(environment, dict(zip(arguments.paths, arguments.leaves, strict=True)))
         self.refusals = Refusals(fakes.values(), self.toggles, self.data, self.hooks)
         self.questions = Questions(arguments)
-        self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear)
+        self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear.settings)
         self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
-        self._arguments, self._environment = arguments, environment
+        self._arguments, self._environment, self._unclear = arguments, environment, unclear
+
+    def unclear(self) -> _Unclear | None:
+        """The argument of another run, which tells who has changed something; None if it is known."""
+        settings, generators = self.settings, self.generators
+        if settings.unclear is None and generators.unclear is None:
+            return None
+        return _Unclear(
+            self._unclear.settings if settings.unclear is None else settings,
+            self._unclear.generators if generators.unclear is None else generators,
+        )
 
     @contextlib.contextmanager
     def around_trace(self) -> Generator[None, None, None]:
@@ -336,7 +355,7 @@ def _run(
             changed = culprit
         of_tensors = (*watches.toggles.restore(), *watches.data.locations())
         gradients = environment.restore_gradients(gradients_before)
-        elsewhere = changes.changed_attribute() or _clear_unreached_gradients(watches.operations.used.values())
+        elsewhere = changes.changed_attribute() or clear_unreached_gradients(watches.operations.used.values())
         seeded = watches.generators.restore()
         forget_cached_fakes()
         caught = watches.caught()
@@ -354,22 +373,6 @@ def _run(
     return _Run(
         module, returned[0] if returned else None, failure, changed, locations, gradient, thawed, seeded, caught
     )  # fmt: skip
-
-
-def _clear_unreached_gradients(used: Iterable[torch.Tensor]) -> str | None:
-    """Delete gradients that the function has given to tensors that were not found before it ran.
-
-    These tensors had no gradients: autograd adds to one in place.
-
-    Returns:
-        Such a change, in words; None if there is none.
-    """
-    changed: str | None = None
-    for tensor in used:
-        if tensor.is_leaf and isinstance(tensor.grad, FakeTensor):
-            tensor.grad = None
-            changed = "the gradient of a tensor that is too deep in what it closes over"
-    return changed
 
 
 def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
@@ -34,6 +34,7 @@ def jit(
     max_graphs: int = 64,
     strict: bool = False,
     reuse_outputs: bool = False,
+    bounds: Mapping[str, int | None] | None = None,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
@@ -54,6 +55,7 @@ def jit(
     max_graphs: int = 64,
     strict: bool = False,
     reuse_outputs: bool = False,
+    bounds: Mapping[str, int | None] | None = None,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
@@ -74,6 +76,7 @@ def jit(
     max_graphs: int = 64,
     strict: bool = False,
     reuse_outputs: bool = False,
+    bounds: Mapping[str, int | None] | None = None,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
@@ -94,6 +97,7 @@ def jit(  # noqa: PLR0913  # the options that users have
     max_graphs: int = 64,
     strict: bool = False,
     reuse_outputs: bool = False,
+    bounds: Mapping[str, int | None] | None = None,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     fuse: bool = False,
@@ -116,6 +120,7 @@ def jit(  # noqa: PLR0913  # the options that users have
         reuse_outputs: Write results to the same memory at every call instead of allocating it, as torch.compile's
             ``mode="reduce-overhead"`` does: any later call of this function may overwrite them. A result may be an
             argument of the next call, which copies it; what is to be kept longer must be cloned.
+        bounds: The most entries of results whose size depends on data, which are padded to it; see `devicify`.
         donate_argnums: Positions of arguments that a call consumes, as in JAX: results may take over their memory, and
             using such a tensor afterwards raises DonatedError. All tensors of a pytree are donated, numbers are not.
         donate_argnames: Names of arguments that a call consumes.
@@ -152,6 +157,7 @@ def jit(  # noqa: PLR0913  # the options that users have
         "max_graphs": max_graphs,
         "strict": strict,
         "reuse_outputs": reuse_outputs,
+        "bounds": bounds,
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
         "selection": selection_policy(_CALL, objective, budget, mode),

@@ -12,6 +12,7 @@ from pygraph.calls.options import Options, check_flag
 from pygraph.errors import ArgumentError, describe
 from pygraph.ir.selections import MECHANISMS, MODES, OBJECTIVES, Mechanism, Mode, Objective
 from pygraph.runtime.selecting import DEFAULT_POLICY, SelectionPolicy
+from pygraph.transforms.padding.bounds import BOUNDED
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +27,7 @@ def make_options(  # noqa: PLR0913  # the options that users have
     selection: SelectionPolicy = DEFAULT_POLICY,
     mechanism: Mechanism = "auto",
     reuse_outputs: bool = False,
+    bounds: Mapping[str, int | None] | Sequence[tuple[str, int | None]] | None = None,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
 ) -> Options:
@@ -42,7 +44,10 @@ def make_options(  # noqa: PLR0913  # the options that users have
     check_flag(call, "strict", strict)
     check_flag(call, "reuse_outputs", reuse_outputs)
     check_choice(call, "mechanism", mechanism, MECHANISMS)
-    return Options(numbers, names, max_graphs, strict, selection, mechanism, reuse_outputs, donated, donated_names)
+    return Options(
+        numbers, names, max_graphs, strict, selection, mechanism, reuse_outputs, donated, donated_names,
+        _bounds(call, bounds),
+    )  # fmt: skip
 
 
 def check_choice(call: str, name: str, value: object, known: Sequence[str]) -> None:
@@ -118,6 +123,25 @@ def _names(call: str, option: str, value: str | Sequence[str]) -> tuple[str, ...
     if not all(isinstance(name, str) for name in names):
         raise ArgumentError(describe(call, f"{option}={value!r}", expected="strings"))
     return names
+
+
+def _bounds(
+    call: str, bounds: Mapping[str, int | None] | Sequence[tuple[str, int | None]] | None
+) -> tuple[tuple[str, int | None], ...]:
+    if bounds is None:
+        return ()
+    if not isinstance(bounds, (Mapping, tuple)):
+        raise ArgumentError(describe(call, f"bounds={bounds!r}", expected="a dict from names or lines to sizes"))
+    pairs = tuple(bounds.items()) if isinstance(bounds, Mapping) else tuple(bounds)
+    for name, bound in pairs:
+        if not isinstance(name, str) or (  # pyright: ignore[reportUnnecessaryIsInstance]
+            name not in BOUNDED and ":" not in name
+        ):
+            expected = f"{', '.join(BOUNDED)}, or a line as 'train.py:12'"
+            raise ArgumentError(describe(call, f"bounds has {name!r}", expected=expected))
+        if bound is not None and (not _are_integers([bound]) or bound < 1):
+            raise ArgumentError(describe(call, f"bounds[{name!r}]={bound!r}", expected="a positive integer or None"))
+    return pairs
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

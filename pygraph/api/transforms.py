@@ -45,45 +45,57 @@ class Decorator(Protocol):
 
 
 @overload
-def devicify(fn: torch.nn.Module, /) -> TransformedModule: ...
+def devicify(fn: torch.nn.Module, /, *, bounds: Mapping[str, int | None] | None = None) -> TransformedModule: ...
 
 
 @overload
-def devicify(fn: Program, /) -> Program: ...
+def devicify(fn: Program, /, *, bounds: Mapping[str, int | None] | None = None) -> Program: ...
 
 
 @overload
-def devicify(fn: Callable[P, R], /) -> Transformed[P, R]: ...
+def devicify(fn: Callable[P, R], /, *, bounds: Mapping[str, int | None] | None = None) -> Transformed[P, R]: ...
 
 
 @overload
-def devicify(fn: None = None, /) -> Decorator: ...
+def devicify(fn: None = None, /, *, bounds: Mapping[str, int | None] | None = None) -> Decorator: ...
 
 
 @no_unknown_options
-def devicify(fn: Any = None, /) -> Any:
+def devicify(fn: Any = None, /, *, bounds: Mapping[str, int | None] | None = None) -> Any:
     """Make Python numbers and CPU scalars inputs of the graph, so that they may change from call to call.
 
     Without it, an operation that takes such a number or scalar cuts the graph in two. Constants on the CPU are uploaded
     once, and uploads and downloads move to the ends of the call. `print(pygraph.devicify(program))` shows what has
     changed.
 
+    With `bounds`, results whose size depends on data are padded, so that they and what follows are in the graph: a mask
+    says which entries are real, and sums, means, losses, products and indices leave the others out. Where an operation
+    needs a tensor without padding, and for results of the function, the size is read on the host.
+
     Args:
         fn: A function, a module, or a Program.
+        bounds: The most entries of such results, by the name of an operation (``nonzero``, which ``torch.where(mask)``
+            is, ``index`` by a mask, ``masked_select``, ``unique``, ``repeat_interleave``) or by its line, as
+            ``{"train.py:12": 64}``. None is as many as there are elements. More entries than their bound end the
+            process's use of the device with an error, as an index out of range does.
 
     Returns:
         The same kind of thing.
 
     Raises:
         StageError: A later transform has been applied already.
+        ArgumentError: A bound is no positive number, or no such operation has one.
 
     Example:
         >>> import torch, pygraph
         >>> x = torch.ones(2, device=pygraph.default_device())
         >>> pygraph.devicify(lambda x, k: x * k)(x, 2.5).tolist()
         [2.5, 2.5]
+        >>> mean = pygraph.jit(lambda x: x[x > 1].mean(), bounds={"index": None}, strict=True)
+        >>> mean(x * 3).item(), mean(x + torch.arange(2, device=x.device)).item()
+        (3.0, 2.0)
     """
-    return _apply(DEVICIFY, fn, {})
+    return _apply(DEVICIFY, fn, {"bounds": bounds})
 
 
 @overload

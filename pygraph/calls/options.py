@@ -22,6 +22,7 @@ class Options:
     reuse_outputs: bool = False
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
+    bounds: tuple[tuple[str, int | None], ...] = ()
 
     @property
     def donates(self) -> bool:

@@ -76,6 +76,9 @@ def _sized_fake(x: torch.Tensor, size: list[int]) -> torch.Tensor:
 define("ask(Scalar value, Scalar answer, int index, Tensor[]? needed=None) -> ()", check, _ask_fake)
 define("sized(Tensor x, int[] size) -> Tensor", _sized, _sized_fake)
 
+SIZED: Any = torch.ops.pygraph.sized.default
+"""The operation that gives a tensor whose sizes were asked for."""
+
 
 def ask() -> Callable[..., None]:
     """The operation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.effects import ON_CPU
 
-KEEP_SHAPE = "Keep the shape: torch.where or a mask instead of fewer rows, or padding."
+KEEP_SHAPE = "Keep the shape: torch.where or a mask instead of fewer rows, or padding, as by bounds={…}."
 
 STATE = "Pass it as an argument, or keep it where the function does not read it."
 

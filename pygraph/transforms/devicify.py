@@ -6,7 +6,7 @@ from torch import fx
 
 from pygraph.errors import StageError, describe
 from pygraph.ir.decisions import is_question
-from pygraph.ir.descriptors import Fallback, ScalarArgument
+from pygraph.ir.descriptors import ScalarArgument
 from pygraph.ir.effects import has_effect
 from pygraph.ir.order import note_order
 from pygraph.ir.program import Program
@@ -25,9 +25,10 @@ from pygraph.transforms.host_values.transfers import (
     write_uploads_alike,
 )
 from pygraph.transforms.host_values.uploads import Uploads
+from pygraph.transforms.padding.bounds import Bounds, pad_to_bounds
 
 
-def devicify_program(program: Program) -> Program:
+def devicify_program(program: Program, bounds: Bounds = ()) -> Program:
     """Make the device's part of a Program independent of host values and host memory.
 
     Before::
@@ -66,6 +67,7 @@ def devicify_program(program: Program) -> Program:
 
     Args:
         program: A Program at stage ``aten``; it is not changed.
+        bounds: The most entries of results whose size depends on data, by operation or line: these are padded.
 
     Returns:
         A Program with the same results. All inputs stay, used or not; uploaded constants, and numbers read from
@@ -90,13 +92,14 @@ def devicify_program(program: Program) -> Program:
         return program.replace(history=history)
     edit = GraphEdit(program)
     note_order(edit.graph)
+    fallbacks = pad_to_bounds(edit, bounds) if bounds else []
+    edit.graph.eliminate_dead_code(is_impure_node=has_effect)
     write_uploads_alike(edit.graph)
     arithmetic = device_arithmetic(edit.graph)
     uploads = Uploads(edit, host_constants(edit.graph, program, arithmetic), arithmetic)
     for node in list(edit.graph.nodes):
         if node.target is TO_COPY and is_upload(node):
             uploads.replace_copy(node)
-    fallbacks: list[Fallback] = []
     for node in list(edit.graph.nodes):
         if is_device_operation(node) and not is_question(node):
             fallbacks += replace_host_operands(node, uploads)

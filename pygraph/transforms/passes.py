@@ -67,7 +67,7 @@ class Pass:
         return check_program(result)
 
 
-DEVICIFY = Pass("devicify", devicify_program, ("aten",), left_on_host=undevicified_scalars)
+DEVICIFY = Pass("devicify", devicify_program, ("aten",), options=("bounds",), left_on_host=undevicified_scalars)
 FUSE = Pass("fuse", fuse_program, ("aten",), "kernels")
 INDIRECT = Pass("indirect", indirect_program, ("aten", "kernels"), "pointers", options=("mechanism",))
 GRAPHIFY = Pass("graphify", graphify_program, ("aten", "kernels", "pointers"), "regions")

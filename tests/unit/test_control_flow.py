@@ -155,6 +155,23 @@ def test_what_is_no_part_of_a_graph_runs_between_graphs(fn: Callable[[Tensor], A
     assert any(reason.startswith(BETWEEN) for reason in reasons(fast))
 
 
+@pytest.mark.parametrize("is_used", [True, False])
+def test_draws_behind_a_branch_that_draws(is_used: bool, device: torch.device) -> None:
+    """Are made behind it, although no value says so."""
+
+    def fn(x: Tensor) -> Any:
+        return (drawn(x) if is_used else drawn(x).shape), torch.rand(3, device=x.device)
+
+    x = positive(device)
+    fast = pygraph.jit(fn)
+    for argument in (x, -x, x):
+        found = []
+        for run in (fast, fn):
+            torch.manual_seed(3)
+            found.append(run(argument))
+        assert_same(found[0], found[1], device)
+
+
 def test_an_index_is_looked_up_only_in_its_branch(device: torch.device) -> None:
     table = positive(device)
 

@@ -112,8 +112,9 @@ class Session(proxy_tensor._MakefxTracer):
         import torch._dynamo  # which must not be imported first under modes  # noqa: F401  # pyright: ignore
 
         tracer: Any = self.fx_tracer
+        # Not the mode that notes functions in nodes: Dynamo traces control flow under vmap where it is off only.
         modes: tuple[Any, ...] = (
-            self.python_dispatcher_mode, self.proxy_function_mode, self.torch_fn_metadata_mode, self.proxy_mode,
+            self.python_dispatcher_mode, self.proxy_function_mode, self.proxy_mode,
         )  # fmt: skip
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._found())

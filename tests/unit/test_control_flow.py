@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import UncapturedHigherOrderOpError
 from torch._higher_order_ops import associative_scan, scan, while_loop  # checked with torch 2.11 and 2.13
-from torch._higher_order_ops.map import map as mapped
+from torch._higher_order_ops.map import map as torch_map
 from torch.func import grad, vmap
 
 import pygraph
@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo reads it
 ]
+
+mapped: Any = torch_map  # its annotation says that a body takes a tuple of all further arguments
 
 BETWEEN = "it is control flow or host code"
 

@@ -34,7 +34,7 @@ LINES = (
     "made = x * y; made.mul_(2); b = b + made",
     "y = torch.where(x > 0, y, a)",
 )
-RESULTS = ("y + 0", "a.sum()", "(y.exp() > b)", "torch.stack([x, y])[:, :2]", "b.double() * 2")
+RESULTS = ("y + 0", "a.sum()", "y.exp() > b", "torch.stack([x, y])[:, :2]", "b.double() * 2")
 
 
 @st.composite
@@ -67,9 +67,13 @@ def test_generated_scans(
     fast = pygraph.jit(fn)
     x = torch.randn((length, 3) if dim == 0 else (3, length), generator=torch.Generator().manual_seed(1)).to(device)
     for argument in (x, -x):
-        found = []
-        for run in (fast, fn):
-            torch.manual_seed(3)
-            found.append((run(argument), torch.rand(2, device=device)))
-        assert_same(found[0], found[1], device)
+        torch.manual_seed(3)
+        try:
+            wanted = fn(argument), torch.rand(2, device=device)
+        except RuntimeError as error:  # of some results torch has no gradient
+            with pytest.raises(type(error)):
+                fast(argument)
+            return
+        torch.manual_seed(3)
+        assert_same((fast(argument), torch.rand(2, device=device)), wanted, device)
     assert not fast.explain().to_dict()["fallbacks"], step[1]

@@ -75,8 +75,10 @@ def is_first_gradient(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the node draws from a random generator."""
+    """Whether the node draws from a random generator, or a part of it does if it is control flow."""
     target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return any(is_random(one) for part in _parts(node) for one in part.graph.nodes)
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     for position, argument in enumerate(target._schema.arguments):
@@ -84,6 +86,13 @@ def is_random(node: fx.Node) -> bool:
             value: Any = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
             return bool(value != 0.0)
     return True
+
+
+def _parts(node: fx.Node) -> list[fx.GraphModule]:
+    """The graphs of a node of control flow, which are attributes of the module that it is in."""
+    module = node.graph.owning_module
+    found = [getattr(module, str(one.target), None) for one in node.all_input_nodes if one.op == "get_attr"]
+    return [one for one in found if isinstance(one, fx.GraphModule)]
 
 
 def may_draw(node: fx.Node) -> bool:

@@ -38,6 +38,7 @@ from pygraph.tracing.failing_operations import check_not_caught
 from pygraph.tracing.function_modes import MetaDeviceUses
 from pygraph.tracing.known_numbers import KnownNumbers
 from pygraph.tracing.leaks import remember_line
+from pygraph.tracing.unrolled_scans import steps_of
 from pygraph.tracing.user_scopes import note_operation, open_scopes
 from pygraph.tracing.writes import check_sizes, check_write
 
@@ -116,6 +117,10 @@ class OperationsMode(TorchDispatchMode):
             kwargs = {**(kwargs or {}), "device": torch.device("cuda", torch.cuda.current_device())}
         if isinstance(device, torch.device) and device.type == "meta" and not self._meta.asked:
             kwargs = {**(kwargs or {}), "device": self._device_of_tangent(func, args, device)}
+        steps = steps_of(func, args)
+        if steps is not None:
+            with self:
+                return steps()
         args, kwargs = without_default(args, kwargs or {})
         with self._noticing():
             outs = self._check(func, args, kwargs)

@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pygraph.errors import TraceError
+from pygraph.tracing.unrolled_scans import UnrolledScans
 
 
 class _Here(threading.local):
@@ -99,21 +100,22 @@ class Session(proxy_tensor._MakefxTracer):
     def trace_subgraph(self, f: Callable[..., Any], *args: object) -> fx.GraphModule:
         """Trace a branch, by a tracer of this class."""
         sub = self._make_sub_tracer()
-        with sub._init_modes_from_parent(self):
+        with sub._init_modes_from_parent(self), UnrolledScans():
             return sub._trace_inner(f, *args)
 
     def trace_subgraph_custom_decomp(self, f: Callable[..., Any], decomp_table: Any, *args: object) -> fx.GraphModule:
         """Trace a branch with decompositions of its own."""
         sub = self._make_sub_tracer(decomp_table)
-        with sub._init_modes_from_parent(self):
+        with sub._init_modes_from_parent(self), UnrolledScans():
             return sub._trace_inner(f, *args)
 
     def _trace_inner(self, f: Callable[..., Any], *args: object) -> fx.GraphModule:
         import torch._dynamo  # which must not be imported first under modes  # noqa: F401  # pyright: ignore
 
         tracer: Any = self.fx_tracer
+        # Not the mode that notes functions in nodes: Dynamo traces control flow under vmap where it is off only.
         modes: tuple[Any, ...] = (
-            self.python_dispatcher_mode, self.proxy_function_mode, self.torch_fn_metadata_mode, self.proxy_mode,
+            self.python_dispatcher_mode, self.proxy_function_mode, self.proxy_mode,
         )  # fmt: skip
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._found())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import UncapturedHigherOrderOpError
 from torch._higher_order_ops import associative_scan, scan, while_loop  # checked with torch 2.11 and 2.13
+from torch._higher_order_ops.map import map as torch_map
 from torch.func import grad, vmap
 
 import pygraph
+from pygraph.tracing import unrolled_scans
 from tests import extent
 from tests.steps import assert_one_graph, assert_same
 
@@ -21,7 +25,10 @@ pytestmark = [
     pytest.mark.rotates,
     pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace"),
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo reads it
 ]
+
+mapped: Any = torch_map  # its annotation says that a body takes a tuple of all further arguments
 
 BETWEEN = "it is control flow or host code"
 
@@ -65,15 +72,6 @@ def counted_loop(x: Tensor) -> Tensor:
 
 def loop_on_values(x: Tensor) -> Tensor:
     return while_loop(lambda x: x.abs().sum() < 50, lambda x: (x * 1.5,), (x,))[0]
-
-
-def running_sum(x: Tensor) -> Any:
-    return scan(lambda c, x: (c + x, (c * x).clone()), torch.zeros(4, device=x.device), x)
-
-
-def backward_scan(x: Tensor) -> Any:
-    start = {"sum": torch.zeros(4, device=x.device)}
-    return scan(lambda c, x: ({"sum": c["sum"] + x["x"]}, {"y": c["sum"] * x["x"]}), start, {"x": x}, reverse=True)
 
 
 def after_and_before(x: Tensor) -> Tensor:
@@ -123,16 +121,6 @@ def test_every_replay_takes_its_own_branch(fn: Callable[[Tensor], Any], device: 
     assert_one_graph(fast, 7)
 
 
-@pytest.mark.parametrize("fn", [running_sum, backward_scan], ids=lambda fn: fn.__name__)
-def test_a_scan_runs_between_graphs(fn: Callable[[Tensor], Any], device: torch.device) -> None:
-    x = positive(device)
-    fast = pygraph.jit(fn)
-    for argument in (x, -x, 3 * x, -x, x):
-        assert_same(fast(argument), fn(argument), device)
-    assert set(reasons(fast)) == {BETWEEN}
-    assert fast.cache_info().misses == 1
-
-
 def drawn(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda x: x + torch.rand_like(x), lambda x: x - 1, (x,))
 
@@ -153,6 +141,23 @@ def test_what_is_no_part_of_a_graph_runs_between_graphs(fn: Callable[[Tensor], A
             found.append((run(argument), torch.rand(2, device=device)))
         assert_same(found[0], found[1], device)
     assert any(reason.startswith(BETWEEN) for reason in reasons(fast))
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_draws_behind_a_branch_that_draws(is_used: bool, device: torch.device) -> None:
+    """Are made behind it, although no value says so."""
+
+    def fn(x: Tensor) -> Any:
+        return (drawn(x) if is_used else drawn(x).shape), torch.rand(3, device=x.device)
+
+    x = positive(device)
+    fast = pygraph.jit(fn)
+    for argument in (x, -x, x):
+        found = []
+        for run in (fast, fn):
+            torch.manual_seed(3)
+            found.append(run(argument))
+        assert_same(found[0], found[1], device)
 
 
 def test_an_index_is_looked_up_only_in_its_branch(device: torch.device) -> None:
@@ -224,6 +229,172 @@ def test_an_associative_scan_is_one_graph(name: str, device: torch.device) -> No
     assert_one_graph(fast, 3)
 
 
+def running_sum(x: Tensor) -> Any:
+    return scan(lambda c, x: (c + x, (c * x).clone()), torch.zeros(4, device=x.device), x)
+
+
+def backward_scan(x: Tensor) -> Any:
+    """From the end, with pytrees, several carried tensors and results, and more of them than steps."""
+    start = {"sum": torch.zeros(4, device=x.device), "last": x[0] * 2}
+
+    def step(c: Any, x: Any) -> Any:
+        return {"sum": c["sum"] + x["x"], "last": x["y"].sin()}, {"y": c["sum"] * x["x"], "z": c["last"].sum()}
+
+    return scan(step, start, {"x": x, "y": x + 1}, reverse=True)
+
+
+def along_the_last_dimension(x: Tensor) -> Any:
+    """Of slices that do not lie together."""
+    return scan(lambda c, x: (c + x, torch.stack([c, x]).view(-1)), x.sum(1), x.exp(), dim=-1)
+
+
+def closing_over_values(x: Tensor) -> Any:
+    """Which the graph makes; the results are used in it."""
+    weight, start = x.t() @ x, torch.ones(4, device=x.device)
+    last, all_of_them = scan(lambda c, x: (torch.tanh(c @ weight + x), c * weight[0]), start, x * 2)
+    return all_of_them[1:] @ weight + last, x + 1
+
+
+def drawing(x: Tensor) -> Any:
+    """At each step; torch 2.11 draws for one more."""
+    last, noise = scan(lambda c, x: (c + x * torch.rand_like(x), torch.rand_like(x)), torch.zeros_like(x[0]), x)
+    return last, noise, mapped(lambda x: nn.functional.dropout(x, 0.5), x), torch.rand(2, device=x.device)
+
+
+def updating_what_it_makes(x: Tensor) -> Any:
+    def step(c: Tensor, x: Tensor) -> Any:
+        made = c * x
+        made.add_(1)
+        return c + made, made
+
+    return scan(step, torch.zeros(4, device=x.device), x)
+
+
+def mapped_trees(x: Tensor) -> Any:
+    return mapped(lambda a, k: (a[0] * a[1]["b"] + k, {"sum": a[0].sum()}), (x, {"b": x.sin()}), x[0] * 2)
+
+
+def scans_in_a_map(x: Tensor) -> Any:
+    return mapped(lambda row: scan(lambda c, x: (c + x, c * x), row.sum(), row), x)
+
+
+def branch_in_a_scan(x: Tensor) -> Any:
+    def step(c: Tensor, x: Tensor) -> Any:
+        return torch.cond(x.sum() > 1.5, lambda c, x: c + x, lambda c, x: c - x, (c, x)), c * x
+
+    return scan(step, torch.zeros(4, device=x.device), x)
+
+
+def scan_in_a_branch(x: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: running_sum(x)[1], lambda x: x - 1, (x,))
+
+
+def gradient_of_a_scan(x: Tensor) -> Any:
+    leaf = x.detach().requires_grad_()
+    values, _ = closing_over_values(leaf)
+    dropped = mapped(lambda x: nn.functional.dropout(x.sin(), 0.5), leaf)
+    return torch.autograd.grad(values.sin().sum() + dropped.sum(), leaf)
+
+
+def number_in_a_scan(x: Tensor) -> Any:
+    return scan(lambda c, x: (c + x.sum().item(), c * x), torch.zeros(4, device=x.device), x)
+
+
+def scan_of_rows(x: Tensor) -> Any:
+    return vmap(lambda row: scan(lambda c, x: (c + x, c * x), row[0].clone(), row))(x)
+
+
+def unchecked(x: Tensor) -> Any:
+    """Torch's operation itself, whose body gives what it takes."""
+    return torch.ops.higher_order.scan(lambda c, x: (c, x), [x[0] * 2], [x], ())
+
+
+SCANS: list[Callable[[Tensor], Any]] = [
+    running_sum, backward_scan, along_the_last_dimension, closing_over_values, drawing, updating_what_it_makes,
+    mapped_trees, scans_in_a_map, branch_in_a_scan, scan_in_a_branch, gradient_of_a_scan,
+    scan_of_rows, unchecked,
+]  # fmt: skip
+
+
+NUMBERS_FAIL = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.11: Dynamo fails on it in eager")
+
+
+@pytest.mark.parametrize("fn", [*SCANS, pytest.param(number_in_a_scan, marks=NUMBERS_FAIL)], ids=lambda fn: fn.__name__)
+def test_a_scan_is_unrolled(fn: Callable[[Tensor], Any], device: torch.device) -> None:
+    x = positive(device)
+    fast = pygraph.jit(fn)
+    for argument in (x, -x, 3 * x):
+        found = []
+        for run in (fast, fn):
+            torch.manual_seed(3)
+            found.append((run(argument), torch.rand(2, device=device)))
+        assert_same(found[0], found[1], device)
+    assert_one_graph(fast, 3)
+
+
+def gives_what_it_takes(x: Tensor) -> Any:
+    return scan(lambda c, x: (c + x, x), torch.zeros(4, device=x.device), x)
+
+
+def updates_what_it_takes(x: Tensor) -> Any:
+    return scan(lambda c, x: (c.add_(x), c * x), torch.zeros(4, device=x.device), x)
+
+
+def carries_another_dtype(x: Tensor) -> Any:
+    return scan(lambda c, x: ((c + x).double(), c * x), torch.zeros(4, device=x.device), x)
+
+
+def decides(x: Tensor) -> Any:
+    return scan(lambda c, x: (c + x if x.sum() > 0 else c - x, c * x), torch.zeros(4, device=x.device), x)
+
+
+REFUSED: dict[Callable[[Tensor], Any], type[Exception]] = {
+    gives_what_it_takes: UncapturedHigherOrderOpError,
+    updates_what_it_takes: UncapturedHigherOrderOpError,
+    carries_another_dtype: UncapturedHigherOrderOpError,
+    decides: UncapturedHigherOrderOpError,
+    lambda x: running_sum(x[:0]): RuntimeError,
+    lambda x: mapped(torch.sin, x[:0]): RuntimeError,
+}
+
+
+@pytest.mark.parametrize("fn", extent.third([*REFUSED]), ids=lambda fn: fn.__name__)
+def test_errors_of_a_scan_are_those_of_eager(fn: Callable[[Tensor], Any], device: torch.device) -> None:
+    x, texts = positive(device), list[str]()
+    for run in (fn, pygraph.jit(fn)):
+        with pytest.raises(REFUSED[fn]) as caught:
+            run(x)
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("fn", [running_sum, drawing, scans_in_a_map], ids=lambda fn: fn.__name__)
+def test_a_long_scan_runs_between_graphs(
+    fn: Callable[[Tensor], Any], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unrolled_scans, "MOST_OPERATIONS", 4)
+    x = positive(device)
+    fast = pygraph.jit(fn)
+    for argument in (x, -x, 3 * x):
+        found = []
+        for run in (fast, fn):
+            torch.manual_seed(3)
+            found.append((run(argument), torch.rand(2, device=device)))
+        assert_same(found[0], found[1], device)
+    assert set(reasons(fast)) == {BETWEEN}
+    assert fast.cache_info().misses == 1
+
+
+def test_steps_are_counted_with_those_of_scans_inside(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five scans of four steps, with two operations each at least."""
+    x = positive(device)
+    operations = len(list(pygraph.trace(scans_in_a_map)(x).nodes))
+    for most, unrolled in ((operations, True), (39, False)):
+        monkeypatch.setattr(unrolled_scans, "MOST_OPERATIONS", most)
+        found = [str(node.target) for node in pygraph.trace(scans_in_a_map)(x).nodes]
+        assert ("map_impl" not in found) == unrolled
+
+
 def test_a_live_number_as_predicate_is_baked_in(device: torch.device) -> None:
     x = positive(device)
     fast = pygraph.jit(lambda x, k: torch.cond(k > 1, lambda x: x + 1, lambda x: x - 1, (x,)))
@@ -270,14 +441,13 @@ def test_parameters_that_a_branch_reads_stay_live(device: torch.device) -> None:
 
 @pytest.mark.parametrize("fn", [branch, closes_over_a_value], ids=lambda fn: fn.__name__)
 def test_branches_under_vmap_are_those_of_eager(fn: Callable[[Tensor], Tensor], device: torch.device) -> None:
-    """Torch cannot trace it, so it runs as it is; each row takes its own branch."""
+    """Each row takes its own branch."""
     x = positive(device)
     x[::2] *= -1
-    rows = torch.stack([fn(row) for row in x])
     fast = pygraph.jit(vmap(fn))
-    for _ in range(3):
-        assert_same(fast(x), rows, device)
-    assert reasons(fast)
+    for argument in (x, -x, x):
+        assert_same(fast(argument), torch.stack([fn(row) for row in argument]), device)
+    assert_one_graph(fast, 3)
 
 
 @pytest.mark.parametrize("fn", extent.third([branch, counted_loop, running_sum]), ids=lambda fn: fn.__name__)
@@ -312,15 +482,23 @@ def test_operations_in_branches_have_source_lines(device: torch.device) -> None:
     assert node.meta["source"].startswith("test_control_flow.py:")
 
 
-def test_gradients_from_outside_through_a_module_in_a_branch(device: torch.device) -> None:
+def module_in_a_branch(net: nn.Module, x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: net(x), lambda x: x * 2 - 1, (x,))
+
+
+def module_in_a_scan(net: nn.Module, x: Tensor) -> Tensor:
+    last, values = scan(lambda c, x: (net(c) * x, c - x), torch.ones(4, device=x.device), x)
+    return last + values
+
+
+@pytest.mark.parametrize("of_a_module", [module_in_a_branch, module_in_a_scan], ids=lambda fn: fn.__name__)
+def test_gradients_from_outside_through_a_module(
+    of_a_module: Callable[[nn.Module, Tensor], Tensor], device: torch.device
+) -> None:
     """Of the branch that is taken; both the forward and the backward are graphs."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).to(device)
-
-    def fn(x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x: net(x), lambda x: x * 2 - 1, (x,))
-
-    fast, x = pygraph.jit(fn), positive(device)
+    fast, x = pygraph.jit(fn := functools.partial(of_a_module, net)), positive(device)
     for argument in (x, -x, 3 * x, -x, x, x):
         found = []
         for run in (fast, fn):

@@ -92,6 +92,8 @@ def call_report(entry: Entry, *, profile: bool = False) -> CallReport:
     elif program is not None:
         counts["kernels"] = count_kernels(program.nodes)
     regions = program.regions if program is not None else ()
+    if executable is not None:
+        regions = executable.reported_regions()
     fallbacks = entry.fallbacks if executable is None else executable.fallbacks
     measured = _profile(entry) if profile else None
     return CallReport(

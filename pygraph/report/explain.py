@@ -166,6 +166,8 @@ class Explanation:
         )
         for line, count in chosen.items():
             yield Text(line if count == 1 else f"{line} (in {count} kinds of calls)")
+        for call in self.calls:
+            yield from map(Text, call.between_graphs)
         for report in self.donated:
             what = "became a result's" if report.reason is None else f"was not used: {report.reason}"
             yield Text(f"donated ×{report.count}: {report.argument}: its memory {what}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class BoundRegion:
         unkeyed: Inputs of the graph that operations outside of graphs make: their layout is in no cache key.
         adoption: The arguments whose memory its results take over.
         review: What measures its selection again, while that is provisional.
+        least: Seconds of the host for its ordinary launches, the least that were measured; None if none were.
     """
 
     region: Region
@@ -34,6 +36,7 @@ class BoundRegion:
     unkeyed: list[int] = dataclasses.field(default_factory=list[int])
     adoption: Adoption | None = None
     review: Review | None = None
+    least: float | None = None
 
     def border(self, env: Values) -> tuple[list[torch.Tensor], list[Any]]:
         """The tensors and the numbers that it takes."""
@@ -43,6 +46,14 @@ class BoundRegion:
         """Run by ordinary launches, and add the results to the environment."""
         inputs, numbers = self.border(env)
         env.update(zip(self.body.outputs, self.body.run(inputs, numbers), strict=True))
+
+    def run_measured(self, env: Values) -> None:
+        """`run`, with a note of what launches have taken, waiting for the device included."""
+        begin = time.perf_counter()
+        self.run(env)
+        seconds = time.perf_counter() - begin
+        if self.graph is None:
+            self.least = seconds if self.least is None else min(self.least, seconds)
 
     def run(self, env: Values) -> None:
         """Run as it was selected, and add the results to the environment."""

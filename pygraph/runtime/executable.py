@@ -16,7 +16,7 @@ from torch import fx
 
 from pygraph.errors import CaptureError
 from pygraph.ir.decisions import DecisionError
-from pygraph.ir.descriptors import Argument, Captured, Fallback
+from pygraph.ir.descriptors import Argument, Captured, Fallback, Region
 from pygraph.ir.effects import count_kernels, root, writes_memory, written_arguments
 from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program
@@ -52,6 +52,10 @@ class RefusedNodesError(CaptureError):
     def __init__(self, program: Program, nodes: Sequence[fx.Node], reason: str) -> None:
         super().__init__(reason)
         self.program, self.nodes, self.reason = program, nodes, reason
+
+
+_MEASURED_CALLS = 8
+"""Calls in which the time of regions that are no graphs is measured, which costs a call some tenths of a microsecond."""
 
 
 class Executable:
@@ -98,6 +102,7 @@ class Executable:
         self.resumptions = resuming.Resumptions()
         self.selections: dict[int, Selection] = {}
         self.recorded = 0
+        self._unmeasured = _MEASURED_CALLS
         try:
             self._build(leaves)
         except (RefusedError, InterruptedCaptureError) as error:
@@ -230,6 +235,9 @@ class Executable:
             safe = leaves if self._reused is None else self._reused.moved_out(leaves, self._shows_arguments)
             env = self.convention.values(leaves if safe is None else safe)
             run = BoundRegion.run if safe is not None else BoundRegion.launch
+            if self._unmeasured and safe is not None:
+                self._unmeasured -= 1
+                run = BoundRegion.run_measured
             stopped = resuming.here.stopped
             number = begin = 0 if stopped is None else resuming.begin_of(self, leaves, env)
             try:
@@ -373,6 +381,16 @@ class Executable:
     def graphs(self) -> list[RegionGraph]:
         """The recorded graphs, in the order in which they run."""
         return [bound.graph for bound in self.regions if bound.graph is not None]
+
+    def reported_regions(self) -> tuple[Region, ...]:
+        """The Program's regions, those that are no graphs with what the host has taken for them."""
+        least = {bound.region.index: bound.least for bound in self.regions if bound.least is not None}
+        return tuple(
+            dataclasses.replace(one, times=(("launch", round(1e6 * least[one.index], 1)),))
+            if one.index in least and one.selection is None
+            else one
+            for one in self.program.regions
+        )
 
     def launched_nodes(self) -> list[fx.Node]:
         """The nodes that run outside of graphs."""

@@ -112,3 +112,15 @@ def test_calls_that_are_differentiated_from_outside(x: torch.Tensor) -> None:
     calls = " ".join(line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│"))  # it may wrap
     assert "forward(<lambda>): args[0]" in calls
     assert [entry["differentiated"] for entry in fn.explain().to_dict()["entries"]] == [True, False, False]
+
+
+def test_regions_that_are_no_graphs_say_what_they_cost(x: torch.Tensor) -> None:
+    fn = pygraph.jit(lambda x: (x * 2)[x > 0].sum() + 1)
+    for _ in range(12):
+        fn(x)
+    report = fn.explain()
+    costs = {region["kind"]: region["times_us"] for region in report.to_dict()["regions"]}
+    assert costs["eager"].keys() == {"launch"}
+    assert costs["eager"]["launch"] > 0
+    assert "is no graph (the shape of its result depends on data, test_explain.py" in str(report)
+    assert "of the host, waiting included" in str(report)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import math
 import random
 import signal
 import sys
@@ -78,6 +79,7 @@ _OWNERS: dict[str, Any] = {
     "torch.fx._lazy_graph_module": torch.fx._lazy_graph_module,
     "proxy_tensor": torch.fx.experimental.proxy_tensor,
     "activation": activation,
+    "math": math,
     "random": random,
     "numpy.random": np.random,
     "SymInt": torch.SymInt,

@@ -67,12 +67,13 @@ class CallReport:
     @property
     def between_graphs(self) -> list[str]:
         """For each region that is no graph, what it takes of a call, as it was measured."""
-        return [
-            f"region {region.index} is no graph ({region.reason or 'work of the host'}"
-            f"{f', {region.source}' if region.source else ''}): {region.times[0][1]:.1f} µs of the host, waiting included"
-            for region in self.regions
-            if region.selection is None and region.times and not self.differentiated
-        ]
+        lines: list[str] = []
+        for region in self.regions:
+            if region.selection is None and region.times and not self.differentiated:
+                why = ", ".join(filter(None, (region.reason or "work of the host", region.source)))
+                time = f"{region.times[0][1]:.1f} µs of the host, waiting included"
+                lines.append(f"region {region.index} is no graph ({why}): {time}")
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the report to plain data."""

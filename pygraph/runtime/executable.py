@@ -55,7 +55,7 @@ class RefusedNodesError(CaptureError):
 
 
 _MEASURED_CALLS = 8
-"""Calls in which the time of regions that are no graphs is measured, which costs a call some tenths of a microsecond."""
+"""Calls in which the time of regions that are no graphs is measured, which costs them some tenths of a microsecond."""
 
 
 class Executable:

@@ -1,4 +1,4 @@
-"""Locations of iterators and calls of the system: entries, variables, attributes, slots, defaults, bound arguments."""
+"""Locations of iterators and functions to replace: entries, variables, attributes, slots, defaults, bound arguments."""
 
 # Iterators give values of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -18,13 +18,14 @@ from pygraph.guards.environment import Environment
 from pygraph.guards.iterators import is_generator, is_generator_or_method, is_opaque
 from pygraph.guards.locations import Item, Variable
 from pygraph.guards.system_calls import is_system_call
+from pygraph.tracing.math_functions import is_math_function
 
 Access: TypeAlias = tuple[Callable[[], object], Callable[[object], object], object]
 """How to read a location, how to set it, and its value."""
 
 
 def locations_of(environment: Environment) -> Iterator[Access]:
-    """Locations of iterators, torch's generators, calls of the system, and tuples with them.
+    """Locations of iterators, torch's generators, calls of the system, functions of ``math``, and tuples with them.
 
     Yields:
         How to read a location, how to set it, and its value.
@@ -61,7 +62,7 @@ def generators_of(environment: Environment) -> list[torch.Generator]:
 def _may_be(value: object) -> bool:
     if issubclass(type(value), tuple):
         return is_opaque(value) or any(map(_may_be, value))  # pyright: ignore
-    return is_opaque(value) or is_generator_or_method(value) or is_system_call(value)
+    return is_opaque(value) or is_generator_or_method(value) or is_system_call(value) or is_math_function(value)
 
 
 def _inside(value: Any) -> Iterator[Access]:
@@ -70,6 +71,8 @@ def _inside(value: Any) -> Iterator[Access]:
         if value.__defaults__ and _may_be(value.__defaults__):
             yield lambda: value.__defaults__, functools.partial(setattr, value, "__defaults__"), value.__defaults__
     elif issubclass(type(value), functools.partial):
+        if _may_be(value.func):
+            yield lambda: value.func, functools.partial(_set_function, value), value.func
         if _may_be(value.args):
             yield lambda: value.args, functools.partial(_set_arguments, value), value.args
     elif issubclass(type(value), collections.deque):
@@ -81,6 +84,11 @@ def _inside(value: Any) -> Iterator[Access]:
             with contextlib.suppress(AttributeError):  # it holds nothing
                 if _may_be(item := slot.__get__(value)):
                     yield functools.partial(_slot, slot, value), functools.partial(slot.__set__, value), item
+
+
+def _set_function(partial: functools.partial[Any], function: object) -> None:
+    state: Any = (function, partial.args, partial.keywords, vars(partial))
+    partial.__setstate__(state)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _set_arguments(partial: functools.partial[Any], args: object) -> None:

@@ -3,6 +3,7 @@
 For the time of a trace, a proxy is stored wherever such an iterator was found. It refuses calls that would move the
 iterator on. Other threads that find the proxy meanwhile reach the iterator through it. Classes of torch and of the
 standard library that are written in Python, as data loaders and Python's random generators, are watched themselves.
+Functions of ``math`` are replaced in the same places (see `pygraph.tracing.math_functions`).
 """
 
 # Iterators give values of any type.
@@ -25,10 +26,12 @@ from pygraph.guards.iterators import is_drawing, is_generator, is_generator_or_m
 from pygraph.guards.system_calls import is_system_call
 from pygraph.ir.source_lines import user_frame
 from pygraph.tracing.explicit_generators import SEED_BEFORE, WatchedGenerator, is_watched
+from pygraph.tracing.function_proxies import original_of
 from pygraph.tracing.iterator_classes import watched_classes
 from pygraph.tracing.iterator_locations import locations_of
+from pygraph.tracing.math_functions import is_math_function, math_served, proxy_of
 from pygraph.tracing.streams import watched_streams
-from pygraph.tracing.system_calls import SystemCall, original_of, watched_outputs, watched_paths
+from pygraph.tracing.system_calls import SystemCall, watched_outputs, watched_paths
 
 _PASS_IT = "Pass the batch or the number as an argument."
 
@@ -47,6 +50,7 @@ class Iterators:
 
     Args:
         environment: What it can reach.
+        numbers: Whether it is passed live numbers, with which functions of ``math`` compute.
 
     Attributes:
         problem: The first iterator that was asked, in words; None if none was.
@@ -55,8 +59,8 @@ class Iterators:
         generators: The substitutes for random generators of torch's, by the generators' ids.
     """
 
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
+    def __init__(self, environment: Environment, *, numbers: bool) -> None:
+        self._environment, self._numbers = environment, numbers
         self._thread: int | None = None
         self._process = os.getpid()
         self._proxies: dict[int, IteratorProxy] = {}
@@ -74,6 +78,8 @@ class Iterators:
             undo.enter_context(watched_paths(self._refuse_call))
             undo.enter_context(watched_outputs(self._refuse_call))
             undo.enter_context(watched_streams(self._refuse_call))
+            if self._numbers:
+                undo.enter_context(math_served())
             try:
                 for get, put, value in locations_of(self._environment):
                     instead = self.substitute(value)
@@ -122,7 +128,7 @@ class Iterators:
         raise TraceError(self.problem)
 
     def substitute(self, value: Any) -> Any:
-        """The proxy for an iterator or a random generator, or a tuple with proxies in it; any other value itself."""
+        """The proxy for an iterator, a generator or a function, or a tuple with proxies in it; else the value."""
         if is_watched(value):
             if id(value) not in self.generators:
                 self.generators[id(value)] = WatchedGenerator(value, self._refuse_seeding)
@@ -131,6 +137,8 @@ class Iterators:
             return getattr(self.substitute(value.__self__), value.__name__)
         if is_system_call(value):
             return SystemCall(value, self._refuse_call)
+        if is_math_function(value):
+            return proxy_of(value) if self._numbers else value
         if is_opaque(value):
             return self._proxies.setdefault(id(value), IteratorProxy(value, self))
         if issubclass(type(value), tuple):

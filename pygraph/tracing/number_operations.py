@@ -8,11 +8,10 @@ nothing of, or do otherwise (``math.cos(k)``, ``round(k)``, ``k % 0.3``), is com
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from pygraph.ir.leaves import is_live_number
 from pygraph.tracing.live_numbers import Live, LiveBool, LiveFloat, LiveInt, Source, known_value
 from pygraph.tracing.number_uses import NumberUses, constant_text, is_short
-from pygraph.tracing.patches import replaced
+from pygraph.tracing.user_frames import called_by_user
 
 _UNARY = {"__neg__": "-{}", "__pos__": "+{}", "__abs__": "abs({})"}
 _BINARY = {
@@ -29,18 +28,14 @@ _BINARY = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_OF_BITS = {"and_": "&", "or_": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}
 
 # Symbols compute these of floats by other formulas than Python.
 _INEXACT_OF_FLOATS = ("floordiv", "mod", "pow")
 
-_ROUNDING = ("__round__", "__floor__", "__ceil__", "__trunc__")
+_METHODS = ("is_integer", "as_integer_ratio", "bit_length", "bit_count")
 
-_OF_MATH = (
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "comb", "copysign", "cos", "cosh",
-    "degrees", "dist", "erf", "erfc", "exp", "exp2", "expm1", "fabs", "factorial", "floor", "fmod", "gamma", "gcd",
-    "hypot", "isclose", "isfinite", "isinf", "isnan", "isqrt", "lcm", "ldexp", "lgamma", "log", "log10", "log1p",
-    "log2", "nextafter", "perm", "pow", "radians", "remainder", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "ulp",
-)  # fmt: skip
+_ROUNDING = ("__round__", "__floor__", "__ceil__", "__trunc__")
 
 
 def source_of(function: Callable[..., Any], form: str, operands: Sequence[Any]) -> tuple[Source, NumberUses] | None:
@@ -89,6 +84,14 @@ def derived(name: str, function: Callable[..., Any], operands: Sequence[Any]) ->
 def _as_input(source: Source, uses: NumberUses) -> Any:
     take = uses.derive if is_live_number(source.value) else uses.decide
     return take(source.text, source.value, source.leaves)
+
+
+def _as_inputs(source: Source, uses: NumberUses) -> Any:
+    """The result that is a number, or a tuple of numbers."""
+    if type(source.value) is not tuple:
+        return _as_input(source, uses)
+    items = enumerate(source.value)
+    return tuple(_as_input(Source(f"{source.text}[{index}]", item, source.leaves), uses) for index, item in items)
 
 
 # ---- operators -----------------------------------------------------------------------------------------------------
@@ -152,6 +155,28 @@ def _rounding(kind: Any, name: str) -> None:
     setattr(kind, name, operate)
 
 
+def _method(kind: Any, name: str) -> None:
+    """Define a method of numbers that user code calls; torch has its own for some."""
+
+    def method_of(self: Any) -> Any:
+        if self.source is None or not called_by_user(2, None):
+            return getattr(super(Live, self), name)
+        getattr(self.source.value, name)  # numbers of some types do not have it
+        return functools.partial(_of_method, name, self)
+
+    setattr(kind, name, property(method_of))
+
+
+def _of_method(name: str, number: Any) -> Any:
+    found = source_of(operator.methodcaller(name), f"({{}}).{name}()", (number,))
+    return getattr(number.known_value(), name)() if found is None else _as_inputs(*found)
+
+
+def _inverted(self: Any) -> Any:
+    found = source_of(operator.invert, "(~{})", (self,))
+    return -1 - self if found is None else _as_input(*found)
+
+
 def _define_operators() -> None:
     for kind in (LiveInt, LiveFloat):
         for name, form in _UNARY.items():
@@ -165,6 +190,13 @@ def _define_operators() -> None:
             _rounding(kind, name)
         setattr(kind, "__divmod__", _divided)  # noqa: B010  # which the class does not have of torch
         setattr(kind, "__rdivmod__", _divides)  # noqa: B010
+        for name in _METHODS:
+            _method(kind, name)
+    for function_name, sign in _OF_BITS.items():
+        name, function = function_name.strip("_"), getattr(operator, function_name)
+        _operator(LiveInt, f"__{name}__", f"({{}} {sign} {{}})", function)
+        _operator(LiveInt, f"__r{name}__", f"({{}} {sign} {{}})", function, is_reflected=True)
+    setattr(LiveInt, "__invert__", _inverted)  # noqa: B010  # likewise
     for name in (*_ARITHMETIC, "and_", "or_", "xor"):
         short = name.strip("_")
         _operator_of_bool(f"__{short}__", getattr(operator, name))
@@ -179,25 +211,48 @@ _define_operators()
 # ---- functions -----------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def math_served() -> Generator[None, None, None]:
-    """Have the functions of ``math`` know live numbers, for the time of a trace."""
-    with contextlib.ExitStack() as stack:
-        for name in _OF_MATH:
-            if hasattr(math, name):
-                stack.enter_context(replaced(math, name, functools.partial(_knowing_live, f"math.{name}")))
-        yield
+def called(name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The result of a function of numbers, or of lists and tuples of some: a number, or a tuple of numbers.
+
+    Args:
+        name: The function's name in Python.
+        function: The function.
+        args: What it is called with; any of it may be live.
+        kwargs: Likewise, by name.
+    """
+    found = _source_of_call(name, function, args, kwargs)
+    return function(*args, **kwargs) if found is None else _as_inputs(*found)
 
 
-def _knowing_live(text: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def knowing(*args: Any, **kwargs: Any) -> Any:
-        live = [arg for arg in args if type(arg) in (LiveInt, LiveFloat)]
-        if live and not kwargs and all(arg.source is not None for arg in live):
-            return derived(text, function, args)
-        return function(*args, **kwargs)
+def _source_of_call(
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Source, NumberUses] | None:
+    """The numbers and operations that a result is made of; None if none is live, or that cannot be told of all."""
+    operands: list[Any] = []
+    parts = [_form(arg, operands) for arg in args]
+    parts += [f"{key}={_form(value, operands)}" for key, value in kwargs.items()]
 
-    return knowing
+    def of_operands(*values: Any) -> Any:
+        rest = iter(values)
+        return function(*[_filled(arg, rest) for arg in args], **{k: _filled(arg, rest) for k, arg in kwargs.items()})
+
+    if not any(isinstance(operand, Live) for operand in operands):
+        return None
+    return source_of(of_operands, f"{name}({', '.join(parts)})", operands)
+
+
+def _form(value: Any, operands: list[Any]) -> str:
+    """The text of an argument, with braces in place of its numbers, which are appended to the operands."""
+    if type(value) in (list, tuple):
+        items = "".join([f"{_form(item, operands)}, " for item in value])
+        return f"[{items}]" if type(value) is list else f"({items})"
+    operands.append(value)
+    return "{}"
+
+
+def _filled(value: Any, operands: Iterator[Any]) -> Any:
+    """An argument with the next operands in place of its numbers."""
+    return type(value)(_filled(item, operands) for item in value) if type(value) in (list, tuple) else next(operands)
 
 
 def ufunc_result(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: Any) -> Any:
@@ -213,3 +268,15 @@ def ufunc_result(ufunc: Any, method: str, inputs: Sequence[Any], kwargs: Any) ->
     if found is None or not isinstance(found[0].value, np.generic):
         return NotImplemented
     return _as_input(*found)
+
+
+def numpy_result(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The result of another function of NumPy's for live numbers, if it is a number.
+
+    Returns:
+        The result; ``NotImplemented`` if it is another one.
+    """
+    if getattr(np, function.__name__, None) is not function:
+        return NotImplemented
+    found = _source_of_call(f"np.{function.__name__}", function, args, kwargs)
+    return _as_input(*found) if found is not None and isinstance(found[0].value, np.generic) else NotImplemented

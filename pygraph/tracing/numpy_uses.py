@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.tracing.live_numbers import known_value
-from pygraph.tracing.number_operations import ufunc_result
+from pygraph.tracing.number_operations import numpy_result, ufunc_result
 
 _SYMBOLS: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -36,6 +36,9 @@ def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
 
 def _array_function(self: Any, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
     del self, types
+    found = numpy_result(func, args, kwargs)
+    if found is not NotImplemented:
+        return found
     return func(*_with_numbers(args), **_with_numbers(kwargs))
 
 

@@ -29,7 +29,7 @@ _WRONG_CALL = re.compile(
 )
 """Python's words for a call that does not fit a signature, 3.11 to 3.14."""
 
-_OF_THE_TRACE = re.compile(r"\b(FakeTensor|FunctionalTensor|Sym(Int|Float|Bool))\b")
+_OF_THE_TRACE = re.compile(r"\b(FakeTensor|FunctionalTensor|(Sym|Live)(Int|Float|Bool))\b")
 
 
 def is_own_error(failure: Exception) -> bool:

@@ -31,6 +31,7 @@ from pygraph.errors import (
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, CapturedGenerator, Input
+from pygraph.ir.leaves import is_live_number
 from pygraph.ir.random_states import drop_idle_states
 from pygraph.ir.source_lines import first_line, user_line
 from pygraph.tracing.argument_changes import ArgumentChanges
@@ -60,7 +61,6 @@ from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_arrays import arrays_served
 from pygraph.tracing.live_numbers import texts_noticed
 from pygraph.tracing.number_conditions import Comparison
-from pygraph.tracing.number_operations import math_served
 from pygraph.tracing.number_uses import NumberUses, UsedNumbers
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
@@ -149,7 +149,9 @@ def record(
     """
     call = f"trace({name})(…)"
     uses = NumberUses() if uses is None else uses
-    iterators = Iterators(environment)
+    leaves = pytree.tree_leaves((args, kwargs))
+    numbers = any(is_live_number(leaf) and index not in static for index, leaf in enumerate(leaves))
+    iterators = Iterators(environment, numbers=numbers)
     arguments = fake_arguments(call, (args, kwargs), static, uses, iterators.substitute)
     changes = ArgumentChanges(arguments)
     fake_args, fake_kwargs = arguments.unflatten()
@@ -253,7 +255,7 @@ class _Watches:
         with (
             self._accumulations.watched(self._environment.differentiable), fake_tracing(arguments.mode),
             torch.inference_mode(False), torch.set_grad_enabled(grad),
-            texts_noticed(arguments.symbols, arguments.uses.asked), math_served(), numpy_served(), arrays_served(),
+            texts_noticed(arguments.symbols, arguments.uses.asked), numpy_served(), arrays_served(),
             self.generators.watched(), self.iterators.hidden(), self.questions.noticed(),
         ):  # fmt: skip
             yield

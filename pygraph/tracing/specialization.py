@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -82,7 +83,7 @@ def record_specialized(
 def _suspected_numbers(error: TraceError, leaves: list[Any], static: frozenset[int], asked: set[int]) -> set[int]:
     """The leaves of live numbers without whose symbols a function may not have failed."""
     numbers = {index: leaf for index, leaf in enumerate(leaves) if is_live_number(leaf)}
-    if any(text in str(error) for text in _WANTS_INTEGERS):
+    if any(text in str(error) for text in _WANTS_INTEGERS) or _OF_LIVE_NUMBERS.search(str(error)):
         integers = {index for index, leaf in numbers.items() if isinstance(leaf, (int, np.integer))}
         return set(numbers) if integers <= static else integers
     if asked <= static and _may_be_for_a_symbol(error.__cause__):
@@ -92,6 +93,10 @@ def _suspected_numbers(error: TraceError, leaves: list[Any], static: frozenset[i
 
 # Messages of torch where an operation takes sizes as plain integers only (torch 2.11 to 2.13).
 _WANTS_INTEGERS = ("SymIntArrayRef expected to contain", "dispatch_on_subclass called with NO overloaded args")
+
+
+# Code in C names the class of what it is given, where it takes numbers only: "expected a long, but got LiveInt".
+_OF_LIVE_NUMBERS = re.compile(r"\bLive(Int|Float|Bool)\b")
 
 
 def _may_be_for_a_symbol(error: BaseException | None) -> bool:

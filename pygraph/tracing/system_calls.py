@@ -20,6 +20,7 @@ from typing import Any
 
 from pygraph.guards.system_calls import PATH_METHODS, asks, method_asks, name_of
 from pygraph.ir.source_lines import PACKAGES_FOLDER, is_in_library, is_in_standard_library
+from pygraph.tracing.function_proxies import FunctionProxy
 from pygraph.tracing.patches import replaced
 
 Refuse = Callable[[str, str], None]
@@ -28,7 +29,7 @@ Refuse = Callable[[str, str], None]
 _CALL_OUTSIDE = "Call it outside of the function, and pass what it gives as an argument."
 
 
-class SystemCall:
+class SystemCall(FunctionProxy):
     """A proxy of a function that asks the system, or of a class that can.
 
     Args:
@@ -36,18 +37,11 @@ class SystemCall:
         refuse: Called where user code is about to ask.
     """
 
-    __slots__ = ("_original", "_refuse")
+    __slots__ = ("_refuse",)
 
     def __init__(self, original: Any, refuse: Refuse) -> None:
-        self._original, self._refuse = original, refuse
-
-    @property
-    def __class__(self) -> Any:
-        return type(self._original)
-
-    @__class__.setter
-    def __class__(self, value: Any) -> None:
-        raise TypeError("the class of a function cannot be set")
+        super().__init__(original)
+        self._refuse = refuse
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, unless user code of the traced function does."""
@@ -77,20 +71,6 @@ class SystemCall:
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return (self._original,)
-
-    def __hash__(self) -> int:
-        return hash(self._original)
-
-    def __eq__(self, other: object) -> bool:
-        return other is self or self._original == original_of(other)
-
-    def __repr__(self) -> str:
-        return repr(self._original)
-
-
-def original_of(value: object) -> Any:
-    """The function or class of a proxy; any other value itself."""
-    return object.__getattribute__(value, "_original") if type(value) is SystemCall else value
 
 
 @contextlib.contextmanager

@@ -122,5 +122,6 @@ def test_regions_that_are_no_graphs_say_what_they_cost(x: torch.Tensor) -> None:
     costs = {region["kind"]: region["times_us"] for region in report.to_dict()["regions"]}
     assert costs["eager"].keys() == {"launch"}
     assert costs["eager"]["launch"] > 0
-    assert "is no graph (the shape of its result depends on data, test_explain.py" in str(report)
-    assert "of the host, waiting included" in str(report)
+    text = " ".join(str(report).split())
+    assert "region 1 is no graph (the shape of its result depends on data, test_explain.py" in text
+    assert "of the host, waiting included" in text

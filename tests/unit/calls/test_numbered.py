@@ -431,3 +431,41 @@ def test_positions_in_what_has_a_size_that_is_a_number(device: torch.device, fn:
     fast, data = pygraph.jit(fn), torch.arange(36.0, device=device).reshape(12, 3)
     for n, i in ((3, 2), (3, 1), (4, 3), (5, 2), (5, 4), (6, 0), (4, 1), (7, 6), (8, 5), (6, 3), (5, 1)):
         check(fn, fast, data, i, n)
+
+
+# ---- what does not know live numbers -------------------------------------------------------------------------------
+
+
+STRICT: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "integer of bits": lambda x, k: x * k if isinstance(k & 3, int) else x * 3,
+    "integer of a shift": lambda x, k: x * k if isinstance(1 << k, int) and isinstance(k >> 1, int) else x * 3,
+    "generator": lambda x, k: x * torch.Generator().manual_seed(k).initial_seed(),
+    "number of threads": lambda x, k: (torch.set_num_threads(1 + 0 * k), x * k)[1],
+    "clip of NumPy's": lambda x, k: x * np.clip(k, 2, 5) + np.interp(k, [0, 10], [0, 1]),
+}
+
+
+@pytest.mark.parametrize("kind", STRICT)
+def test_numbers_that_code_in_c_is_given(device: torch.device, kind: str) -> None:
+    fn = STRICT[kind]
+    jitted = pygraph.jit(fn, strict=True)
+    x = torch.arange(3.0).to(device)
+    for k in range(1, 7):
+        check(fn, jitted, x, k)
+
+
+@pytest.mark.parametrize("generator", [torch.default_generator, None])
+def test_a_seed_is_refused_as_any_other(device: torch.device, generator: torch.Generator | None) -> None:
+    def fn(x: torch.Tensor, k: int) -> torch.Tensor:
+        (generator or torch).manual_seed(k)
+        return x * torch.rand(3).to(x.device)
+
+    jitted = pygraph.jit(fn)
+    x = torch.arange(3.0).to(device)
+    for k in range(1, 5):
+        check(fn, jitted, x, k)
+        jitted(x, k)
+        assert torch.initial_seed() == k
+    reasons = [fallback.reason for fallback in jitted.explain().counted_fallbacks()]
+    assert reasons
+    assert not any("Live" in reason for reason in reasons)

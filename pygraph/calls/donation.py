@@ -7,6 +7,7 @@ become a result's (`pygraph.runtime.adoption`). While a call is traced by an out
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
@@ -79,8 +80,13 @@ class Donation:
 
     def leaves(self, program: Program) -> frozenset[int]:
         """Positions of the donated leaves among those of ``(args, kwargs)``."""
-        args, kwargs = pytree.tree_unflatten(range(program.in_tree.num_leaves), program.in_tree)
-        return frozenset(leaf for _, value in self._donated(args, kwargs) for leaf in pytree.tree_leaves(value))
+        # Without containers of numbers: classes may look at what they are made of.
+        positions, (args, kwargs) = itertools.count(), program.in_tree.children()
+        of_args, of_kwargs = (
+            [list(itertools.islice(positions, one.num_leaves)) for one in part.children()] for part in (args, kwargs)
+        )
+        by_name = dict(zip(kwargs.context, of_kwargs, strict=True))
+        return frozenset(leaf for _, leaves in self._donated(tuple(of_args), by_name) for leaf in leaves)
 
     def _donated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         """The donated arguments of a call, with their labels; those left to their defaults are not there."""

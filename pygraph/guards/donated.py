@@ -44,7 +44,9 @@ class Consumed:
         """The argument by path, as ``args[0]['w']``."""
         if self.tree is None:
             return self.argument
-        parts, _ = flatten_with_path(pytree.tree_unflatten(range(self.tree.num_leaves), self.tree))
+        # Of tensors, as classes may look at what they are made of.
+        made = pytree.tree_unflatten([torch.empty(0) for _ in range(self.tree.num_leaves)], self.tree)
+        parts, _ = flatten_with_path(made)
         return self.argument + pytree.keystr(parts[self.part][0])
 
 

@@ -296,6 +296,19 @@ def test_an_optimizer_step_updates_a_pytree(device: torch.device) -> None:
     assert notes(fast)["args[0]['w']"] == {None}
 
 
+def test_a_class_that_looks_at_what_it_is_made_of(device: torch.device) -> None:
+    fast = pygraph.jit(lambda packed, *, scale: packed.data * scale, donate_argnums=0, donate_argnames="scale")
+    for _ in range(3):
+        scale = ones(device, 1)
+        packed = nn.utils.rnn.pack_padded_sequence(torch.randn(4, 3, 5), torch.tensor([4, 2, 1])).to(device)
+        expected = packed.data * scale
+        assert torch.equal(fast(packed, scale=scale), expected)
+        with pytest.raises(DonatedError, match=r"as args\[0\]\.data "):
+            packed.data.sum()
+        with pytest.raises(DonatedError, match="scale"):
+            scale.sum()
+
+
 OPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": lambda a, b: a + b, "mul": lambda a, b: a * b, "matmul": lambda a, b: a @ b, "t": lambda a, b: a.t() + b,
     "tanh": lambda a, b: torch.tanh(a), "cumsum": lambda a, b: torch.cumsum(a, 0), "flip": lambda a, b: a.flip(0),

@@ -48,6 +48,7 @@ def entry_name(container: str, key: Any, names: Mapping[int, str]) -> str:
 
 def changed_entry(name: str, container: Any, before: Any, names: Mapping[int, str]) -> str:
     """The name of the first entry of a dict that differs from a copy of it; a list is named as a whole."""
-    if isinstance(container, dict):
-        return entry_name(name, changed_keys(container, before)[0], names)
-    return name or "a list"
+    if not isinstance(container, dict):
+        return name or "a list"
+    keys = changed_keys(container, before)
+    return entry_name(name, keys[0], names) if keys else f"the order of {name or 'a dict'}"

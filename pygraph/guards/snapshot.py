@@ -17,7 +17,15 @@ from pygraph.guards.attribute_dicts import AttributeDicts
 from pygraph.guards.contents import Contents
 from pygraph.guards.locations import Item, Location, Variable
 from pygraph.guards.report_names import changed_entry, entry_name, join
-from pygraph.guards.storage import changed_keys, is_shallowly_equal, store, stored_copy, stored_in_cell
+from pygraph.guards.storage import (
+    changed_keys,
+    holds_the_very,
+    is_in_order,
+    is_unchanged,
+    store,
+    stored_copy,
+    stored_in_cell,
+)
 from pygraph.ir.constants import IMMUTABLE
 
 #: The value of a variable that a module does not have.
@@ -102,6 +110,8 @@ class Snapshot:
                     return changed_entry(name, container, before, self._names)
                 found.append(end)
                 continue
+            if not is_in_order(container, before):
+                return changed_entry(name, container, before, self._names)
             keys = changed_keys(container, before)
             odd = [key for key in keys if not isinstance(key, IMMUTABLE)]
             if odd:  # the class or a tensor of a trace, perhaps
@@ -135,7 +145,7 @@ class Snapshot:
         for name, container, before in self.containers:
             if isinstance(container, dict) and _OF_DYNAMO in container and _OF_DYNAMO not in before:
                 del container[_OF_DYNAMO]
-            if id(container) not in self._packaged and not is_shallowly_equal(container, before):
+            if id(container) not in self._packaged and not is_unchanged(container, before):
                 yield name, container, before
 
     def _name_of(self, cell: types.CellType) -> str:
@@ -164,9 +174,9 @@ class Snapshot:
     def _restored_containers(self) -> Iterator[str | None]:
         """Put dicts and lists back; yields the names of what had changed, None for what is not reported."""
         for name, container, before in self.containers:
-            if not is_shallowly_equal(container, before):
-                packaged = id(container) in self._packaged
-                yield None if packaged else changed_entry(name, container, before, self._names)
+            if not holds_the_very(container, before):
+                is_change = id(container) not in self._packaged and not is_unchanged(container, before)
+                yield changed_entry(name, container, before, self._names) if is_change else None
                 store(container, before)
 
     def _restored_contents(self) -> Iterator[str | None]:

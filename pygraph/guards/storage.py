@@ -74,14 +74,29 @@ def is_derived(container: Any) -> bool:
     return isinstance(container, (dict, list)) and type(container) not in (dict, list)
 
 
-def is_shallowly_equal(container: Any, before: Any) -> bool:
-    """Whether a dict or a list holds the very objects that a copy of it holds."""
-    now = stored_copy(container)
+def holds_the_very(container: Any, before: Any) -> bool:
+    """Whether a dict or a list holds the very objects that a copy of it holds, under the very keys and in order."""
+    now = stored_items(container)
     if len(now) != len(before):
         return False
-    if isinstance(before, dict):
-        return all(now.get(key, _MISSING) is value for key, value in before.items())
-    return all(a is b for a, b in zip(now, before, strict=True))
+    return all(a is b and x is y for (a, x), (b, y) in zip(now, stored_items(before), strict=True))
+
+
+def is_unchanged(container: Any, before: Any) -> bool:
+    """Whether a dict or a list holds the very objects that a copy of it holds, in order and under keys that are equal.
+
+    A trace may have put a key again for one that is equal, as a number of its own.
+    """
+    if not isinstance(before, dict) or holds_the_very(container, before):
+        return holds_the_very(container, before)
+    return not changed_keys(container, before) and is_in_order(container, before)
+
+
+def is_in_order(container: Any, before: dict[Any, Any]) -> bool:
+    """Whether a dict has the keys that a copy of it has first, as far as they are there, and those that are new last."""
+    places = {key: place for place, (key, _) in enumerate(stored_items(container))}
+    found = [places[key] for key in before if key in places]
+    return found == list(range(len(found)))
 
 
 def changed_keys(container: Any, before: dict[Any, Any]) -> list[Any]:

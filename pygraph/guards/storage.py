@@ -93,7 +93,7 @@ def is_unchanged(container: Any, before: Any) -> bool:
 
 
 def is_in_order(container: Any, before: dict[Any, Any]) -> bool:
-    """Whether a dict has the keys that a copy of it has first, as far as they are there, and those that are new last."""
+    """Whether a dict has the keys that a copy of it has first, as far as they are there, and new ones last."""
     places = {key: place for place, (key, _) in enumerate(stored_items(container))}
     found = [places[key] for key in before if key in places]
     return found == list(range(len(found)))

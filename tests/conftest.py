@@ -244,6 +244,14 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param, 0)
 
 
+@pytest.fixture
+def empty_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding that names an argument in both recordings counts as a pointer to it: here it starts without addresses."""
+    from pygraph.runtime.emulated import parameters
+
+    monkeypatch.setattr(parameters, "stale_words", parameters.StaleWords())
+
+
 @pytest.fixture(params=[True, False], ids=["native", "python"])
 def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether calls may take the path in C++; without a compiler, both ways take the one in Python."""

@@ -20,15 +20,10 @@ from pygraph.api.module import transformed
 from pygraph.api.options import make_options
 from pygraph.errors import ArgumentError, DonatedError
 from pygraph.runtime.devices import driver_for
-from pygraph.runtime.emulated import parameters
 from pygraph.transforms.passes import UNFUSED
 from tests.memory import live_bytes
 
-
-@pytest.fixture(autouse=True)
-def empty_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padding that names an argument in both recordings counts as a pointer to it: here it starts without addresses."""
-    monkeypatch.setattr(parameters, "stale_words", parameters.StaleWords())
+pytestmark = pytest.mark.usefixtures("empty_padding")
 
 
 def ones(device: torch.device, *shape: int) -> torch.Tensor:

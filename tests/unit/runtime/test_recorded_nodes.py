@@ -11,6 +11,8 @@ import torch
 
 import pygraph
 
+pytestmark = pytest.mark.usefixtures("empty_padding")
+
 
 def compiled(device: torch.device, mechanism: Any) -> Any:
     def fn(x: torch.Tensor, w: torch.Tensor, k: float) -> torch.Tensor:

@@ -39,12 +39,16 @@ def _check_same_dim(indices: Iterable[Any]) -> None:
 
 
 def index_select(build: Builder, op: Any, x: Any, dim: int, index: Any) -> Any:
-    """``index_select`` and ``gather``: by padded indices, or of a padded tensor along another dimension."""
-    if isinstance(x, Padded) and (isinstance(index, Padded) or x.dim in dims_of(x, dim)):
-        if op.overloadpacket is not aten.gather or x.dim in dims_of(x, dim):
-            raise NoRuleError("it takes entries of the padded dimension")
-        if not isinstance(index, Padded) or index.dim != x.dim:
-            raise NoRuleError("it takes indices of another size")
+    """``index_select`` and ``gather``: by padded indices, or of a padded tensor along another dimension.
+
+    The indices of ``gather`` have that dimension as well.
+    """
+    if isinstance(x, Padded) and x.dim in dims_of(x, dim):
+        raise NoRuleError("it takes entries of the padded dimension")
+    if isinstance(x, Padded) and (index.dim if isinstance(index, Padded) else None) != (
+        x.dim if op.overloadpacket is aten.gather else None
+    ):
+        raise NoRuleError("it takes indices of another size")
     return by_rows(build, op, x, dim, _valid(build, index))
 
 
@@ -65,7 +69,8 @@ def index_put(build: Builder, op: Any, x: Any, indices: Sequence[Any], values: A
     first = next(place for place, one in enumerate(indices) if isinstance(one, Padded))
     longer, extent = _with_surplus(build, x, first)
     indices = [
-        _to_surplus(build, one, extent) if place == first else _valid(build, one) for place, one in enumerate(indices)
+        _to_surplus(build, one, extent, from_the_end=True) if place == first else _valid(build, one)
+        for place, one in enumerate(indices)
     ]
     found = build.call(op, longer, plain(indices), plain(values), accumulate)
     return _without_surplus(build, found, first, extent)
@@ -107,11 +112,24 @@ def _without_surplus(build: Builder, x: fx.Node, dim: int, extent: int) -> fx.No
     return build.contiguous(build.call(aten.slice.Tensor, x, dim, 0, extent))
 
 
-def _to_surplus(build: Builder, index: Padded, extent: int) -> Padded:
-    """Indices from the front, of which padding is the entry that is dropped."""
-    negative = build.call(aten.lt.Scalar, index.node, 0)
-    front = build.call(aten.where.self, negative, build.call(aten.add.Tensor, index.node, extent), index.node)
-    return Padded(build.filled(Padded(front, index.dim, index.size), extent), index.dim, index.size)
+def _to_surplus(build: Builder, index: Padded, extent: int, *, from_the_end: bool = False) -> Padded:
+    """Indices of which padding is the entry that is dropped; those that are out of range stay so.
+
+    Args:
+        build: What makes nodes.
+        index: The indices.
+        extent: How many entries there are without the one that is dropped.
+        from_the_end: Whether -1 is the last of them.
+    """
+    found = index.node
+    if from_the_end:
+        negative = build.call(aten.lt.Scalar, found, 0)
+        found = build.call(aten.where.self, negative, build.call(aten.add.Tensor, found, extent), found)
+    outside = build.call(
+        aten.logical_or.default, build.call(aten.lt.Scalar, found, 0), build.call(aten.ge.Scalar, found, extent)
+    )
+    found = build.call(aten.masked_fill.Scalar, found, outside, extent + 1)
+    return Padded(build.filled(Padded(found, index.dim, index.size), extent), index.dim, index.size)
 
 
 def _spec(value: Any) -> TensorSpec:

@@ -81,6 +81,7 @@ class Sources:
         if bound is None or output_size is not None or repeats.meta["spec"].shape == (0,):
             raise NoRuleError("it needs a bound in numbers")
         build = self._build
+        build.check(build.call(aten.all.default, build.call(aten.ge.Scalar, repeats, 0)), "repeats can not be negative")
         so_far = build.call(aten.cumsum.default, repeats, 0)
         size = self._size(so_far, bound, limit=None)
         found = build.call(aten.searchsorted.Tensor, so_far, build.arange(size.bound), right=True)

@@ -92,6 +92,30 @@ def test_more_entries_than_their_bound_are_an_error(device: torch.device) -> Non
     assert fast(x).item() == 6
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, i: x.new_zeros(5).index_put((i,), x.new_ones(())),
+        lambda x, i: x.new_zeros(5).index_add(0, i, x[x > 0]),
+        lambda x, i: x.new_zeros(5).scatter(0, i, x[x > 0]),
+        lambda x, i: x[i],
+    ],
+    ids=["index_put", "index_add", "scatter", "index"],
+)
+@pytest.mark.parametrize("shift", [5, -9])
+def test_an_index_out_of_range_is_an_error(device: torch.device, write: Any, shift: int) -> None:
+    if device.type == "cuda":
+        pytest.skip("such an error ends the process's use of the device")
+    fast = no_grad(lambda x, k: write(x, torch.where(x > 0)[0] + k), bounds={"nonzero": None, "index": None})
+    x = torch.tensor([1.0, 2.0, 3.0, -1.0, -1.0], device=device)
+    for k in (0, 2):
+        assert torch.equal(fast(x, k), write(x, torch.where(x > 0)[0] + k))
+    with pytest.raises((IndexError, RuntimeError)):
+        write(x, torch.where(x > 0)[0] + shift)
+    with pytest.raises((IndexError, RuntimeError)):
+        fast(x, shift)
+
+
 def test_a_bound_by_the_line(device: torch.device) -> None:
     def fn(x: Tensor) -> Tensor:
         chosen = x[x > 0]

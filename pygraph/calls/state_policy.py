@@ -66,7 +66,6 @@ class StatePolicy(Policy):
     def __init__(self, function: StatefulFunction, users: Engine, state: StateInputs) -> None:
         self.composes = not state.gradients
         self.releases = False
-        self.asks_for_numbers = users.policy.asks_for_numbers
         self._function, self._users, self._state = function, users, state
         # The number of calls that were found again, up to the last that was not, and of those that were not since.
         self._found_again = self._missed = 0
@@ -77,6 +76,11 @@ class StatePolicy(Policy):
     def needed_values(self) -> Collection[str]:
         """Names of values that other traces of the function go on with where a call decides otherwise."""
         return self._users.policy.needed_values
+
+    @property
+    def asks_for_numbers(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the user's function may still be traced for each number of the device that it needs."""
+        return self._users.policy.asks_for_numbers
 
     def restart(self) -> None:
         """Forget what became of calls."""
@@ -165,9 +169,10 @@ class StatePolicy(Policy):
         """Nothing: it is the user's function that is traced for each number.
 
         Raises:
-            OutdatedError: Always.
+            OutdatedError: It is not yet.
+            OtherPathError: It takes answers already, and those for numbers from now on.
         """
-        raise OutdatedError(StateInputs(decisions=True, numbers_of_device=True))
+        raise OutdatedError(self._users.policy.numbers_left())
 
     def number_runner(
         self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]

@@ -110,11 +110,14 @@ class Live:
     def __float__(self) -> float:
         return self._decided("float", float)
 
-    def _note(self) -> None:
-        if called_by_user(3, None):
-            if self.source is None:
-                _refuse_text(self)
-            self.known_value()
+    def _shown(self) -> tuple[Any, ...]:
+        """The number itself for code of the user's that asks for its text: a warning with it is shown at once."""
+        if not called_by_user(3, None):
+            return ()
+        if self.source is None:
+            _refuse_text(self)
+        known: Any = self.known_value()
+        return (known,)
 
     def __getattr__(self, name: str) -> Any:
         source = self.__dict__.get("source")
@@ -138,16 +141,16 @@ class Live:
         return self.known_value().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
-        self._note()
-        return super().__repr__()
+        shown = self._shown()
+        return repr(shown[0]) if shown else super().__repr__()
 
     def __str__(self) -> str:
-        self._note()
-        return super().__str__()
+        shown = self._shown()
+        return str(shown[0]) if shown else super().__str__()
 
     def __format__(self, spec: str) -> str:
-        self._note()
-        return super().__format__(spec)
+        shown = self._shown()
+        return format(shown[0], spec) if shown else super().__format__(spec)
 
 
 def _refuse_text(number: Any) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -469,3 +470,16 @@ def test_a_seed_is_refused_as_any_other(device: torch.device, generator: torch.G
     reasons = [fallback.reason for fallback in jitted.explain().counted_fallbacks()]
     assert reasons
     assert not any("Live" in reason for reason in reasons)
+
+
+def test_a_warning_shows_the_number(device: torch.device) -> None:
+    def fn(x: torch.Tensor, k: float) -> torch.Tensor:
+        warnings.warn(f"{k} {k!r} {[k]}", stacklevel=1)
+        return x * k
+
+    fast, x = pygraph.jit(fn), torch.ones(3, device=device)
+    for k in (0.5, 1.5, 2.5):
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            fast(x, k)
+        assert {str(warning.message) for warning in shown} == {f"{k} {k} [{k}]"}

@@ -266,6 +266,48 @@ def test_a_training_step_with_a_mask(device: torch.device) -> None:
     assert_same(results[1], results[0], device)
 
 
+def size_counted(x: Tensor, state: SimpleNamespace) -> Tensor:
+    i = (x > 0).nonzero().squeeze(1)
+    state.count += i.numel()
+    return x[i].sum()
+
+
+def size_decides(x: Tensor, state: SimpleNamespace) -> Tensor:
+    if (x > 0).nonzero().numel() > 1:
+        state.count += 1
+    return x * 2
+
+
+def number_decides(x: Tensor, state: SimpleNamespace) -> Tensor:
+    if int(x.argmax()) > 1:
+        state.count += 1
+    return x * 2
+
+
+def outcome_decides(x: Tensor, state: SimpleNamespace) -> Tensor:
+    if x[0] > 0:
+        state.count += 1
+    return x * 2
+
+
+def scaled(body: Any, w: Tensor, state: SimpleNamespace) -> Callable[[Tensor], Tensor]:
+    return lambda x: body(x * w, state)
+
+
+@pytest.mark.parametrize("body", [size_counted, size_decides, number_decides, outcome_decides])
+def test_state_left_behind_and_gradients_from_outside(device: torch.device, body: Any) -> None:
+    w, results = torch.ones(4, device=device, requires_grad=True), []
+    for compiles in (False, True):
+        state = SimpleNamespace(count=0)
+        run: Any = scaled(body, w, state)
+        run = pygraph.jit(run) if compiles else run
+        for seed in range(5):
+            x = torch.randn(4, generator=torch.Generator().manual_seed(seed)).to(device)
+            (gradient,) = torch.autograd.grad(run(x).sum(), w)
+            results.append((gradient.tolist(), state.count))
+    assert results[:5] == results[5:]
+
+
 @settings(deadline=None)
 @given(data=st.data())
 def test_any_program_of_questions(device: torch.device, data: st.DataObject) -> None:

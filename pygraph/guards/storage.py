@@ -76,10 +76,11 @@ def is_derived(container: Any) -> bool:
 
 def holds_the_very(container: Any, before: Any) -> bool:
     """Whether a dict or a list holds the very objects that a copy of it holds, under the very keys and in order."""
-    now = stored_items(container)
-    if len(now) != len(before):
+    if stored_length(container) != len(before):
         return False
-    return all(a is b and x is y for (a, x), (b, y) in zip(now, stored_items(before), strict=True))
+    if not isinstance(before, dict):
+        return all(a is b for a, b in zip(list.__iter__(container), before, strict=True))
+    return all(a is b and x is y for (a, x), (b, y) in zip(stored_items(container), before.items(), strict=True))
 
 
 def is_unchanged(container: Any, before: Any) -> bool:

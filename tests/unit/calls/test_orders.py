@@ -142,3 +142,16 @@ def test_as_in_eager(device: torch.device, make: Callable[[], Made]) -> None:
         (found, expected) = (list(one.items()) if isinstance(one, dict) else list(one) for one in (mine, seen))
         assert found == expected
         assert all(type(item) in (int, str) for item in mine)
+
+
+def test_long_containers_that_stay_as_they_are(device: torch.device) -> None:
+    """Positions from 257 on are other objects each time."""
+    numbers, names = list(range(1000)), {f"k{n}": n for n in range(1000)}
+
+    def fn(x: Tensor) -> Tensor:
+        return x * len(numbers) + len(names)
+
+    fast, x = pygraph.jit(fn, strict=True), torch.ones(3, device=device)
+    for _ in range(3):
+        assert torch.equal(fast(x), fn(x))
+    assert fast.cache_info().misses == 1

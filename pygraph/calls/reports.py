@@ -91,9 +91,7 @@ def call_report(entry: Entry, *, profile: bool = False) -> CallReport:
         counts, memory, mechanisms = executable.counts(), executable.memory_use(), executable.mechanisms()
     elif program is not None:
         counts["kernels"] = count_kernels(program.nodes)
-    regions = program.regions if program is not None else ()
-    if executable is not None:
-        regions = executable.reported_regions()
+    regions = () if program is None else program.regions if executable is None else executable.reported_regions()
     fallbacks = entry.fallbacks if executable is None else executable.fallbacks
     measured = _profile(entry) if profile else None
     return CallReport(

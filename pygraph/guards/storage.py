@@ -88,9 +88,9 @@ def is_unchanged(container: Any, before: Any) -> bool:
 
     A trace may have put a key again for one that is equal, as a number of its own.
     """
-    if not isinstance(before, dict) or holds_the_very(container, before):
-        return holds_the_very(container, before)
-    return not changed_keys(container, before) and is_in_order(container, before)
+    if holds_the_very(container, before):
+        return True
+    return isinstance(before, dict) and not changed_keys(container, before) and is_in_order(container, before)
 
 
 def is_in_order(container: Any, before: dict[Any, Any]) -> bool:

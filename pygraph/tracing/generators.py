@@ -46,7 +46,8 @@ class Generators:
         self._others = _states()  # what another thread has left, if this is a second run
         self._before = self._others if unclear is None else unclear._before
         self._first = unclear
-        _put_back(self._others, self._before)
+        if unclear is not None:
+            _put_back(self._others, self._before)
         self._thread = threading.get_ident()
         self._seeded: set[str] = set()
         self.unclear: str | None = None

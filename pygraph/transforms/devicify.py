@@ -93,7 +93,6 @@ def devicify_program(program: Program, bounds: Bounds = ()) -> Program:
     edit = GraphEdit(program)
     note_order(edit.graph)
     fallbacks = pad_to_bounds(edit, bounds) if bounds else []
-    edit.graph.eliminate_dead_code(is_impure_node=has_effect)
     write_uploads_alike(edit.graph)
     arithmetic = device_arithmetic(edit.graph)
     uploads = Uploads(edit, host_constants(edit.graph, program, arithmetic), arithmetic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -319,16 +319,23 @@ SCANS: list[Callable[[Tensor], Any]] = [
 NUMBERS_FAIL = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.11: Dynamo fails on it in eager")
 
 
-@pytest.mark.parametrize("fn", [*SCANS, pytest.param(number_in_a_scan, marks=NUMBERS_FAIL)], ids=lambda fn: fn.__name__)
-def test_a_scan_is_unrolled(fn: Callable[[Tensor], Any], device: torch.device) -> None:
-    x = positive(device)
-    fast = pygraph.jit(fn)
-    for argument in (x, -x, 3 * x):
+def assert_as_in_eager(
+    fast: Callable[[Tensor], Any], fn: Callable[[Tensor], Any], arguments: Iterable[Tensor], device: torch.device
+) -> None:
+    """The results, and the numbers that are drawn afterwards."""
+    for argument in arguments:
         found = []
         for run in (fast, fn):
             torch.manual_seed(3)
             found.append((run(argument), torch.rand(2, device=device)))
         assert_same(found[0], found[1], device)
+
+
+@pytest.mark.parametrize("fn", [*SCANS, pytest.param(number_in_a_scan, marks=NUMBERS_FAIL)], ids=lambda fn: fn.__name__)
+def test_a_scan_is_unrolled(fn: Callable[[Tensor], Any], device: torch.device) -> None:
+    x = positive(device)
+    fast = pygraph.jit(fn)
+    assert_as_in_eager(fast, fn, (x, -x, 3 * x), device)
     assert_one_graph(fast, 3)
 
 
@@ -375,12 +382,7 @@ def test_a_long_scan_runs_between_graphs(
     monkeypatch.setattr(unrolled_scans, "MOST_OPERATIONS", 4)
     x = positive(device)
     fast = pygraph.jit(fn)
-    for argument in (x, -x, 3 * x):
-        found = []
-        for run in (fast, fn):
-            torch.manual_seed(3)
-            found.append((run(argument), torch.rand(2, device=device)))
-        assert_same(found[0], found[1], device)
+    assert_as_in_eager(fast, fn, (x, -x, 3 * x), device)
     assert set(reasons(fast)) == {BETWEEN}
     assert fast.cache_info().misses == 1
 

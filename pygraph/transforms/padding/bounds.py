@@ -14,11 +14,12 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from pygraph.ir.decisions import SIZED
-from pygraph.ir.descriptors import Fallback, TensorSpec
+from pygraph.ir.descriptors import Fallback
+from pygraph.ir.effects import has_effect
 from pygraph.ir.printing import target_text
 from pygraph.transforms.host_values.graph_edit import GraphEdit
 from pygraph.transforms.padding.indices import index, index_put
-from pygraph.transforms.padding.rows import padded_in, plain
+from pygraph.transforms.padding.rows import is_mask, padded_in, plain
 from pygraph.transforms.padding.rules import rule_of
 from pygraph.transforms.padding.sources import Bound, Sources
 from pygraph.transforms.padding.values import Builder, NoRuleError, Number, Padded, aten
@@ -43,6 +44,7 @@ def pad_to_bounds(edit: GraphEdit, bounds: Bounds) -> list[Fallback]:
     padding = _Padding(edit, bounds)
     for node in list(edit.graph.nodes):
         padding.visit(node)
+    edit.graph.eliminate_dead_code(is_impure_node=has_effect)
     return padding.fallbacks
 
 
@@ -123,7 +125,7 @@ class _Padding:
             return None
         if node.target is aten.index_put.default and not padded_in(args):
             return None
-        masks = [one for one in indices if _is_mask(one)]
+        masks = [one for one in indices if is_mask(one)]
         if len(masks) != 1 or sum(one is not None for one in indices) != 1:
             raise NoRuleError("it takes several indices, one of them a mask")
         place = indices.index(masks[0])
@@ -160,13 +162,8 @@ class _Padding:
         return self._build.unknown(aten.clone.default, whole) if is_returned else whole
 
 
-def _is_mask(value: Any) -> bool:
-    spec = value.spec if isinstance(value, Padded) else value.meta.get("spec") if isinstance(value, fx.Node) else None
-    return isinstance(spec, TensorSpec) and spec.dtype in (torch.bool, torch.uint8)
-
-
 def _takes_masks(node: fx.Node, args: Any) -> bool:
-    return node.target in (aten.index.Tensor, aten.index_put.default) and any(map(_is_mask, args[1]))
+    return node.target in (aten.index.Tensor, aten.index_put.default) and any(map(is_mask, args[1]))
 
 
 def _without_choosing_padding(build: Builder, args: Any, first: int = 0) -> Any:
@@ -180,7 +177,7 @@ def _without_choosing_padding(build: Builder, args: Any, first: int = 0) -> Any:
     *others, chosen = args
     if not padded_in(args):
         return args
-    if not isinstance(chosen, Padded) or not _is_mask(chosen):
+    if not isinstance(chosen, Padded) or not is_mask(chosen):
         raise NoRuleError("it would choose padding")
     for other in others:
         if not isinstance(other, Padded) or other.size != chosen.size or other.dim != first + chosen.dim:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
-from pygraph.ir.descriptors import TensorSpec
-from pygraph.transforms.padding.rows import by_rows, dims_of, padded_in, plain, size_of
+from pygraph.transforms.padding.rows import (
+    by_rows,
+    check_same_dim,
+    dims_of,
+    is_mask,
+    padded_in,
+    plain,
+    size_of,
+    spec_of,
+)
 from pygraph.transforms.padding.values import Builder, NoRuleError, Padded, aten
 
 
@@ -23,19 +30,11 @@ def index(build: Builder, op: Any, x: Any, indices: Sequence[Any]) -> Any:
     if isinstance(x, Padded) and (padded_in(indices) or (len(indices) > x.dim and indices[x.dim] is not None)):
         raise NoRuleError("it takes entries of the padded dimension")
     given = [one for one in indices if one is not None]
-    if any(_spec(one).dtype in (torch.bool, torch.uint8) for one in given):
+    if any(map(is_mask, given)):
         raise NoRuleError("it takes a mask as well")
     if not isinstance(x, Padded):
-        _check_same_dim(given)
+        check_same_dim(given)
     return by_rows(build, op, x, [_valid(build, one) for one in indices])
-
-
-def _check_same_dim(indices: Iterable[Any]) -> None:
-    """Raise NoRuleError unless indices are padded in one dimension, from behind, along which no other is larger."""
-    behind = {one.behind for one in indices if isinstance(one, Padded)}
-    shapes = [_spec(one).shape for one in indices if not isinstance(one, Padded)]
-    if len(behind) != 1 or any(len(shape) > min(behind) and shape[-1 - min(behind)] != 1 for shape in shapes):
-        raise NoRuleError("it takes indices of another size")
 
 
 def index_select(build: Builder, op: Any, x: Any, dim: int, index: Any) -> Any:
@@ -62,9 +61,9 @@ def embedding(build: Builder, op: Any, weight: Any, index: Any, *args: Any) -> A
 def index_put(build: Builder, op: Any, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
     """``index_put`` at padded indices, where padding goes to entries that are dropped afterwards."""
     given = [one for one in indices if one is not None]
-    if isinstance(x, Padded) or any(_spec(one).dtype in (torch.bool, torch.uint8) for one in given):
+    if isinstance(x, Padded) or any(map(is_mask, given)):
         raise NoRuleError("what it writes to is padded, or it takes a mask as well")
-    _check_same_dim(given)
+    check_same_dim(given)
     size_of((indices, values))
     first = next(place for place, one in enumerate(indices) if isinstance(one, Padded))
     longer, extent = _with_surplus(build, x, first)
@@ -81,7 +80,7 @@ def index_add(build: Builder, op: Any, x: Any, dim: int, index: Any, source: Any
     if isinstance(x, Padded) or not isinstance(index, Padded) or not isinstance(source, Padded):
         raise NoRuleError("what it writes to is padded, or one of its operands is not")
     size_of((index, source))
-    dim %= len(_spec(x).shape)
+    dim %= len(_shape(x))
     if source.dim != dim:
         raise NoRuleError("what it adds is padded in another dimension")
     longer, extent = _with_surplus(build, x, dim)
@@ -95,7 +94,7 @@ def scatter(build: Builder, op: Any, x: Any, dim: int, index: Any, source: Any, 
         raise NoRuleError("what it writes to is padded")
     if isinstance(source, Padded) and (source.dim != index.dim or source.size != index.size):
         raise NoRuleError("its operands are padded in different dimensions")
-    dim %= len(_spec(x).shape)
+    dim %= len(_shape(x))
     longer, extent = _with_surplus(build, x, dim)
     found = build.call(op, longer, dim, _to_surplus(build, index, extent).node, plain(source), **kwargs)
     return _without_surplus(build, found, dim, extent)
@@ -103,7 +102,7 @@ def scatter(build: Builder, op: Any, x: Any, dim: int, index: Any, source: Any, 
 
 def _with_surplus(build: Builder, x: fx.Node, dim: int) -> tuple[fx.Node, int]:
     """The tensor with one more entry in a dimension, for what is dropped, and its extent without."""
-    extent = _spec(x).shape[dim]
+    extent = _shape(x)[dim]
     more = build.call(aten.slice.Tensor, x, dim, 0, 1)
     return build.call(aten.cat.default, [x, more], dim), extent
 
@@ -132,8 +131,8 @@ def _to_surplus(build: Builder, index: Padded, extent: int, *, from_the_end: boo
     return Padded(build.filled(Padded(found, index.dim, index.size), extent), index.dim, index.size)
 
 
-def _spec(value: Any) -> TensorSpec:
-    spec = value.spec if isinstance(value, Padded) else value.meta["spec"]
-    if not isinstance(spec, TensorSpec):
+def _shape(x: fx.Node) -> tuple[int, ...]:
+    spec = spec_of(x)
+    if spec is None:
         raise NoRuleError("it takes something whose shape only a run knows")
-    return spec
+    return spec.shape

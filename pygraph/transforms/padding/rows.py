@@ -30,6 +30,29 @@ def padded_in(args: Any) -> list[Padded]:
     return [one for one in pytree.tree_leaves(args) if isinstance(one, Padded)]
 
 
+def spec_of(value: Any) -> TensorSpec | None:
+    """The spec of an argument that is a tensor; None for others, and where only a run knows its shape."""
+    spec = value.spec if isinstance(value, Padded) else value.meta.get("spec") if isinstance(value, fx.Node) else None
+    return spec if isinstance(spec, TensorSpec) else None
+
+
+def is_mask(value: Any) -> bool:
+    """Whether an index chooses elements by whether it is true."""
+    spec = spec_of(value)
+    return spec is not None and spec.dtype in (torch.bool, torch.uint8)
+
+
+def check_same_dim(args: Any) -> None:
+    """Raise NoRuleError unless tensors are padded in one dimension, from behind, along which no other is larger."""
+    behind = {padded.behind for padded in padded_in(args)}
+    if len(behind) != 1:
+        raise NoRuleError("it takes tensors that are padded in different dimensions")
+    for leaf in pytree.tree_leaves(args):
+        spec = None if isinstance(leaf, Padded) else spec_of(leaf)
+        if spec is not None and len(spec.shape) > min(behind) and spec.shape[-1 - min(behind)] != 1:
+            raise NoRuleError("it takes another tensor of the same size, of which that is not known")
+
+
 def size_of(args: Any) -> Size:
     """The one size of padded tensors and numbers among arguments."""
     sizes = {one.size for one in pytree.tree_leaves(args) if isinstance(one, (Padded, Number))}
@@ -69,14 +92,7 @@ def _dim_that_grows(spec: TensorSpec, other: Any, size: Size) -> int:
 
 def pointwise(build: Builder, op: Any, *args: Any, **kwargs: Any) -> Any:
     """An operation on each element, of tensors that are padded in the same dimension, from behind, and of others."""
-    behind = {padded.behind for padded in padded_in((args, kwargs))}
-    if len(behind) != 1:
-        raise NoRuleError("it takes tensors that are padded in different dimensions")
-    for leaf in pytree.tree_leaves((args, kwargs)):
-        spec = leaf.meta.get("spec") if isinstance(leaf, fx.Node) else None
-        shape = spec.shape if isinstance(spec, TensorSpec) else ()
-        if len(shape) > min(behind) and shape[-1 - min(behind)] != 1:
-            raise NoRuleError("it takes another tensor of the same size, of which that is not known")
+    check_same_dim((args, kwargs))
     if op.overloadpacket in _DIVISIONS and isinstance(args[1], Padded):
         args = (args[0], Padded(build.filled(args[1], 1), args[1].dim, args[1].size), *args[2:])
     return by_rows(build, op, *args, **kwargs)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "ArgumentError", "CaptureError", "DeviceError", "DisturbedTraceError", "DonatedError", "FallbackError",
-    "GradientChangeError", "GradientError", "ProgramError", "PygraphError", "RecompilationWarning", "SpentGraphError",
-    "StageError", "StateChangeError", "TraceError", "UndecidedError",
+    "ArgumentError", "CaptureError", "ContainerChangeError", "DeviceError", "DisturbedTraceError", "DonatedError",
+    "FallbackError", "GradientChangeError", "GradientError", "ProgramError", "PygraphError", "RecompilationWarning",
+    "SpentGraphError", "StageError", "StateChangeError", "TraceError", "UndecidedError",
 ]  # fmt: skip
 
 
@@ -93,6 +93,23 @@ class StateChangeError(TraceError):
     gradients: bool = False
     fills: bool = False
     thawed: tuple[Any, ...] = ()
+
+
+class ContainerChangeError(TraceError):
+    """A function changes a list, a dict or a deque that it is passed.
+
+    Example: ``pygraph.trace(f)(x, log)`` of a function with ``log.append(x.sum())``. Remedy: return a new one; a jitted
+    function takes what it finds in such a container, and stores in it what a trace has found to be stored.
+
+    Attributes:
+        containers: The containers by name, as ``args[1]``, and `pygraph.guards.argument_containers.Change` of each.
+    """
+
+    containers: dict[str, Any]
+
+    def __init__(self, text: str, containers: dict[str, Any]) -> None:
+        super().__init__(text)
+        self.containers = containers
 
 
 class UndecidedError(TraceError):

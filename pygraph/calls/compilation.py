@@ -11,7 +11,7 @@ from pygraph.calls import profiling, retries
 from pygraph.calls.cache import Cache, Shared
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful, StateRunner
-from pygraph.calls.failed_traces import adds_again, failure_of
+from pygraph.calls.failed_traces import adds_again, changed_containers, failure_of
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of, objects_by_value
 from pygraph.calls.memory import check_disjoint, check_updatable
@@ -24,6 +24,7 @@ from pygraph.calls.recording import Recorder
 from pygraph.calls.retries import Traces
 from pygraph.calls.reviews import Reviews
 from pygraph.errors import (
+    ContainerChangeError,
     DisturbedTraceError,
     FallbackError,
     GradientError,
@@ -160,7 +161,7 @@ class Compiler:
         if first is not None:
             if FUSE in self._function.passes:
                 start_workers_early()  # they get ready while it runs
-            return self._add_runner(key, call, first)
+            return self.add_runner(key, call, first)
         began = retries.clock()
         try:
             traced, program = self._trace(key, call, past)
@@ -172,6 +173,8 @@ class Compiler:
         self, key: Key, call: Call, runners: Runners, past: _Past, error: TraceError, seconds: float
     ) -> Entry:
         """The entry of a call whose trace has failed, after so many seconds."""
+        if isinstance(error, ContainerChangeError):
+            self._policy.containers_changed(changed_containers(error, self._function.fn))
         if self._is_differentiated(error) and not self._needs_numbers(error):
             key = self._with_used_numbers(key, call, error.used)
             return self._keep(key, call, Differentiated(fallbacks=[]))
@@ -183,11 +186,11 @@ class Compiler:
             return self._add_stateful(key, call, runners, state)
         first = runners.of_first_step(call.args, call.kwargs, error) if self._function.options.strict else None
         if first is not None:
-            return self._add_runner(key, call, first)
+            return self.add_runner(key, call, first)
         needs_numbers = self._needs_numbers(error)
         # An integer, as a length, may come again. Where it does not, the function is cut later.
-        is_cut_first = not needs_numbers or (isinstance(error, UndecidedError) and error.needs_float)
-        parts = self._parts(past, call, runners, error) if is_cut_first else None
+        is_float = isinstance(error, UndecidedError) and error.needs_float and not self._policy.asks_before_cutting
+        parts = self._parts(past, call, runners, error) if is_float or not needs_numbers else None
         if parts is not None:
             return self._keep(key, call, Stateful(fallbacks=[], runner=parts))
         if needs_numbers:
@@ -200,8 +203,7 @@ class Compiler:
         last = entries[0] if entries else None
         state = self._outdated_state(entries)
         wasted = last is not None and last.calls == 1
-        traces = self._cache.traces.get(form)
-        moved = self._cache.make_room(key)
+        traces, moved = self._cache.traces.get(form), self._cache.make_room(key)
         if traces is not None and (last is not None or form is not key.kind):
             traces.note_outdated(wasted=wasted)
         return _Past(last, form, traces, state, moved)
@@ -325,7 +327,7 @@ class Compiler:
             del self._cache.used_numbers[key.kind]
             return None
         self._cache.unbake(key.kind, used.explained)
-        return self._add_runner(self._keys.of(call), call, runner)
+        return self.add_runner(self._keys.of(call), call, runner)
 
     def review(self, key: Key, call: Call, entry: Recorded) -> Entry:
         """Measure provisional selections once more before a call; the entry that serves it."""
@@ -374,7 +376,7 @@ class Compiler:
             while isinstance(cause, TraceError):  # it says the same
                 cause = cause.__cause__
             raise FallbackError(text) from cause
-        note = Fallback("the call", str(error), None)
+        note = Fallback("the call", str(error))
         if isinstance(error, DisturbedTraceError):
             return Refused(fallbacks=[note])
         failure = failure_of(error, is_first=past.last is None, was_once=past.was_once)
@@ -426,9 +428,9 @@ class Compiler:
         if objects:  # the state may be theirs, and calls with equal objects leave it behind in these
             self._cache.bake(key.kind, objects)
             key = self._keys.of(call)
-        return self._add_runner(key, call, runners.of_state(call.args, call.kwargs, state))
+        return self.add_runner(key, call, runners.of_state(call.args, call.kwargs, state))
 
-    def _add_runner(self, key: Key, call: Call, runner: StateRunner) -> Entry:
+    def add_runner(self, key: Key, call: Call, runner: StateRunner) -> Entry:
         """An entry whose calls the runner answers; its traces come out of the budget of calls of their form."""
         entry = self._keep(key, call, Stateful(fallbacks=[], runner=runner))
         runner.traces = entry.traces

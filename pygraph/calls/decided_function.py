@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
@@ -19,6 +19,7 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.calls.policy import Policy
 from pygraph.errors import TraceError
+from pygraph.guards.argument_containers import Change
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import ANSWERS
 from pygraph.runtime.driver import RandomStates
@@ -184,6 +185,10 @@ class DecidingPolicy(Policy):
         """
         self._function.numbers = True
         raise OtherPathError(UNKNOWN_PATH)
+
+    def containers_changed(self, changed: Mapping[str, Change]) -> None:
+        """Note which containers the user's function changes."""
+        self._users.containers_changed(changed)
 
     def before_compilation(self, key: Key, call: Call, cache: Cache) -> None:
         """Refuse a call that may not go the path that is tried.

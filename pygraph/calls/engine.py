@@ -152,7 +152,7 @@ class Engine:
         if reason is not None:
             return self.run_inline(Fallback("the call", reason), args, kwargs)
         begin = retries.clock()
-        found = self._served(args, kwargs)
+        found = self.objects.serve(self._served, args, kwargs)
         if type(found) is not AsItIs:
             if look is not None:
                 looks.served(look)
@@ -286,14 +286,14 @@ class Engine:
 
     def _plan(self, entry: Entry, call: Call) -> None:
         """Have calls like this one take the native path from now on, where that can do what is done here."""
-        if isinstance(entry, (Evaluated, Differentiated)) or (isinstance(entry, Refused) and entry.until is not None):
+        # A clearing may have been asked for during this call, which the native path would pass by.
+        if self._clears_first or not entry.may_be_planned(strict=self.function.options.strict):
             return
-        if self.function.options.strict and entry.fallbacks and entry.executable is None:
-            return
-        if self._clears_first:  # asked for during this call; the native path would pass it by
-            return
-        assert entry.plan is not None
-        self._native.plan(entry.plan, entry, call)
+        plan = entry.plan
+        assert plan is not None
+        if isinstance(entry, Stateful):
+            plan = dataclasses.replace(plan, target=functools.partial(self.objects.run_planned, entry.runner))
+        self._native.plan(plan, entry, call)
 
     def plan_composed(
         self,

@@ -81,6 +81,10 @@ class Entry:
         """The executable or function that calls run, given the function that a user has written."""
         return fn
 
+    def may_be_planned(self, *, strict: bool) -> bool:
+        """Whether calls that run it may go by a native plan; with ``strict``, what is no graph is said at each call."""
+        return not (strict and self.fallbacks) or self.executable is not None
+
     @property
     def cost(self) -> float:
         """The seconds that its trace and recording have taken."""
@@ -166,6 +170,10 @@ class Evaluated(Entry):
     traced: Traced
     evaluated: Program
 
+    def may_be_planned(self, *, strict: bool) -> bool:
+        """Never: Python evaluates it."""
+        return False
+
     @property
     def program(self) -> Program:
         """The Program."""
@@ -212,6 +220,10 @@ class Refused(Entry):
     def _requirements(self) -> Requirements:
         return Requirements(self.modes)
 
+    def may_be_planned(self, *, strict: bool) -> bool:
+        """Whether calls may go by a native plan, which asks for no budget."""
+        return self.until is None and super().may_be_planned(strict=strict)
+
     def is_valid(self) -> bool:
         """Whether calls still run like that."""
         return not self.for_one_call and self.is_current()
@@ -224,6 +236,10 @@ class Refused(Entry):
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Differentiated(Entry):
     """Calls that autograd differentiates: they run as compiled functions of their own, see `pygraph.autograd`."""
+
+    def may_be_planned(self, *, strict: bool) -> bool:
+        """Never: what differentiates them plans them."""
+        return False
 
 
 class StateRunner(Protocol):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from pygraph.errors import StateChangeError, TraceError
+from pygraph.errors import ContainerChangeError, StateChangeError, TraceError
+from pygraph.guards.argument_containers import Change
 from pygraph.guards.locations import Location, filled_locations
+from pygraph.tracing.function_kinds import Renaming
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,3 +49,15 @@ def adds_again(error: TraceError, *, was_once: bool) -> bool:
     It may do so for a call of a known kind, as with another attribute.
     """
     return isinstance(error, StateChangeError) and error.fills and not was_once
+
+
+def changed_containers(error: ContainerChangeError, fn: Any) -> dict[str, Change]:
+    """The containers among a user's arguments that a trace has found to change, by their names there.
+
+    Args:
+        error: The failure.
+        fn: The function that was traced, which may stand for the user's.
+    """
+    path_of = fn.path if isinstance(fn, Renaming) else str
+    named = {path_of(name): change for name, change in error.containers.items()}
+    return {name: change for name, change in named.items() if name.startswith(("args[", "kwargs["))}

@@ -37,6 +37,7 @@ class Limits:
         wasted_of_modules: Calls in a row that may be compiled, of a module inside a function that runs as it is.
         wasted_of_functions: The same of a function in which a trace has failed, so that it may be cut.
         calls_of_inner: Calls in which such a module or function comes before it is compiled.
+        changing_containers: Containers among the arguments of which it is noted that calls change them.
         inner_modules: Modules that get graphs of their own where the function that calls them runs as it is.
         calls_before_comparing: Calls without a compilation before it is found out whether they are faster as they are.
         calls_between_comparisons: Calls after which that is found out again.
@@ -78,6 +79,7 @@ class Limits:
     wasted_of_modules: int = 3
     wasted_of_functions: int = 1
     calls_of_inner: int = 2
+    changing_containers: int = 100
     inner_modules: int = 256
     calls_before_comparing: int = 16
     calls_between_comparisons: int = 4096

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +15,17 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torc
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
-from pygraph.errors import TraceError
+from pygraph.errors import ContainerChangeError, TraceError
+from pygraph.guards.argument_containers import Change, ChangingContainers, ContainersBefore
+from pygraph.guards.objects import with_parts
 from pygraph.guards.opened import OpenedCall, is_opened
-from pygraph.guards.replicas import Kind, Owners, Replicas, Write, with_owners
+from pygraph.guards.replicas import Owners, Replicas, Write, with_owners
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.ir.structures import unflatten
 from pygraph.tracing.function_kinds import Renaming
 from pygraph.tracing.live_arrays import LiveArray
+from pygraph.tracing.results import stays_whole
 from pygraph.tracing.unread_values import UnreadValue
 
 
@@ -58,13 +62,15 @@ class OpenedFunction(Renaming):
     Args:
         fn: The function of the objects themselves.
         name: What reports call it.
+        changing: The containers that its calls are known to change.
 
     Attributes:
         effects: What its runs have left behind.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, changing: ChangingContainers) -> None:
         self.effects = [Effects((), (), ())]
+        self._changing = changing
         self.__name__ = name
         self.__wrapped__ = fn  # where the walk over what a function reaches finds it
 
@@ -83,12 +89,23 @@ class OpenedFunction(Renaming):
         made = Replicas(functools.partial(_array, problems), lambda name, cls: UnreadValue(name, cls, problems))
         leaves = [made.make(leaf, argument_path(path)) if is_opened(leaf) else leaf for path, leaf in keyed]
         given = unflatten(leaves, tree)
+        containers = ContainersBefore(*given)
         made.watch()
-        result = self.__wrapped__(*given[0], **given[1])
-        if problems:  # also if it has caught the error
+        try:
+            result = self.__wrapped__(*given[0], **given[1])
+        except Exception:
+            if not made.read:
+                raise
+            result = None
+        if made.read:  # also if it has caught the error
+            names = " and ".join(sorted(made.read))
+            text = f"it reads {names}, to which it appends"
+            raise ContainerChangeError(text, dict.fromkeys(made.read, Change.CHANGES))
+        if problems:
             raise TraceError(problems[0])
-        _check_containers(given, leaves, tree)
+        _check_containers(containers.changed(made.is_one), made, self._changing)
         writes, values = made.writes()
+        _check_shared(values, result, made, containers)
         values, stored = made.replaced(values)
         _check_storable(writes, values)
         result, returned = made.replaced(result)
@@ -134,16 +151,51 @@ def _array(problems: list[str], name: str, dtype: str, tensor: torch.Tensor) -> 
     return tensor.numpy()
 
 
+def _check_containers(changed: dict[str, Change], made: Replicas, changing: ChangingContainers) -> None:
+    """Refuse changes of containers that were not taken apart, or not as lists that grow.
+
+    Raises:
+        ContainerChangeError: There are some that were not known.
+    """
+    grown = {name: Change.GROWS for name in made.grown() if changing.is_new(name, Change.GROWS)}
+    found = {**changed, **grown}
+    if found:
+        raise ContainerChangeError(f"it changes {' and '.join(found)}, which it is passed", found)
+
+
 def _check_storable(writes: Sequence[Write], values: Sequence[Any]) -> None:
     """Refuse to store what is no tensor, number or object of the caller's, as calls would share it."""
     for write, value in zip(writes, values, strict=True):
-        for one in value if write.kind is Kind.ITEMS else (value,):
-            if not isinstance(one, (torch.Tensor, torch.SymInt, torch.SymFloat, *IMMUTABLE)):
+        for one in pytree.tree_leaves(with_parts(value, kind=FakeTensor)):
+            if one is not ... and not isinstance(one, (torch.Tensor, torch.SymInt, torch.SymFloat, *IMMUTABLE)):
                 raise TraceError(f"it stores a {type(one).__name__} in {write.name}")
 
 
-def _check_containers(given: Any, leaves: list[Any], tree: pytree.TreeSpec) -> None:
-    known = {id(leaf) for leaf in leaves}
-    now, structure = pytree.tree_flatten(given, is_leaf=lambda value: id(value) in known)
-    if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)) or structure != tree:
-        raise TraceError("it changes a container among its arguments")
+def _check_shared(values: Sequence[Any], result: Any, made: Replicas, containers: ContainersBefore) -> None:
+    """Refuse to store a container in two places, or to store and to return it: each would get one of its own.
+
+    Raises:
+        ContainerChangeError: It is one of the caller's, which is to be taken apart as well.
+        TraceError: It is another one.
+    """
+    stored, returned = list(_changeable(values, made)), list(_changeable([result], made))
+    name = next(filter(None, map(containers.name_of, (*stored, *returned))), None)
+    if name is not None:
+        raise ContainerChangeError(f"it stores or returns {name}, which it is passed", {name: Change.CHANGES})
+    is_known = len({*map(id, stored)}) < len(stored) or not {*map(id, stored)}.isdisjoint(map(id, returned))
+    if is_known or any(map(made.has_tuple, stored)) or any(map(stays_whole, (*stored, *returned))):
+        raise TraceError("it stores a container or an object in several places")
+
+
+def _changeable(value: Any, made: Replicas) -> Iterator[Any]:
+    """The containers and objects in a value that are not the caller's."""
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, _ITERABLE) else ():
+        if not isinstance(part, (torch.Tensor, torch.SymInt, torch.SymFloat, *IMMUTABLE)) and not made.is_one(part):
+            if type(part) is not tuple or part:  # of those without items there is one
+                yield part
+            if stays_whole(part):
+                continue
+            yield from _changeable(part, made)
+
+
+_ITERABLE = (list, tuple, collections.deque)

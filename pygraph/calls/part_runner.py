@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils import _pytree as pytree
+
 from pygraph.calls.cutting import Cutting
 from pygraph.calls.engine import Engine
+from pygraph.calls.opened_function import AsItWas, call_of
 from pygraph.calls.retries import Traces
+from pygraph.guards.opened import is_opened
 from pygraph.ir.descriptors import Fallback
 
 
@@ -56,3 +60,13 @@ class PartRunner:
         """Give back its graphs."""
         for engine in self.engines():
             engine.release()
+
+
+class PartRunnerOfObjects(PartRunner):
+    """Runs calls with arguments that are taken apart, of a function that is cut: with the caller's own arguments."""
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call; `AsItWas` of what it returns."""
+        call = call_of(pytree.tree_leaves((args, kwargs), is_leaf=is_opened))
+        assert call is not None  # else objects were put together, of a function that is differentiated as a whole
+        return AsItWas(super().__call__(call.args, call.kwargs))

@@ -148,8 +148,12 @@ class PartedCalls:
         except CutError:  # they stay as they are
             return
         self._failures += [lines for lines in failed.values() if lines is not None]
-        before = {part.statements: part for part, _ in self._parts}
+        before = {part.statements: part for part, _ in self._parts if part not in failed}
         self._parts = [(before.get(part.statements, part), computes) for part, computes in parts]
+        for key in [one for one in self._functions if one[0] in failed]:
+            run = self._functions.pop(key)
+            if isinstance(run, Inner):
+                run.engine.release()
 
     def _note_failed(self, part: Part, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that there is no trace of a part, and where it has failed."""
@@ -197,7 +201,7 @@ class PartedCalls:
         variables = self._bound(args if self._instance is None else (self._instance, *args), kwargs)
         for part, computes in self._parts:
             if part.is_first:
-                names, taken, by_name = (), args, kwargs
+                names, (taken, by_name) = (), self._named_in(part, args, kwargs)
             else:
                 names = tuple(sorted(part.read & variables.keys() - {self._own}))
                 taken, by_name = [variables[name] for name in names], {}
@@ -208,6 +212,17 @@ class PartedCalls:
                 variables.pop(name, None)
             variables.update(found)
         return None
+
+    def _named_in(self, part: Part, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any]:
+        """The arguments of a call with None for those that the first part does not name: another one is no new kind."""
+        first = 0 if self._instance is None else 1
+        own = self._code.co_varnames[first : self._code.co_argcount]
+        others = {*own, *self._code.co_varnames[: self._code.co_argcount + self._code.co_kwonlyargcount]} - part.named
+        if others.isdisjoint(own[: len(args)]) and others.isdisjoint(kwargs):
+            return args, kwargs
+        taken = [None if name in others else value for name, value in zip(own, args, strict=False)]
+        by_name = {name: None if name in others else value for name, value in kwargs.items()}
+        return [*taken, *args[len(own) :]], by_name
 
     def _run(self, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
         """The function or the engine of a part, which is called as a method of the instance if there is one."""

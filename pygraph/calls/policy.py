@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from pygraph.calls import limits
@@ -13,6 +13,7 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.calls.new_kinds import SELDOM
 from pygraph.errors import TraceError
+from pygraph.guards.argument_containers import Change, ChangingContainers
 from pygraph.guards.opened import OpenedCall
 from pygraph.ir.leaves import static_leaves
 from pygraph.tracing.function_kinds import StateInputs
@@ -21,6 +22,18 @@ from pygraph.tracing.number_uses import NumberUse
 
 class ClosedError(Exception):
     """Objects that a call is passed cannot be taken apart; the message says why."""
+
+
+class ReopenedError(Exception):
+    """A call is to be looked up again, as it changes containers that it is passed: these are taken apart.
+
+    Args:
+        policy: The rules of the function that is called.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
 
 
 class Policy:
@@ -32,15 +45,19 @@ class Policy:
         carries_state: Whether calls may leave gradients, attributes and variables behind.
         decides: Whether calls may begin anew where they decide otherwise than their trace.
         asks_for_numbers: Whether they may be traced for each number of the device that they need on the host.
+        asks_before_cutting: Whether that comes before a cut also where such a number is no integer.
         seldom: Why calls of a new kind are not compiled, where kinds seldom come again.
         single_kinds: Kinds of calls that are compiled in any case.
+        changing: The containers among arguments that calls are known to change.
     """
 
+    changing = ChangingContainers(0)
     is_users = False
     composes = False
     carries_state = False
     decides = False
     asks_for_numbers = False
+    asks_before_cutting = False
     seldom = SELDOM
     single_kinds = limits.LIMITS.single_kinds
 
@@ -75,6 +92,13 @@ class Policy:
 
         Raises:
             ClosedError: One of them is another one's too.
+        """
+
+    def containers_changed(self, changed: Mapping[str, Change]) -> None:
+        """Note which containers among its arguments a function changes, by their names.
+
+        Raises:
+            ReopenedError: They can be taken apart.
         """
 
     def before_compilation(self, key: Key, call: Call, cache: Cache) -> None:
@@ -128,6 +152,16 @@ class Policy:
             note_failed: Called with its engine and the arguments of a call that cannot be traced; None if nothing is.
         """
         raise NotImplementedError
+
+    def cut_runner(self, engine: Any, reason: str) -> StateRunner | None:
+        """A runner of calls of an engine with arguments that are taken apart; None if the function is not cut yet.
+
+        Args:
+            engine: The engine of the function.
+            reason: Why such calls cannot be traced as a whole.
+        """
+        del engine, reason
+        return None
 
     def decorated_runner(self, engine: Any) -> StateRunner | None:
         """A runner of calls of an engine in the context that decorates its function; None if there is none."""

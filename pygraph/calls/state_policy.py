@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -21,6 +21,7 @@ from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.policy import Policy
 from pygraph.calls.stateful_function import NumbersAskedError, OutdatedError, StatefulFunction, UnexpectedError
 from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError, UndecidedError
+from pygraph.guards.argument_containers import Change
 from pygraph.guards.environment import Environment
 from pygraph.ir.decisions import decisions_among
 from pygraph.ir.paths import flatten_with_path
@@ -164,6 +165,10 @@ class StatePolicy(Policy):
             is_once = isinstance(error, StateChangeError) and not self._users.function.options.strict
             raise UnexpectedError(str(error) if is_once and self._function.sets_gradients else None)
         return None
+
+    def containers_changed(self, changed: Mapping[str, Change]) -> None:
+        """Note which containers the user's function changes."""
+        self._users.policy.containers_changed(changed)
 
     def numbers_left(self) -> StateInputs:
         """Nothing: it is the user's function that is traced for each number.

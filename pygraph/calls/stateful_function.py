@@ -20,13 +20,14 @@ from pygraph.calls import limits
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import CONDITION
 from pygraph.errors import TraceError
+from pygraph.guards.argument_containers import ContainersBefore
 from pygraph.guards.locations import Item, Location, union
 from pygraph.guards.objects import with_parts
 from pygraph.ir.paths import ANSWERS, flatten_with_path
 from pygraph.tracing.function_kinds import Renaming, StateInputs, WithStateInputs
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.number_conditions import Comparison, Condition, condition_of
-from pygraph.tracing.results import is_known_size
+from pygraph.tracing.results import check_shared, stays_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,14 +145,17 @@ class StatefulFunction(WithStateInputs):
         self.sets_gradients = False
         try:
             self._put(gradients, numbers, values)
+            passed = ContainersBefore((values,), {})
             result = self.__wrapped__(*args, **kwargs)
             pairs = zip(self.differentiated, gradients, strict=True)
             self.sets_gradients = any(tensor.grad is not gradient for tensor, gradient in pairs)
             found = zip(self.numbers, numbers, strict=True)
             self._written = tuple(location for location, number in found if location.get() is not number)
-            returned = with_parts(([location.get() for location in self.locations], result), is_known_size, FakeTensor)
+            check_shared(([location.get() for location in self.locations], result))
+            passed.check_absent(result)
+            returned = with_parts(([location.get() for location in self.locations], result), stays_whole, FakeTensor)
             for location, value in zip(self.locations, returned[0], strict=True):
-                if any(map(_has_live_graph, pytree.tree_leaves(value))):
+                if self.differentiated and any(map(_has_live_graph, pytree.tree_leaves(value))):
                     raise TraceError(f"it stores {location.name} with a graph of autograd, for outside")
             return [*(tensor.grad for tensor in self.differentiated), *self._numbered(returned)]
         finally:
@@ -214,7 +218,7 @@ class StatefulFunction(WithStateInputs):
             location.put(value)
 
     def _numbered(self, result: Any) -> list[Any]:
-        keyed, tree = flatten_with_path(result, is_leaf=is_known_size)
+        keyed, tree = flatten_with_path(result, is_leaf=stays_whole)
         self._paths = [self._result_path(path) for path, _ in keyed]
         leaves = [leaf for _, leaf in keyed]
         spent = [

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,12 @@ from pygraph.calls.keys import Key
 from pygraph.calls.number_function import decision_slots
 from pygraph.calls.numbered import NumberedCalls, can_be_computed
 from pygraph.calls.opened_function import call_of
-from pygraph.calls.part_runner import PartRunner
-from pygraph.calls.policy import ClosedError, Policy
+from pygraph.calls.part_runner import PartRunner, PartRunnerOfObjects
+from pygraph.calls.policy import ClosedError, Policy, ReopenedError
 from pygraph.calls.state_policy import reached_state, state_left_behind
 from pygraph.calls.stateful import StatefulCalls
 from pygraph.errors import StateChangeError, TraceError, UndecidedError
+from pygraph.guards.argument_containers import Change, ChangingContainers
 from pygraph.guards.environment import Environment
 from pygraph.guards.opened import OpenedCall, is_opened
 from pygraph.tracing.call_environment import objects_among
@@ -61,10 +62,20 @@ class UsersPolicy(Policy):
         note_failed: Callable[..., None] | None = None,
     ) -> None:
         self.carries_state, self.decides, self.asks_for_numbers = carries_state, decides, decides
+        self.changing = ChangingContainers(limits.LIMITS.changing_containers)
         self._cutting = Cutting(self.of_part, note_unsteady, note_failed)
         self._begins = not self._cutting.is_of_part
         self._is_begun = False
         self._new_optimizers: tuple[torch.optim.Optimizer, ...] = ()
+
+    def containers_changed(self, changed: Mapping[str, Change]) -> None:
+        """Note which containers among its arguments the function changes, by their names.
+
+        Raises:
+            ReopenedError: Some of this is new.
+        """
+        if self.changing.note(changed):
+            raise ReopenedError(self)
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
@@ -91,6 +102,10 @@ class UsersPolicy(Policy):
             return None
         self._cutting.cut(engine, args, kwargs, reason)
         return None if self._cutting.parts() is None else PartRunner(engine, self._cutting, reason)
+
+    def cut_runner(self, engine: Engine, reason: str) -> StateRunner | None:
+        """A runner of calls of an engine with arguments that are taken apart; None if the function is not cut yet."""
+        return None if self._cutting.parts() is None else PartRunnerOfObjects(engine, self._cutting, reason)
 
     def first_step(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], error: TraceError | None = None
@@ -174,6 +189,7 @@ class OpenedPolicy(UsersPolicy):
     def __init__(self, users: Engine, rules: UsersPolicy) -> None:
         super().__init__(carries_state=rules.carries_state, decides=rules.decides, note_unsteady=self._close)
         self._begins, self._users = rules._begins, users  # of the same class
+        self._rules, self.asks_before_cutting = rules, rules._cutting.is_of_part
         self._arrays: list[weakref.ref[Any]] = []  # that the function reaches
 
     def _close(self, reason: str) -> None:
@@ -227,12 +243,19 @@ class OpenedPolicy(UsersPolicy):
         if any(one() is owner for one in self._arrays for owner in call.owners):
             raise ClosedError("the function reaches a NumPy array in other ways too")
 
+    def containers_changed(self, changed: Mapping[str, Change]) -> None:
+        """Note which containers the user's function changes."""
+        self._rules.containers_changed(changed)
+
     def part_runner(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
-        """Nothing: what cannot be traced as a whole is left to the user's function.
+        """Nothing: what cannot be traced as a whole is left to the user's function, which is noted if it is a part.
 
         Raises:
             ClosedError: Always.
         """
+        call = call_of(pytree.tree_leaves((args, kwargs), is_leaf=is_opened))
+        if call is not None:
+            self._rules._cutting.note_failed(self._users, call.args, call.kwargs)
         raise ClosedError(reason)
 
 
@@ -246,7 +269,11 @@ class _OfNumbers(UsersPolicy):
 
     def __init__(self, users: Engine, policy: UsersPolicy) -> None:
         super().__init__(carries_state=policy.carries_state, decides=policy.decides, note_unsteady=_ignored)
-        self._users = users
+        self._users, self._rules = users, policy
+
+    def containers_changed(self, changed: Mapping[str, Change]) -> None:
+        """Note which containers the user's function changes."""
+        self._rules.containers_changed(changed)
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """The decisions, and the leaves that the options of the user's function make static."""

@@ -32,13 +32,15 @@ class GrowingList(list[Any]):
     Args:
         original: The list that it stands for.
         name: What errors call it.
+        note_read: Called when something is read of it.
     """
 
-    def __init__(self, original: list[Any], name: str) -> None:
+    def __init__(self, original: list[Any], name: str, note_read: Callable[[], object] = lambda: None) -> None:
         super().__init__([_NoItem()])
-        self._original, self._name = original, name
+        self._original, self._name, self._note_read = original, name, note_read
 
     def _refuse(self, *_: Any) -> NoReturn:
+        self._note_read()
         raise TraceError(f"it reads {self._name}, to which it appends at every call")
 
     __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = __reversed__ = _refuse  # pyright: ignore
@@ -60,6 +62,11 @@ def original_of(growing: GrowingList) -> list[Any]:
 def added_to(growing: GrowingList) -> list[Any]:
     """The items that it has got."""
     return list(list.__iter__(growing))[1:]
+
+
+def empty(growing: GrowingList) -> None:
+    """Take the items from it that it has got."""
+    list.__delitem__(growing, slice(1, None))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.guards.argument_containers import Change, is_container
 from pygraph.guards.object_classes import Openable, holds_tensors, is_whole, openable
 from pygraph.guards.weak_references import is_plain_reference
 from pygraph.ir.value_keys import SIMPLE, Identity, value_key
@@ -74,23 +75,35 @@ class Unread(NamedTuple):
     cls: type
 
 
+class Growing(NamedTuple):
+    """A list to which its function appends, and of which it reads nothing.
+
+    Attributes:
+        number: Its number among the objects of the call.
+    """
+
+    number: int
+
+
 class Node(NamedTuple):
-    """An object, a dict, a list or a tuple.
+    """An object, a dict, a list, a deque or a tuple.
 
     Attributes:
         cls: Its class.
         names: The names of its attributes, which are the first parts.
-        keys: The keys of its items, which are the last parts, each with its type; numbers in lists and tuples.
+        keys: The keys of its items, which are the last parts, each with its type; numbers in lists, deques and tuples.
         parts: What they are.
+        made_with: The greatest length of a deque, and what makes the missing values of a dict.
     """
 
     cls: type
     names: tuple[str, ...]
     keys: tuple[Any, ...]
     parts: tuple[Part, ...]
+    made_with: Any = None
 
 
-Part = Leaf | Same | Array | Unread | Node
+Part = Leaf | Same | Array | Unread | Growing | Node
 _LEAF = Leaf()
 
 
@@ -103,12 +116,13 @@ class Layout:
         unread: The classes of values in it that are not expected to be read.
     """
 
-    __slots__ = ("_hash", "_paths", "classes", "root", "unread")
+    __slots__ = ("_hash", "_paths", "_positions", "classes", "root", "unread")
 
     def __init__(self, root: Part, classes: tuple[type, ...], unread: tuple[type, ...] = ()) -> None:
         self.root, self.classes, self.unread = root, classes, unread
         self._hash = hash((root, classes))
         self._paths: tuple[str, ...] | None = None
+        self._positions: dict[str, int] | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -127,6 +141,13 @@ class Layout:
             own = [f".__class__ ({cls.__qualname__})" if several else ".__class__" for cls in self.classes]
             self._paths = (*own, *_paths("", self.root))
         return self._paths
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """The positions of its leaves, by the endings of their names."""
+        if self._positions is None:
+            self._positions = {path: position for position, path in enumerate(self.paths)}
+        return self._positions
 
 
 def _paths(path: str, part: Part) -> Iterator[str]:
@@ -174,6 +195,25 @@ class Opened:
     def __init__(self, layout: Layout, values: list[Any], call: OpenedCall | None = None) -> None:
         self.layout, self.values, self.call = layout, values, call
 
+    def __getitem__(self, key: Any) -> Any:
+        """A leaf by the subscripts in its name, with which conditions on numbers find it."""
+        return _Inside(self, "")[key]
+
+
+class _Inside(NamedTuple):
+    """A part of an object that was taken apart: what has subscripts in its name so far."""
+
+    opened: Opened
+    path: str
+
+    def __getitem__(self, key: Any) -> Any:
+        path, positions = f"{self.path}[{key!r}]", self.opened.layout.positions
+        if path in positions:
+            return self.opened.values[positions[path]]
+        if not any(one.startswith(path) for one in positions):
+            raise KeyError(key)
+        return _Inside(self.opened, path)
+
 
 class _Key(NamedTuple):
     """The entry of a key path for a leaf of an object."""
@@ -208,12 +248,14 @@ def is_opened(value: object) -> TypeGuard[Opened]:
 
 
 class Opening:
-    """Takes the objects among the leaves of one call apart.
+    """Takes objects and containers among the arguments of one call apart.
 
     Args:
         args: Its arguments.
         kwargs: Its keyword arguments.
         is_named: Whether code of a function and of a class has a name for anything; None if all values may be read.
+        growing: The lists, by identity, to which its function appends.
+        changing: The changes that its function makes to containers, by their names.
 
     Attributes:
         call: The call, with what was found.
@@ -221,9 +263,15 @@ class Opening:
     """
 
     def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_named: Callable[[type, str], bool] | None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_named: Callable[[type, str], bool] | None,
+        growing: Collection[int] = (),
+        changing: Mapping[str, Change] = types.MappingProxyType({}),
     ) -> None:
         self.call = OpenedCall(args, kwargs, [])
+        self._growing, self._changing = growing, changing
         self.has_unread = False
         self._is_named, self._is_unnamed = is_named, False
         self._numbers: dict[int, int] = {}
@@ -233,8 +281,12 @@ class Opening:
         self._has_tensors = False
         self._foreign = False
 
-    def open(self, value: Any) -> Opened:
-        """Take one leaf apart.
+    def open(self, value: Any, name: str) -> Opened:
+        """Take one leaf or container apart.
+
+        Args:
+            value: It.
+            name: Its name.
 
         Raises:
             NotOpenedError: It stays a leaf.
@@ -243,7 +295,7 @@ class Opening:
         self._has_tensors = self._foreign = False
         count = len(self.call.owners)
         try:
-            root = self._part(value, 0)
+            root = self._part(value, 0, name if self._changing else "")
             # It may be the very same at every call, as ``self`` is, and be known to others by that.
             may_be_self = isinstance(root, Node) and type(value).__hash__ is not None
             if may_be_self and (self._foreign or not self._has_tensors):
@@ -256,7 +308,7 @@ class Opening:
         layout = Layout(root, tuple(self._classes), tuple(self._unread_classes))
         return Opened(layout, [*layout.classes, *self._leaves], self.call)
 
-    def _part(self, value: Any, depth: int) -> Part:
+    def _part(self, value: Any, depth: int, name: str) -> Part:
         cls = type(value)
         if issubclass(cls, torch.Tensor):
             self._has_tensors = True
@@ -270,13 +322,9 @@ class Opening:
         if depth > _DEEP:
             raise NotOpenedError
         if cls is tuple or pytree.is_namedtuple_class(cls):
-            return Node(cls, (), (*range(len(value)),), self._parts(value, depth))
-        if cls is list:
-            self._number(value)
-            return Node(cls, (), (*range(len(value)),), self._parts(value, depth))
-        if cls in _DICTS:
-            self._number(value)
-            return Node(cls, (), _keys(value.keys()), self._parts(value.values(), depth))
+            return Node(cls, (), (*range(len(value)),), self._parts(value, depth, name))
+        if is_container(value) and getattr(value, "default_factory", None) in _FACTORIES:
+            return self._container(value, depth, name)
         if is_plain_reference(value):
             target = self._numbers.get(id(value()))
             if target is not None:
@@ -284,27 +332,45 @@ class Opening:
         kind = openable(cls)
         if kind is None or (depth and cls.__hash__ is not None and not holds_tensors(value)):
             return self._other(value, kind)
-        return self._object(value, kind, depth)
+        return self._object(value, kind, depth, name)
 
-    def _parts(self, values: Iterable[Any], depth: int) -> tuple[Part, ...]:
-        return tuple([self._part(value, depth + 1) for value in values])
+    def _parts(self, values: Iterable[Any], depth: int, name: str) -> tuple[Part, ...]:
+        if not name:
+            return tuple([self._part(value, depth + 1, "") for value in values])
+        return tuple([self._part(value, depth + 1, f"{name}[{index}]") for index, value in enumerate(values)])
 
-    def _object(self, value: Any, kind: Openable, depth: int) -> Node:
+    def _container(self, value: Any, depth: int, name: str) -> Part:
+        number, cls = self._number(value), type(value)
+        if cls is list and (id(value) in self._growing or self._changing.get(name) is Change.GROWS):
+            return Growing(number)
+        if isinstance(value, dict):
+            made_with: Any = getattr(value, "default_factory", None)
+            return Node(cls, (), _keys(value.keys()), self._items(value, depth, name), made_with)
+        made_with = value.maxlen if cls is collections.deque else None
+        return Node(cls, (), (*range(len(value)),), self._parts(value, depth, name), made_with)
+
+    def _items(self, value: dict[Any, Any], depth: int, name: str) -> tuple[Part, ...]:
+        if not name:
+            return self._parts(dict.values(value), depth, "")
+        return tuple([self._part(item, depth + 1, f"{name}[{key!r}]") for key, item in dict.items(value)])
+
+    def _object(self, value: Any, kind: Openable, depth: int, name: str) -> Node:
         self._number(value)
         self._classes[type(value)] = None
         names, values = kind.attributes(value)
-        parts = [self._attribute(type(value), *pair, depth) for pair in zip(names, values, strict=True)]
+        parts = [self._attribute(type(value), *pair, depth, name) for pair in zip(names, values, strict=True)]
         if kind.base is not dict:
             return Node(type(value), names, (), (*parts,))
         keys = _keys(dict.keys(value))
-        return Node(type(value), names, keys, (*parts, *self._parts(dict.values(value), depth)))
+        return Node(type(value), names, keys, (*parts, *self._items(value, depth, name)))
 
-    def _attribute(self, cls: type, name: str, value: Any, depth: int) -> Part:
+    def _attribute(self, cls: type, name: str, value: Any, depth: int, of: str) -> Part:
+        path = of and f"{of}.{name}"
         if self._is_named is None or type(value) not in _WITH_TEXTS or self._is_unnamed:
-            return self._part(value, depth + 1)
+            return self._part(value, depth + 1, path)
         self._is_unnamed = not self._is_named(cls, name)
         try:
-            return self._part(value, depth + 1)
+            return self._part(value, depth + 1, path)
         finally:
             self._is_unnamed = False
 
@@ -349,7 +415,7 @@ class Opening:
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType)
 _VALUES = SIMPLE | {float, complex}
 _WITH_TEXTS = {str, list, tuple, dict}
-_DICTS = (dict, collections.OrderedDict)
+_FACTORIES = (None, list, dict, set, tuple, int, float, bool, str)
 
 
 def _keys(names: Iterable[Any]) -> tuple[Any, ...]:

@@ -9,10 +9,12 @@ otherwise (stored elsewhere, put into a new object) is found as well, as more re
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import collections
 import contextlib
 import enum
 import gc
 import inspect
+import operator
 import sys
 import types
 import weakref
@@ -22,8 +24,9 @@ from typing import Any, NamedTuple
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
+from pygraph.guards.growth import GrowingList, added_to, empty
 from pygraph.guards.object_classes import openable
-from pygraph.guards.opened import Array, Leaf, Node, Opened, Part, Same, Unread, names_of
+from pygraph.guards.opened import Array, Growing, Leaf, Node, Opened, Part, Same, Unread, names_of
 from pygraph.ir.structures import unflatten
 
 Owners = tuple[tuple[int, int], ...]
@@ -36,7 +39,11 @@ class Kind(enum.Enum):
     ATTRIBUTE = 1
     ITEM = 2
     ITEMS = 3
-    """All items of a list."""
+    """All items of a list or a deque."""
+    ENTRIES = 4
+    """All entries of a dict, in their order."""
+    END = 5
+    """The end of a list, to which items are added."""
 
 
 class Write(NamedTuple):
@@ -59,7 +66,11 @@ class Write(NamedTuple):
     def store(self, owner: Any, value: Any) -> None:
         """Store a value in the caller's own object, or delete what is there; no code of its class is run."""
         if self.kind is Kind.ITEMS:
-            owner[:] = value
+            _store_items(owner, value)
+        elif self.kind is Kind.END:
+            owner.extend(value)
+        elif self.kind is Kind.ENTRIES:
+            _store_entries(owner, value)
         elif self.kind is Kind.ITEM:
             _store_item(owner, self.key, value, is_deleted=self.is_deleted)
         else:
@@ -71,8 +82,24 @@ class Write(NamedTuple):
                 kind.put(owner, self.key, value)
 
 
+def _store_items(owner: Any, items: Sequence[Any]) -> None:
+    owner.clear()
+    owner.extend(items)
+
+
+def _store_entries(owner: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    _class_of_dict(owner).clear(owner)
+    for key, value in entries.items():
+        _store_item(owner, key, value)
+
+
+def _class_of_dict(owner: dict[Any, Any]) -> Any:
+    """The class whose methods a dict has, without those of a user's class."""
+    return type(owner) if openable(type(owner)) is None else dict
+
+
 def _store_item(owner: dict[Any, Any], key: Any, value: Any, *, is_deleted: bool = False) -> None:
-    cls: Any = type(owner) if openable(type(owner)) is None else dict
+    cls = _class_of_dict(owner)
     if is_deleted:
         cls.__delitem__(owner, key)
     else:
@@ -85,11 +112,16 @@ class Replicas:
     Args:
         array: Makes a replica of a NumPy array, of its name, its dtype, and the tensor that shows its memory.
         unread: Makes a replica of a value that is not expected to be read, of its name and its class.
+
+    Attributes:
+        read: The names of lists of which something was read, though they were to grow alone.
     """
 
     def __init__(self, array: Callable[[str, str, Any], Any], unread: Callable[[str, type], Any]) -> None:
         self._array, self._unread = array, unread
+        self.read: set[str] = set()
         self._made: list[Any] = []
+        self._tuples: list[Any] = []
         self._names: list[str] = []
         self._before: list[tuple[dict[Any, Any], Any]] = []
         self._references: list[int] = []
@@ -111,6 +143,8 @@ class Replicas:
             return weakref.ref(made) if part.is_weak else made
         if isinstance(part, Array):
             return self._numbered(self._array(name, part.dtype, next(values)), name)
+        if isinstance(part, Growing):
+            return self._numbered(GrowingList([], name, lambda: self.read.add(name)), name)
         return (
             self._numbered(self._unread(name, part.cls), name)
             if isinstance(part, Unread)
@@ -120,11 +154,13 @@ class Replicas:
     def _node(self, node: Node, values: Iterator[Any], name: str) -> Any:
         inner = zip(node.parts, names_of(node), strict=True)
         if issubclass(node.cls, tuple):
-            return tuple.__new__(node.cls, [self._part(part, values, name + rest) for part, rest in inner])
+            made = tuple.__new__(node.cls, [self._part(part, values, name + rest) for part, rest in inner])
+            self._tuples.append(made)
+            return made
         kind = openable(node.cls)
-        made = self._numbered(node.cls() if kind is None else kind.new(), name)
+        made = self._numbered(_new(node) if kind is None else kind.new(), name)
         parts = [self._part(part, values, name + rest) for part, rest in inner]
-        if node.cls is list:
+        if node.cls in _LISTS:
             made.extend(parts)
             return made
         for attribute, part in zip(node.names, parts, strict=False):
@@ -148,6 +184,22 @@ class Replicas:
 
     def _counts(self) -> list[int]:
         return list(map(sys.getrefcount, self._made))
+
+    def grown(self) -> list[str]:
+        """The names of lists that hold what they held before, and more behind it."""
+        return [
+            name
+            for name, made, (_, before) in zip(self._names, self._made, self._before, strict=True)
+            if type(made) is list and len(made) > len(before) and all(map(operator.is_, made, before))
+        ]
+
+    def is_one(self, value: Any) -> bool:
+        """Whether a value is one of them."""
+        return any(value is made for made in self._made)
+
+    def has_tuple(self, value: Any) -> bool:
+        """Whether a value is a tuple that the caller has in an object."""
+        return any(value is made for made in self._tuples)
 
     def check_references(self) -> None:
         """Refuse a function that has given a replica away: whoever has it now is to have the caller's own object.
@@ -183,9 +235,18 @@ class Replicas:
                 writes.append(Write(number, Kind.ATTRIBUTE, key, is_deleted, f"{name}.{key}"))
                 values.append(value)
             if isinstance(now, dict):
-                for key, value, is_deleted in _changes(items, now):
+                changes = [*_changes(items, now)]
+                if _keys_after(items, changes) != [*now]:
+                    writes.append(Write(number, Kind.ENTRIES, None, False, name))
+                    values.append(now)
+                    continue
+                for key, value, is_deleted in changes:
                     writes.append(Write(number, Kind.ITEM, key, is_deleted, f"{name}[{key!r}]"))
                     values.append(value)
+            elif type(made) is GrowingList:
+                if now:
+                    writes.append(Write(number, Kind.END, None, False, name))
+                    values.append(now)
             elif len(items) != len(now) or any(a is not b for a, b in zip(items, now, strict=True)):
                 writes.append(Write(number, Kind.ITEMS, None, False, name))
                 values.append(now)
@@ -200,13 +261,23 @@ class Replicas:
                     kind.remove(made, name)
                 for name, value in attributes.items():
                     kind.put(made, name, value)
-            if type(made) is list:
-                made[:] = items
+            if type(made) is GrowingList:
+                empty(made)
+            elif type(made) in _LISTS:
+                _store_items(made, items)
             elif isinstance(items, dict):
-                (dict if kind is not None else type(made)).clear(made)
-                for key, value in items.items():
-                    _store_item(made, key, value)
+                _store_entries(made, items)
         self._before.clear()
+
+
+_LISTS = (list, collections.deque)
+
+
+def _new(node: Node) -> Any:
+    """A container without items, of the class of a node."""
+    if node.cls is collections.deque:
+        return collections.deque(maxlen=node.made_with)
+    return collections.defaultdict(node.made_with) if node.cls is collections.defaultdict else node.cls()
 
 
 def _clear_frames(values: list[Any]) -> None:
@@ -227,7 +298,9 @@ def _contents(made: Any) -> tuple[dict[str, Any], Any]:
     if kind is not None:
         is_dict = kind.base is dict
         return dict(kind.read(made)), {key: dict.__getitem__(made, key) for key in dict.keys(made)} if is_dict else ()
-    if cls is list:
+    if cls is GrowingList:
+        return {}, added_to(made)
+    if cls in _LISTS:
         return {}, [*made]
     return {}, {**made} if issubclass(cls, dict) else ()
 
@@ -236,6 +309,17 @@ def _changes(before: dict[Any, Any], now: dict[Any, Any]) -> Iterator[tuple[Any,
     """The keys whose values are others, the values, and whether they are gone."""
     yield from ((key, None, True) for key in before if key not in now)
     yield from ((key, value, False) for key, value in now.items() if key not in before or before[key] is not value)
+
+
+def _keys_after(before: dict[Any, Any], changes: list[tuple[Any, Any, bool]]) -> list[Any]:
+    """The keys of a dict, in their order, once its entries have been changed one by one."""
+    keys = dict.fromkeys(before)
+    for key, _, is_deleted in changes:
+        if is_deleted:
+            del keys[key]
+        else:
+            keys[key] = None
+    return [*keys]
 
 
 def with_owners(value: Any, owners: Owners, objects: Sequence[Any]) -> Any:

@@ -9,6 +9,7 @@ Updates of an argument's elements are operations, which the graph has. These cha
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked 
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
 
-from pygraph.errors import TraceError, describe
+from pygraph.errors import ContainerChangeError, TraceError, describe
+from pygraph.guards.argument_containers import Change, ContainersBefore
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.tracing.fake_arguments import FakeArguments
@@ -27,10 +29,13 @@ class ArgumentChanges:
 
     Args:
         arguments: The arguments.
+        args: The very containers of arguments that the function gets.
+        kwargs: Those of keyword arguments.
     """
 
-    def __init__(self, arguments: FakeArguments) -> None:
-        self._arguments = arguments
+    def __init__(self, arguments: FakeArguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._arguments, self._args, self._kwargs = arguments, args, kwargs
+        self._containers = ContainersBefore(args, kwargs)
         fakes = arguments.fakes
         self._specs = {index: TensorSpec.of(fake) for index, fake in fakes.items()}
         self._requiring_grad = {index: fake.requires_grad for index, fake in fakes.items()}
@@ -46,16 +51,37 @@ class ArgumentChanges:
                     return f"an argument.{key}"
         return None
 
-    def check(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def has_container(self, value: Any) -> bool:
+        """Whether a value is one of the containers that the function gets."""
+        return self._containers.name_of(value) is not None
+
+    def check_results(self, call: str, results: Iterable[Any]) -> None:
+        """Refuse a function that returns containers among its arguments: the caller gets the very same in eager.
+
+        Raises:
+            ContainerChangeError: It does.
+        """
+        names = [name for name in map(self._containers.name_of, results) if name is not None]
+        if names:
+            changed = dict.fromkeys(names, Change.CHANGES)
+            raise ContainerChangeError(describe(call, f"it returns {' and '.join(names)}, which it is passed"), changed)
+
+    def check(self, call: str) -> None:
         """Refuse a function that has changed its arguments' containers, shapes or gradients.
 
         Args:
             call: What errors call the function.
-            args: The very containers of arguments that the function got.
-            kwargs: Those of keyword arguments.
+
+        Raises:
+            ContainerChangeError: It has changed a list, a dict or a deque.
+            TraceError: It has changed something else.
         """
         arguments = self._arguments
-        leaves, tree = pytree.tree_flatten(with_parts((args, kwargs), kind=FakeTensor))
+        changed = self._containers.changed()
+        if changed:
+            text = f"it changes {' and '.join(changed)}, which it is passed"
+            raise ContainerChangeError(describe(call, text, remedy="Return a new one."), changed)
+        leaves, tree = pytree.tree_flatten(with_parts((self._args, self._kwargs), kind=FakeTensor))
         if tree != arguments.tree or any(a is not b for a, b in zip(leaves, arguments.traced, strict=True)):
             raise TraceError(describe(call, "it changes a container among its arguments", remedy="Return a new one."))
         for index, fake in arguments.fakes.items():

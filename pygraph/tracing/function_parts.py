@@ -145,7 +145,7 @@ class Part:
     Attributes:
         body: The function's.
         statements: The statements.
-        is_first: Whether they are the first ones.
+        is_first: Whether they take the arguments of the function as they are passed, and not by name.
         named: The local variables that they name.
         assigned: The local variables that they may assign to, or delete.
         returned: The local variables among these that later parts name.
@@ -248,7 +248,8 @@ def parts_of(body: Body, cuts: Sequence[int]) -> list[Part]:
         here = names_in(run, assigned=False)
         here = (here | body.first_argument if "super" in here else here) & body.variables
         assigned = names_in(run, assigned=True) & body.variables
-        parts.insert(0, Part(body, run, index == 0, here, assigned, tuple(sorted(assigned & named))))
+        is_first = index == 0 and not body.fn.__code__.co_flags & _VARIADIC  # whose parts share a dict of keywords
+        parts.insert(0, Part(body, run, is_first, here, assigned, tuple(sorted(assigned & named))))
         named |= here
     body.check_closures(parts)
     return parts
@@ -257,6 +258,7 @@ def parts_of(body: Body, cuts: Sequence[int]) -> list[Part]:
 # ---- the source ----------------------------------------------------------------------------------------------------
 
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _FUTURE = 0x1FE0000  # what ``from __future__`` sets, see CPython's Include/cpython/code.h, 3.11 to 3.14
 _LOOKS_AT_VARIABLES = ("locals", "vars", "dir", "eval", "exec")
 _OUTER, _INNER, _FOUND = "_outer_of_part", "_part", "_found_in_part"

@@ -70,10 +70,36 @@ def leaves_behind(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 _LEAF = "torch::autograd::AccumulateGrad"  # checked with torch 2.13
 
 
+def goes_beyond(
+    roots: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor] | None, others: Iterable[torch.Tensor]
+) -> bool:
+    """Whether a backward of ``roots`` runs nodes of the graphs of other tensors.
+
+    Args:
+        roots: The tensors that are differentiated.
+        inputs: The tensors by which they are; None for all leaves.
+        others: The tensors that have graphs of their own.
+    """
+    others = [one for one in others if one.grad_fn is not None]
+    if not others:
+        return False
+    reached = set(_history(roots))
+    ends = None if inputs is None else {get_gradient_edge(one).node for one in inputs}
+    for node in {one.grad_fn for one in others if one.grad_fn in reached}:
+        if ends is None or not ends.isdisjoint(following for following in _behind(node) if following is not node):
+            return True
+    return False
+
+
 def _history(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
     """The nodes of autograd's graph behind tensors, each once."""
+    yield from _behind(*(tensor.grad_fn for tensor in tensors))
+
+
+def _behind(*nodes: Any) -> Iterator[Any]:
+    """Nodes of autograd's graph and all that follow them, each once."""
     seen: set[Any] = set()
-    queue: list[Any] = [tensor.grad_fn for tensor in tensors]
+    queue: list[Any] = [*nodes]
     while queue:
         node = queue.pop()
         if node is None or node in seen:

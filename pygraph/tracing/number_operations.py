@@ -101,10 +101,11 @@ def _operator(kind: Any, name: str, form: str, function: Callable[..., Any], *, 
     """Define an operator of live numbers of a kind; torch's own makes the symbol of the result."""
     of_torch = kind.__mro__[2]
     is_inexact = function.__name__ in _INEXACT_OF_FLOATS
+    is_shift = function is operator.lshift and is_reflected  # which symbols of torch 2.11 cannot compute
 
     def operate(self: Any, *others: Any) -> Any:
         found = source_of(function, form, (*others, self) if is_reflected else (self, *others))
-        if found is not None and _is_of_host(found[0].value, is_inexact=is_inexact):
+        if found is not None and (is_shift or _is_of_host(found[0].value, is_inexact=is_inexact)):
             return _as_input(*found)
         result = getattr(of_torch, name)(self, *others)
         if found is None:

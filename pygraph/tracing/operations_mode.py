@@ -9,6 +9,7 @@ import contextlib
 import functools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -177,7 +178,8 @@ class OperationsMode(TorchDispatchMode):
         self.used[id(tensor)] = tensor
         key = id(tensor), torch.is_inference_mode_enabled()
         if key not in known:
-            known[key] = alias = aten.alias.default(tensor)
+            with _without_warning(tensor):
+                known[key] = alias = aten.alias.default(tensor)
             self._outside[alias.untyped_storage()._cdata] = alias
         return known[key]
 
@@ -213,6 +215,20 @@ class OperationsMode(TorchDispatchMode):
         if needs_functional_variant(func):
             check_disjoint_arguments(func, args, kwargs)
         return check_write(func, args, kwargs)
+
+
+@contextlib.contextmanager
+def _without_warning(tensor: torch.Tensor) -> Generator[None, None, None]:
+    """Let a tensor be described, for which torch reads the gradient, without a warning that it is none of a leaf.
+
+    torch hides that as well, but not where warnings are errors (torch 2.11 to 2.13).
+    """
+    if tensor.is_leaf:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor")
+        yield
 
 
 def _is_first_gradient(frame: Any) -> bool:

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # checked with torch 2
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import (
+    ContainerChangeError,
     DisturbedTraceError,
     GradientChangeError,
     GradientError,
@@ -69,7 +70,7 @@ from pygraph.tracing.own_errors import is_own_error
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.recurrent import RecurrentLayersMode
 from pygraph.tracing.refusals import Refusals
-from pygraph.tracing.results import Results, graph_values
+from pygraph.tracing.results import Results, containers_from_before, graph_values
 from pygraph.tracing.settings import SettingsWatch, forget_cached_fakes
 from pygraph.tracing.toggles import Toggles, flag_of
 from pygraph.tracing.torch_errors import in_words, translation
@@ -153,8 +154,8 @@ def record(
     numbers = any(is_live_number(leaf) and index not in static for index, leaf in enumerate(leaves))
     iterators = Iterators(environment, numbers=numbers)
     arguments = fake_arguments(call, (args, kwargs), static, uses, iterators.substitute)
-    changes = ArgumentChanges(arguments)
     fake_args, fake_kwargs = arguments.unflatten()
+    changes = ArgumentChanges(arguments, fake_args, fake_kwargs)
     inference = torch.is_inference_mode_enabled()
     if inference and environment.has_code_for("is_inference_mode_enabled"):
         raise TraceError(
@@ -163,16 +164,18 @@ def record(
             )
         )
     watches = _Watches(arguments, environment, iterators, unclear or _Unclear())
-    run = _run(lambda: fn(*fake_args, **fake_kwargs), arguments, environment, watches, changes)
+    with containers_from_before(lambda value: changes.has_container(value) or environment.reaches(value)):
+        run = _run(lambda: fn(*fake_args, **fake_kwargs), arguments, environment, watches, changes)
     again = watches.unclear()
     if again is not None:
         return record(fn, args, kwargs, static, name, environment, uses, again)
     if watches.hooks.unseen:
         raise UnseenHooksError(describe(call, "tensors that it closes over have hooks on their gradients"))
     _check_run(call, run, watches, environment)
-    changes.check(call, fake_args, fake_kwargs)
+    changes.check(call)
     assert run.module is not None
     assert run.results is not None
+    changes.check_results(call, run.results.leaves)
     note_guards(arguments, run.module)
     uses.of_symbols = numbers_of_symbols(arguments, run.module, run.results.leaves)
     uses.check_missing()
@@ -231,7 +234,7 @@ class _Watches:
         self._accumulations = Accumulations()
         self.toggles = Toggles(environment, self._accumulations)
         self.hooks = GradientHooks(environment, dict(zip(arguments.paths, arguments.leaves, strict=True)))
-        self.refusals = Refusals(fakes.values(), self.toggles, self.data, self.hooks)
+        self.refusals = Refusals(fakes.values(), self.toggles, self.data, self.hooks, self.operations.used)
         self.questions = Questions(arguments)
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear.settings)
         self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
@@ -414,6 +417,8 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
 def _failure_error(call: str, failure: BaseException, watches: _Watches) -> TraceError:
     problem, remedy = in_words(failure)
     text = describe(call, problem, source=user_line(failure), remedy=remedy)
+    if isinstance(failure, ContainerChangeError):
+        return ContainerChangeError(text, failure.containers)
     error = _undecided(text, watches) if watches.questions.undecided else TraceError(text)
     if isinstance(failure, Exception) and watches.problem() is None and is_own_error(failure):
         error.is_own = True

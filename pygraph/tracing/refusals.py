@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from pygraph.ir.source_lines import PYGRAPH_FOLDER
 from pygraph.tracing import interruptions
 from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.gradient_hooks import GradientHooks
+from pygraph.tracing.gradients import goes_beyond
 from pygraph.tracing.live_numbers import computed_number
 from pygraph.tracing.toggles import Toggles
 from pygraph.tracing.user_frames import is_user_frame
@@ -58,6 +59,7 @@ class Refusals(TorchFunctionMode):
         toggles: Changes whether tensors that it closes over require grad.
         data: Has these tensors stand for what is assigned to their ``.data``.
         hooks: Tells whether autograd would call hooks that the trace knows nothing of.
+        used: The closed-over tensors that operations have taken so far.
 
     Attributes:
         problem: The first refusal, also if the function catches the error; None if there was none.
@@ -65,9 +67,15 @@ class Refusals(TorchFunctionMode):
     """
 
     def __init__(
-        self, arguments: Iterable[torch.Tensor], toggles: Toggles, data: DataAssignments, hooks: GradientHooks
+        self,
+        arguments: Iterable[torch.Tensor],
+        toggles: Toggles,
+        data: DataAssignments,
+        hooks: GradientHooks,
+        used: Mapping[int, torch.Tensor],
     ) -> None:
         super().__init__()
+        self._used = used
         self._toggles, self._data, self._hooks = toggles, data, hooks
         self._arguments = {id(argument): argument for argument in arguments}
         self._storages = {argument.untyped_storage()._cdata for argument in self._arguments.values()}
@@ -96,6 +104,7 @@ class Refusals(TorchFunctionMode):
             self._check_layout(func, args[0])
         elif func in _DIFFERENTIATE:
             self._check_hooks()
+            self._check_graphs(func, args, kwargs)
         try:
             out = func(*args, **kwargs)
         except Exception as error:
@@ -116,6 +125,16 @@ class Refusals(TorchFunctionMode):
             problem = "anomaly detection is on, which looks at the values of all gradients"
         if problem is not None:
             self._refuse(problem)
+
+    def _check_graphs(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Refuse to differentiate through a graph from before the call, which a trace would use up."""
+        outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
+        inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
+        roots = [one for one in pytree.tree_leaves(outputs) if isinstance(one, torch.Tensor)]
+        ends = None if inputs is None else [one for one in pytree.tree_leaves(inputs) if isinstance(one, torch.Tensor)]
+        others = (one for one in (*self._used.values(), *roots) if not isinstance(one, FakeTensor))
+        if goes_beyond(roots, ends, (one for one in others if not _is_of_functorch(one))):
+            self._refuse("it differentiates through a graph of autograd that was there before the call")
 
     def _check_requires_grad(self, func: Any, args: Any, kwargs: Any) -> None:
         """Refuse a change that cannot be put back; tensors of the function itself may start to require grad."""

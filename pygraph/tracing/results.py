@@ -4,8 +4,10 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Generator, Iterable, Set
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import GradientError, SpentGraphError, TraceError, describe
+from pygraph.guards.argument_containers import is_container
 from pygraph.guards.objects import with_parts
 from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.argument_changes import stored_attribute
@@ -43,11 +46,12 @@ class Results:
             result: What the function has returned.
             symbols: The symbols of the numbers that were passed.
         """
-        result = with_parts(result, is_known_size, FakeTensor)
+        check_shared(result)
+        result = with_parts(result, stays_whole, FakeTensor)
         for size in pytree.tree_leaves(result, is_leaf=lambda value: isinstance(value, torch.Size)):
             if isinstance(size, torch.Size) and free_symbols(size) <= symbols:
                 torch.Size(map(int, size))  # on which the trace depends then: of symbols, torch makes a tuple
-        keyed, tree = flatten_with_path(result, is_leaf=is_known_size)
+        keyed, tree = flatten_with_path(result, is_leaf=stays_whole)
         found = [unwrapped(leaf) for _, leaf in keyed]
         # The value of a comparison is needed.
         leaves = [bool(leaf) if isinstance(leaf, torch.SymBool) else leaf for leaf in found]
@@ -85,6 +89,12 @@ class Results:
         if stored is not None:
             raise TraceError(describe(call, f"{path} carries {stored}", expected="a tensor that is only that"))
         if leaf.requires_grad:
+            if any(map(is_container, self.leaves)) and not self._are_spent():
+                raise TraceError(
+                    describe(
+                        call, "it returns a container that was there before the call, and tensors that require grad"
+                    )
+                )
             raise (SpentGraphError if self._are_spent() else GradientError)(
                 describe(call, f"{path} requires grad", expected="no gradient outside the call",
                          remedy="Call it under torch.no_grad(), or take the gradient inside it.")
@@ -100,6 +110,50 @@ def graph_values(leaves: Iterable[Any]) -> list[Any]:
     return [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat))]
 
 
+def stays_whole(value: Any) -> bool:
+    """Whether a value in a result is not taken apart: it would be put together again as another one.
+
+    That is a torch.Size of numbers, of which torch would make a tuple, and in a trace a list, a dict or a deque that
+    was there before the call: the caller gets the very same.
+    """
+    return is_known_size(value) or (is_container(value) and _is_from_before.get()(value))
+
+
 def is_known_size(value: Any) -> bool:
     """Whether a value is a torch.Size of numbers, which torch would put together again as a tuple."""
     return isinstance(value, torch.Size) and not any(isinstance(size, torch.SymInt) for size in value)
+
+
+_is_from_before: contextvars.ContextVar[Callable[[Any], bool]] = contextvars.ContextVar(
+    "_is_from_before", default=lambda _: False
+)
+
+
+@contextlib.contextmanager
+def containers_from_before(is_from_before: Callable[[Any], bool]) -> Generator[None, None, None]:
+    """Trace a function: say which containers were there before the call."""
+    token = _is_from_before.set(is_from_before)
+    try:
+        yield
+    finally:
+        _is_from_before.reset(token)
+
+
+def check_shared(result: Any) -> None:
+    """Refuse a result that has one list, dict or deque in several places: each would get one of its own.
+
+    Raises:
+        TraceError: It has.
+    """
+    seen, queue = set[int](), [result]
+    while queue:
+        value = queue.pop()
+        if stays_whole(value):
+            continue
+        if is_container(value):
+            if id(value) in seen:
+                raise TraceError(f"it returns or stores one {type(value).__name__} in several places")
+            seen.add(id(value))
+            queue += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, tuple):
+            queue += value

@@ -52,6 +52,7 @@ class ObjectCalls:
         self._function = OpenedFunction(users.fn, users.name, users.policy.changing)
         self._engine: Any = None  # made when it is needed
         self._closed: dict[tuple[Layout, ...], Closed] = {}
+        self._layouts: dict[Layout, Layout] = {}
         self._is_new = True  # the last call, or this one, which is the first
         self._named: dict[type, Callable[[str], bool]] = {}
 
@@ -113,6 +114,10 @@ class ObjectCalls:
         if found is None:
             return _NO_OBJECTS
         opened, args, kwargs = found
+        if len(self._layouts) > LIMITS.forms:
+            self._layouts.clear()
+        for one in opened:  # native plans compare layouts by identity
+            one.layout = self._layouts.setdefault(one.layout, one.layout)
         form = tuple(one.layout for one in opened)
         closed = self._closed.get(form)
         if closed is not None and not self._run_by_parts(args, kwargs, closed):
@@ -191,6 +196,7 @@ class ObjectCalls:
     def clear(self) -> None:
         """Forget all calls, and give back their graphs."""
         self._closed.clear()
+        self._layouts.clear()
         self._named.clear()
         for engine in self.engines():
             engine.release()

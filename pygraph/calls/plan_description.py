@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.function import Call
+from pygraph.guards.opened import Opened
 from pygraph.ir.constants import IMMUTABLE
 from pygraph.ir.descriptors import Captured
 from pygraph.runtime.host_work import HostWork, is_repeatable
@@ -57,6 +58,7 @@ def describe_plan(plan: CallPlan, call: Call, most_hits: int | None = None) -> d
     return {
         "live": plan.live,
         "leaves": call.leaves,
+        "opened": Opened,
         "device": plan.device_type,
         **plan.requirements.description(),
         "callable": plan.target,

@@ -247,6 +247,16 @@ bool match_tree(const ArgumentSpec& spec, size_t& position, PyObject* object, Ca
       }
       return index == node.size;
     }
+    case TreeNode::Opened: {
+      if (Py_TYPE(object) != opened_type) return false;
+      OpenedParts parts(object);
+      if (!parts.are_there() || parts.layout != node.keys[0] || PyList_GET_SIZE(parts.values) != node.size) return false;
+      for (Py_ssize_t i = 0; i < node.size; ++i) {
+        if (i >= PyList_GET_SIZE(parts.values)) return false;
+        if (!match_tree(spec, position, PyList_GET_ITEM(parts.values, i), call)) return false;
+      }
+      return true;
+    }
   }
   return false;
 }

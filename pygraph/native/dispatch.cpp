@@ -42,13 +42,14 @@ PyObject* make_module() {
   if (module == nullptr) return nullptr;
   prepare_watchers();
   inside_name = PyUnicode_InternFromString("inside");
+  layout_name = PyUnicode_InternFromString("layout");
+  values_name = PyUnicode_InternFromString("values");
   PyObject* plan = PyType_FromSpec(&plan_spec);
   PyObject* dispatcher = PyType_FromSpec(&dispatcher_spec);
   PyObject* gradients = PyType_FromSpec(&gradients_spec);
   miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
-  if (inside_name == nullptr || plan == nullptr || dispatcher == nullptr || gradients == nullptr || miss == nullptr) {
-    return nullptr;
-  }
+  if (inside_name == nullptr || layout_name == nullptr || values_name == nullptr) return nullptr;
+  if (plan == nullptr || dispatcher == nullptr || gradients == nullptr || miss == nullptr) return nullptr;
   plan_type = reinterpret_cast<PyTypeObject*>(plan);
   gradients_type = reinterpret_cast<PyTypeObject*>(gradients);
   if (PyModule_AddObjectRef(module, "Gradients", gradients) < 0 ||

@@ -53,6 +53,15 @@ bool collect_leaves(const Tree& tree, size_t& position, PyObject* object, Borrow
       }
       return true;
     }
+    case TreeNode::Opened: {
+      if (Py_TYPE(object) != opened_type) return false;
+      OpenedParts parts(object);
+      if (!parts.are_there() || PyList_GET_SIZE(parts.values) != node.size) return false;
+      for (Py_ssize_t i = 0; i < node.size; ++i) {
+        if (!collect_leaves(tree, position, PyList_GET_ITEM(parts.values, i), leaves)) return false;
+      }
+      return true;
+    }
   }
   return false;
 }

@@ -22,6 +22,8 @@ bool has_leaves(const Call& call, PyObject* leaves) {
 
 // Describe all that a call must match by the planned call itself.
 void describe_call(PlanState& plan, PyObject* args, PyObject* kwargs, PyObject* description, Call& call) {
+  PyObject* opened = PyDict_GetItemString(description, "opened");  // a class that is never gone; none of a region
+  if (opened != nullptr) opened_type = reinterpret_cast<PyTypeObject*>(opened);
   describe_arguments(plan.arguments, plan.references, args, kwargs, field(description, "live"), call);
   if (!has_leaves(call, field(description, "leaves")) || is_under_mode() || has_overlaps(plan.arguments, call)) {
     PyErr_SetString(PyExc_ValueError, "this kind of call cannot be planned");

@@ -1,4 +1,5 @@
-// Nested tuples, lists, dicts and sizes: described by an example of them; all but sizes are also built of leaves.
+// Nested tuples, lists, dicts, sizes, and objects that were taken apart (pygraph/guards/opened.py): described by an
+// example of them; tuples, lists and dicts are also built of leaves.
 #pragma once
 
 #include <Python.h>
@@ -12,9 +13,33 @@ namespace pygraph {
 namespace {
 
 struct TreeNode {
-  enum Kind { Tuple, List, Dict, Size, Leaf } kind;
+  enum Kind { Tuple, List, Dict, Size, Opened, Leaf } kind;
   Py_ssize_t size = 0;
-  std::vector<PyObject*> keys;  // of a dict, in order; borrowed from the plan
+  std::vector<PyObject*> keys;  // of a dict, in order, or the layout of an opened object; borrowed from the plan
+};
+
+// The class of objects that were taken apart, and the names of their layout and their leaves.
+PyTypeObject* opened_type = nullptr;
+PyObject* layout_name = nullptr;
+PyObject* values_name = nullptr;
+
+// The layout and the list of leaves of an object that was taken apart.
+struct OpenedParts {
+  PyObject* layout;
+  PyObject* values;
+
+  explicit OpenedParts(PyObject* object)
+      : layout(PyObject_GetAttr(object, layout_name)), values(PyObject_GetAttr(object, values_name)) {
+    if (layout == nullptr || values == nullptr) PyErr_Clear();
+  }
+  OpenedParts(const OpenedParts&) = delete;
+  OpenedParts& operator=(const OpenedParts&) = delete;
+  ~OpenedParts() {
+    Py_XDECREF(layout);
+    Py_XDECREF(values);
+  }
+
+  bool are_there() const { return layout != nullptr && values != nullptr && PyList_CheckExact(values); }
 };
 
 // The class of tuples, lists or sizes, of which `PySequence_Fast` reads the items.
@@ -41,6 +66,16 @@ void describe_tree(Tree& tree, PyObject* object, Add add) {
     tree.push_back(std::move(node));
     cursor = 0;
     while (PyDict_Next(object, &cursor, &key, &value)) describe_tree(tree, value, add);
+  } else if (type == opened_type) {
+    OpenedParts parts(object);
+    if (!parts.are_there()) {
+      tree.push_back({TreeNode::Leaf, 0, {}});
+      add(object);
+      return;
+    }
+    const Py_ssize_t size = PyList_GET_SIZE(parts.values);
+    tree.push_back({TreeNode::Opened, size, {parts.layout}});
+    for (Py_ssize_t i = 0; i < size; ++i) describe_tree(tree, PyList_GET_ITEM(parts.values, i), add);
   } else {
     tree.push_back({TreeNode::Leaf, 0, {}});
     add(object);

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import pygraph
 from pygraph.errors import ContainerChangeError, FallbackError
 from pygraph.guards.argument_containers import Change, ContainersBefore, containers_among
+from pygraph.process import extension
 from tests.described import check, described
 
 pytestmark = pytest.mark.usefixtures("native")
@@ -425,3 +426,25 @@ def test_any_changes_are_those_of_eager(
         return found
 
     check(function, calls)
+
+
+def test_calls_that_are_known_are_served_natively(device: torch.device) -> None:
+    def function(x: Tensor, caches: list[dict[str, Tensor]]) -> Tensor:
+        for cache in caches:
+            cache["k"] = cache["k"] + x
+        return x * 2
+
+    make = maker(device)
+    fast, caches = pygraph.jit(function), [{"k": make(i)} for i in range(3)]
+    expected = [cache["k"].clone() for cache in caches]
+    for i in range(6):
+        fast(make(i), caches)
+        expected = [one + make(i) for one in expected]
+    torch.testing.assert_close([cache["k"] for cache in caches], expected)
+    (engine,) = fast.engine.objects.engines()
+    if extension.loaded() is not None:
+        assert sum(entry.plans for entry in engine.cache.entries) == 1
+    caches[1]["k"] = make(9)[:2]  # other shapes, other keys: no plan is theirs
+    with pytest.raises(RuntimeError):
+        fast(make(0), caches)
+    fast(make(0), [{"k": make(1), "v": make(2)}])

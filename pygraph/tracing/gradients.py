@@ -70,25 +70,30 @@ def leaves_behind(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 _LEAF = "torch::autograd::AccumulateGrad"  # checked with torch 2.13
 
 
-def goes_beyond(
-    roots: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor] | None, others: Iterable[torch.Tensor]
-) -> bool:
+def goes_beyond(roots: Iterable[torch.Tensor], inputs: Iterable[Any] | None, others: Iterable[torch.Tensor]) -> bool:
     """Whether a backward of ``roots`` runs nodes of the graphs of other tensors.
 
     Args:
         roots: The tensors that are differentiated.
-        inputs: The tensors by which they are; None for all leaves.
+        inputs: The tensors, or edges of the graph, by which they are; None for all leaves.
         others: The tensors that have graphs of their own.
     """
     others = [one for one in others if one.grad_fn is not None]
     if not others:
         return False
     reached = set(_history(roots))
-    ends = None if inputs is None else {get_gradient_edge(one).node for one in inputs}
+    ends = None if inputs is None else {node for node in map(_node_of, inputs) if node is not None}
     for node in {one.grad_fn for one in others if one.grad_fn in reached}:
         if ends is None or not ends.isdisjoint(following for following in _behind(node) if following is not node):
             return True
     return False
+
+
+def _node_of(value: Any) -> Any:
+    """The node of autograd's graph for a tensor or an edge; None if there is none."""
+    if isinstance(value, torch.Tensor):
+        return get_gradient_edge(value).node if value.requires_grad else None
+    return value.node
 
 
 def _history(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:

@@ -131,7 +131,7 @@ class Refusals(TorchFunctionMode):
         outputs = args[0] if args else kwargs.get("outputs", kwargs.get("tensors"))
         inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
         roots = [one for one in pytree.tree_leaves(outputs) if isinstance(one, torch.Tensor)]
-        ends = None if inputs is None else [one for one in pytree.tree_leaves(inputs) if isinstance(one, torch.Tensor)]
+        ends = None if inputs is None else pytree.tree_leaves(inputs)
         others = (one for one in (*self._used.values(), *roots) if not isinstance(one, FakeTensor))
         if goes_beyond(roots, ends, (one for one in others if not _is_of_functorch(one))):
             self._refuse("it differentiates through a graph of autograd that was there before the call")

@@ -109,9 +109,18 @@ def test_padded_to_bounds(device: torch.device, source: str, seeds: list[int], s
             torch.testing.assert_close(pygraph.evaluate(program, *args), fn(*args), equal_nan=True)
 
 
+ASKED = ("y = y.clone(); y[:, 1] = y[:, 0]", "torch.nn.functional.mse_loss(y, x[i])")
+
+
+def skip_where_torch_asks(line: str | None) -> None:
+    if line in ASKED and torch.__version__ < "2.13":
+        pytest.skip("torch 2.11 asks whether the size that depends on data is 1")
+
+
 @pytest.mark.rotates
 @pytest.mark.parametrize("row", [None, *(row for row in ROWS if "shape[0] + 1" not in row)])
 def test_each_operation_is_in_the_graph(device: torch.device, row: str | None) -> None:
+    skip_where_torch_asks(row)
     fn = function_of(f"import torch\ndef fn(x, k, w):\n    {SOURCES[0]}\n    {row or 'pass'}\n    return y.sum()")
     check_in_one_graph(fn, device)
 
@@ -119,6 +128,7 @@ def test_each_operation_is_in_the_graph(device: torch.device, row: str | None) -
 @pytest.mark.rotates
 @pytest.mark.parametrize("sink", [sink for sink in SINKS if sink not in NEED_WHOLE])
 def test_each_result_is_in_the_graph(device: torch.device, sink: str) -> None:
+    skip_where_torch_asks(sink)
     fn = function_of(f"import torch\ndef fn(x, k, w):\n    {SOURCES[0]}\n    return {sink}")
     check_in_one_graph(fn, device)
 

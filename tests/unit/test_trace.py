@@ -360,7 +360,7 @@ _TAIL = torch.arange(9.0)[3:]
 
 REFUSED: list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]], str]] = [
     ("NumPy array", lambda x: torch.ones(2), lambda: (np.ones(2),), "is a NumPy array; expected a tensor"),
-    ("container", _grow, lambda: ([torch.ones(2)],), "it changes a container among its arguments"),
+    ("container", _grow, lambda: ([torch.ones(2)],), r"it changes args\[0\], which it is passed"),
     ("shape", lambda x: x.unsqueeze_(0), lambda: (torch.ones(2),), r"it changes the shape or strides of args\[0\]"),
     ("resize", lambda x: x.t_(), lambda: (torch.ones(2, 3),), r"it changes the shape or strides of args\[0\]"),
     ("seed", _seed, lambda: (torch.ones(2),), "it seeds or draws from torch.s generator"),

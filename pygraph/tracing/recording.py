@@ -397,7 +397,8 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
         raise _failure_error(call, run.failure, watches) from run.failure
     problem = watches.problem() or run.caught
     if problem is not None:  # the function has caught the error
-        raise TraceError(describe(call, problem))
+        text = describe(call, problem)
+        raise _undecided(text, watches) if undecided else TraceError(text)
     weakly_held = next(filter(environment.reaches_weakly, watches.operations.used.values()), None)
     if weakly_held is not None:
         name = environment.names.get(id(weakly_held)) or "a tensor"

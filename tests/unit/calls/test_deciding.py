@@ -551,3 +551,40 @@ def test_an_optimizer_whose_state_grows_is_soon_as_fast_as_in_eager(
         found.append((losses, net.state_dict()))
     assert len(traces) <= 12, len(traces)  # those of a few calls
     assert_same(found[0], found[1], device)
+
+
+def test_a_question_inside_of_a_try(device: torch.device) -> None:
+    """Of clipping that raises for infinite norms, which the function catches, as for a comparison that raises."""
+
+    def played(jitted: bool) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: Tensor) -> Any:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            try:
+                norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+                if norm > 0.5:
+                    raise ValueError("large")
+            except RuntimeError:
+                return loss.detach(), None
+            except ValueError:
+                loss = loss * 2
+            optimizer.step()
+            return loss.detach(), norm
+
+        run, found = pygraph.jit(step) if jitted else step, list[Any]()
+        for i in range(9):
+            x = torch.full((2, 3), 0.3 * i, device=device)
+            if i % 3 == 2:
+                x[0, 0] = torch.nan
+            found.append((run(x), [parameter.detach().clone() for parameter in model.parameters()]))
+        return run, found
+
+    fast, found = played(True)
+    torch.testing.assert_close(found, played(False)[1], equal_nan=True)
+    assert fast.cache_info().captures > 1
+    assert "in Python" not in str(fast.explain())

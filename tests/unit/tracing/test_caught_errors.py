@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import pygraph
-from pygraph.errors import FallbackError
+from pygraph.errors import FallbackError, UndecidedError
 
 
 def integer(x: Tensor) -> Any:
@@ -80,15 +80,18 @@ def test_the_branch_of_an_error_is_not_taken(device: torch.device, asked: str, k
         torch.testing.assert_close(fast(x), function(x))
 
 
-def test_strict_says_what_was_caught(device: torch.device) -> None:
+def test_a_trace_says_what_was_caught(device: torch.device) -> None:
     def function(x: Tensor) -> Tensor:
         try:
             return x + int(x.sum())
         except RuntimeError:
             return x
 
-    with pytest.raises(FallbackError, match="it catches the error, which is none in eager"):
-        pygraph.jit(function, strict=True)(torch.ones(2, device=device))
+    x = torch.ones(2, device=device)
+    with pytest.raises(UndecidedError, match="it catches the error, which is none in eager"):
+        pygraph.trace(function)(x)
+    with pytest.raises(FallbackError, match=r"it needs a value on the host. From test_caught_errors.py"):
+        pygraph.jit(function, strict=True)(x)
 
 
 def test_other_errors_may_be_caught(device: torch.device) -> None:

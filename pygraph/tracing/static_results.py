@@ -40,6 +40,11 @@ def check_static(call: str, path: str, value: Any, environment: Environment) -> 
     Raises:
         TraceError: It is such a result, or a class that exists in a trace only.
     """
+    if type(value) is str and FakeTensor.__name__ in value:
+        raise TraceError(
+            describe(call, f"{path} is a text with the name of a class that a tensor has in a trace only",
+                     remedy="Return no text of an error.")
+        )  # fmt: skip
     if isinstance(value, type) and issubclass(value, _TYPES_OF_TRACES):
         raise TraceError(
             describe(call, f"{path} is the class of a tensor or number, which has another one in a trace",

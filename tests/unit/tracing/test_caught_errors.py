@@ -115,3 +115,23 @@ def test_other_errors_may_be_caught(device: torch.device) -> None:
         assert torch.equal(also(x), x * 2)
     assert fast.cache_info().captures == 1
     assert fast.explain().counted_fallbacks() == {}
+
+
+def test_texts_of_errors_that_name_the_class_of_a_tensor(device: torch.device) -> None:
+    texts: list[str] = []
+
+    def function(x: Tensor) -> Any:
+        try:
+            found = torch.distributions.Normal(x, 1.0)
+        except ValueError as error:
+            texts.append(str(error)[:40])
+            return x * 2, str(error)[:60]
+        return found.mean * 3, f"{type(x).__name__}"
+
+    fast = pygraph.jit(function)
+    for value in (1.0, torch.nan, 2.0, torch.nan, torch.nan):
+        x = torch.full((2,), value, device=device)
+        (y, text), (expected, other) = fast(x), function(x)
+        torch.testing.assert_close(y, expected, equal_nan=True)
+        assert text == other
+    assert texts[::2] == texts[1::2]

@@ -39,7 +39,7 @@ class GrowingList(list[Any]):
         super().__init__([_NoItem()])
         self._original, self._name, self._note_read = original, name, note_read
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         self._note_read()
         raise TraceError(f"it reads {self._name}, to which it appends at every call")
 

@@ -215,14 +215,13 @@ class PartedCalls:
 
     def _named_in(self, part: Part, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any]:
         """The arguments of a call with None for those that the first part does not name: another one is no new kind."""
-        first = 0 if self._instance is None else 1
-        own = self._code.co_varnames[first : self._code.co_argcount]
-        others = {*own, *self._code.co_varnames[: self._code.co_argcount + self._code.co_kwonlyargcount]} - part.named
+        code = self._code
+        own = code.co_varnames[0 if self._instance is None else 1 : code.co_argcount]
+        others = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]} - part.named
         if others.isdisjoint(own[: len(args)]) and others.isdisjoint(kwargs):
             return args, kwargs
         taken = [None if name in others else value for name, value in zip(own, args, strict=False)]
-        by_name = {name: None if name in others else value for name, value in kwargs.items()}
-        return [*taken, *args[len(own) :]], by_name
+        return taken, {name: None if name in others else value for name, value in kwargs.items()}
 
     def _run(self, part: Part, computes: bool, names: tuple[str, ...]) -> Callable[..., Any]:
         """The function or the engine of a part, which is called as a method of the instance if there is one."""

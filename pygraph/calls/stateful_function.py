@@ -151,9 +151,10 @@ class StatefulFunction(WithStateInputs):
             self.sets_gradients = any(tensor.grad is not gradient for tensor, gradient in pairs)
             found = zip(self.numbers, numbers, strict=True)
             self._written = tuple(location for location, number in found if location.get() is not number)
-            check_shared(([location.get() for location in self.locations], result))
+            left = [location.get() for location in self.locations], result
+            check_shared(left)
             passed.check_absent(result)
-            returned = with_parts(([location.get() for location in self.locations], result), stays_whole, FakeTensor)
+            returned = with_parts(left, stays_whole, FakeTensor)
             for location, value in zip(self.locations, returned[0], strict=True):
                 if self.differentiated and any(map(_has_live_graph, pytree.tree_leaves(value))):
                     raise TraceError(f"it stores {location.name} with a graph of autograd, for outside")

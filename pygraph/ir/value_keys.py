@@ -9,6 +9,7 @@ Any other object is equal to itself alone: an ``==`` that a class defines may le
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import decimal
 import enum
@@ -40,6 +41,10 @@ _POINTER = struct.calcsize("P")
 # Values in values are followed this deep.
 _DEEP = 8
 
+# Weak references to CUDA's streams and events dangle once these are gone, in torch 2.11 and 2.12: looking at one, or
+# dropping it, is a use of freed memory (https://github.com/pytorch/pytorch/pull/183403).
+_WITHOUT_WEAK_REFERENCES = (torch.Stream, torch.Event)
+
 
 class Identity:
     """The key of an object that is equal to no other. The object is not kept alive, if its class allows that.
@@ -57,11 +62,10 @@ class Identity:
 
     def __init__(self, value: object) -> None:
         self.kind, self._hash = type(value), id(value)
-        self._value: Callable[[], object]
-        try:
-            self._value = weakref.ref(value)
-        except TypeError:  # of a class without weak references
-            self._value = lambda: value
+        self._value: Callable[[], object] = lambda: value
+        if not isinstance(value, _WITHOUT_WEAK_REFERENCES):
+            with contextlib.suppress(TypeError):  # of a class without weak references
+                self._value = weakref.ref(value)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -316,6 +320,11 @@ def _read_range(value: range | slice) -> Iterable[Any]:
     return (value.start, value.stop, value.step)
 
 
+def _read_stream(value: torch.Stream) -> Iterable[Any]:
+    """What says which stream it is: ``torch.cuda.current_stream()`` makes a new object at each call."""
+    return (value.stream_id, value.device_index, value.device_type, getattr(value, "__dict__", {}))
+
+
 def _read_time(value: datetime.datetime | datetime.time) -> Iterable[Any]:
     return (value.isoformat(), value.fold, value.tzinfo)
 
@@ -345,6 +354,7 @@ _ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {
     fractions.Fraction: lambda value: (value.numerator, value.denominator),
     datetime.datetime: _read_time, datetime.time: _read_time,
     datetime.timezone: lambda value: (value.utcoffset(None), value.tzname(None)),
+    torch.Stream: _read_stream, torch.cuda.Stream: _read_stream,
 }  # fmt: skip
 """Readers of all that there is in objects of a class, in the order in which they give it."""
 

@@ -10,6 +10,7 @@ import enum
 import fractions
 import pathlib
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -225,6 +226,29 @@ def test_what_has_no_weak_references_is_held() -> None:
     made = iter([1])
     key = Identity(made)
     assert Identity(made) == key
+
+
+def test_streams_and_events_have_no_weak_references_to_them() -> None:
+    """Those of CUDA would dangle: torch's own classes clear none."""
+    event = torch.Event(device="cpu")
+    key, count = Identity(event), weakref.getweakrefcount(event)
+    assert count == 0
+    assert Identity(event) == key
+    assert Identity(torch.Event(device="cpu")) != key
+
+
+def test_a_stream_is_the_same_whatever_object_stands_for_it() -> None:
+    one, other = torch.Stream(device="cpu"), torch.Stream(device="cpu")
+    assert one is not other
+    assert value_key(one) == value_key(other)
+    assert weakref.getweakrefcount(one) == 0
+
+
+@pytest.mark.gpu
+def test_other_streams_are_other_keys() -> None:
+    current = value_key(torch.cuda.current_stream())
+    assert value_key(torch.cuda.current_stream()) == current
+    assert value_key(torch.cuda.Stream()) != current
 
 
 def test_texts_of_keys() -> None:

@@ -321,7 +321,7 @@ def _read_range(value: range | slice) -> Iterable[Any]:
 
 
 def _read_stream(value: torch.Stream) -> Iterable[Any]:
-    """What says which stream it is: ``torch.cuda.current_stream()`` makes a new object at each call."""
+    """Read which stream it is: ``torch.cuda.current_stream()`` makes a new object at each call."""
     return (value.stream_id, value.device_index, value.device_type, getattr(value, "__dict__", {}))
 
 

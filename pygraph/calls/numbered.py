@@ -10,29 +10,16 @@ each path, and not one for each number.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pygraph.calls.asked_numbers import AskedNumbers, leaf_paths
 from pygraph.calls.engine import Engine
-from pygraph.calls.number_function import NumberFunction, computer_of
+from pygraph.calls.number_function import NumberFunction
 from pygraph.calls.policy import Policy
 from pygraph.calls.retries import Traces
 from pygraph.ir.descriptors import Fallback
-from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.tracing.number_uses import MissingNumbersError, NumberUse
-
-_SUBSCRIPTS = re.compile(r"(args|kwargs)(\[\d+\]|\['\w+'\])*")
-
-
-def can_be_computed(uses: Sequence[NumberUse], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether what a function asks of numbers can be computed of its arguments: none is inside an object."""
-    paths = _paths(args, kwargs)
-    return all(_SUBSCRIPTS.fullmatch(paths[leaf]) for use in uses for leaf in use.leaves())
-
-
-def _paths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    return [argument_path(path) for path, _ in flatten_with_path((args, kwargs))[0]]
 
 
 class NumberedCalls:
@@ -53,29 +40,21 @@ class NumberedCalls:
     def __init__(
         self, function: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse], policy: Policy
     ) -> None:
-        self._paths = _paths(args, kwargs)
-        self._numbers = NumberFunction(function.fn, function.name, self._paths)
+        self._asked = AskedNumbers(leaf_paths(args, kwargs))
+        self._asked.give(uses)
         self._lock = function.shared.lock
-        self._compute: Callable[..., list[Any]]
-        self._give(uses)
-        self.engine = function.derive(self._numbers, policy)
+        self.engine = function.derive(NumberFunction(function.fn, function.name, self._asked), policy)
         self.traces: Traces | None = None
-
-    def _give(self, uses: Sequence[NumberUse]) -> None:
-        """Have the function be passed more of what it asks for."""
-        numbers = self._numbers
-        numbers.uses = (*numbers.uses, *numbers.wanted(uses))
-        self._compute = computer_of(numbers.uses, self._paths)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call."""
         while True:
             try:
-                return self.engine(self._compute(args, kwargs), args, kwargs)
+                return self.engine(self._asked.of_call(args, kwargs), args, kwargs)
             except MissingNumbersError as error:
-                missing = [use for use in error.uses if can_be_computed([use], args, kwargs)]
+                missing = error.uses
             with self._lock:
-                self._give(missing)
+                self._asked.give(missing)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call, given arguments as the function takes them."""

@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
+from pygraph.calls.asked_numbers import decision_slots
 from pygraph.calls.cache import Cache
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry, Evaluated, Recorded
@@ -19,7 +20,13 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.policy import Policy
-from pygraph.calls.stateful_function import NumbersAskedError, OutdatedError, StatefulFunction, UnexpectedError
+from pygraph.calls.stateful_function import (
+    NumbersAskedError,
+    NumbersTakenError,
+    OutdatedError,
+    StatefulFunction,
+    UnexpectedError,
+)
 from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError, UndecidedError
 from pygraph.guards.argument_containers import Change
 from pygraph.guards.environment import Environment
@@ -88,9 +95,13 @@ class StatePolicy(Policy):
         self._found_again = self._missed = self._decided = self._used = 0
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
-        """Leaf positions that the options of the user's function make static."""
+        """Leaf positions that the options of the user's function make static, and those of decisions."""
         first = _state_leaves(args)[1].stop + len(args[3])
-        return frozenset(first + leaf for leaf in self._users.keys.static_leaves(*args[4:]))
+        static = frozenset(first + leaf for leaf in self._users.keys.static_leaves(*args[4:6]))
+        if not args[6]:
+            return static
+        last = first + len(pytree.tree_leaves(args[4:6]))
+        return static.union(last + slot for slot in decision_slots())
 
     def released_items(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
         """Positions of the gradients that a call replaces and does not read, as after ``zero_grad``."""
@@ -110,7 +121,7 @@ class StatePolicy(Policy):
             UnsteadyError: No call is like another.
         """
         self._users.policy.check_arguments(call.args[4], call.args[5])
-        function, now = self._function, reached_state(self._users, *call.args[4:])
+        function, now = self._function, reached_state(self._users, *call.args[4:6])
         differentiable = now.differentiable_with(self._state.thawed)
         if self._state.gradients and not _are_same(differentiable, function.differentiated):
             raise OutdatedError
@@ -138,6 +149,9 @@ class StatePolicy(Policy):
         """
         numbers, stored = _state_leaves(call.args)
         decisive = cache.baked.get(key.kind, frozenset()).intersection(range(numbers.start, stored.stop))
+        used = cache.used_numbers.get(key.kind)
+        if used is not None and self._function.may_ask(call.args[:6], used.uses):
+            decisive -= used.explained
         if not decisive:
             return
         cache.settle()
@@ -182,12 +196,16 @@ class StatePolicy(Policy):
     def number_runner(
         self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]
     ) -> None:
-        """Nothing: it is the user's function that is given what it asks of numbers.
+        """Nothing: the function itself is given what it asks of state; what it asks of arguments, the user's function.
 
         Raises:
-            NumbersAskedError: It can be.
+            NumbersTakenError: The function is given more.
+            NumbersAskedError: The user's function can be given what it asks for.
         """
         first = len(pytree.tree_leaves(args[:4]))
+        is_of_state = any(leaf < first for use in uses for leaf in use.leaves())
+        if is_of_state and not self._users.function.options.donates and self._function.ask(args[:6], uses):
+            raise NumbersTakenError
         runner = self._users.policy.number_runner(self._users, args[4], args[5], of_leaves_from(first, uses))
         if runner is not None:
             raise NumbersAskedError(runner)

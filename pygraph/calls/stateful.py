@@ -31,6 +31,7 @@ from pygraph.calls.state_policy import StatePolicy, UnsteadyError, reached_state
 from pygraph.calls.stateful_function import (
     AsItIsError,
     NumbersAskedError,
+    NumbersTakenError,
     OutdatedError,
     StatefulFunction,
     UnexpectedError,
@@ -40,6 +41,7 @@ from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.process import extension
 from pygraph.tracing.function_kinds import StateInputs
+from pygraph.tracing.number_uses import MissingNumbersError
 
 # Why calls run as they are, once their traces have come to nothing.
 _CHANGING = Fallback("the call", "something that the function closes over changes at every call")
@@ -125,6 +127,13 @@ class StatefulCalls:
                     self.engine.release()
                     self._decided = error.runner
                     break
+                except MissingNumbersError as error:
+                    self.stateful.take_more(error.uses)
+                    continue
+                except NumbersTakenError:
+                    self.engine.release()
+                    self.engine = function.derive(self.stateful, self.policy)
+                    continue
                 except OutdatedError as error:
                     if error.state.decisions:
                         self.engine.release()
@@ -209,7 +218,8 @@ class StatefulCalls:
         function = self.stateful
         numbers, found_there = function.found()
         values = with_parts(found_there) if found_there else []
-        rest = (numbers, values, function.outcomes(args, kwargs), args, kwargs)
+        taken = (numbers, values, function.outcomes(args, kwargs), args, kwargs)
+        rest = (*taken, function.answers(*taken))
         found = self._native_results(rest)
         if found is None:
             found = self._results(rest)

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
+from pygraph.calls.asked_numbers import AskedNumbers, leaf_paths
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import CONDITION
 from pygraph.errors import TraceError
@@ -27,6 +28,7 @@ from pygraph.ir.paths import ANSWERS, flatten_with_path
 from pygraph.tracing.function_kinds import Renaming, StateInputs, WithStateInputs
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.number_conditions import Comparison, Condition, condition_of
+from pygraph.tracing.number_uses import NumberUse
 from pygraph.tracing.results import check_shared, stays_whole
 
 
@@ -74,6 +76,10 @@ class NumbersAskedError(Exception):
         self.runner = runner
 
 
+class NumbersTakenError(Exception):
+    """The function takes more than before of what it asks of numbers, so that calls are other ones."""
+
+
 class UnexpectedError(Exception):
     """Calls were expected to set gradients, and a trace has not found that this is all that they change.
 
@@ -105,6 +111,7 @@ class StatefulFunction(WithStateInputs):
 
     Attributes:
         returned: What calls have returned.
+        asked: What it asks of numbers, and takes; None if that is nothing.
         is_expected: Whether it is not known yet that calls set gradients.
         sets_gradients: Whether the last trace has set any.
     """
@@ -125,6 +132,7 @@ class StatefulFunction(WithStateInputs):
         self.numbers, self.locations, self.conditions = read, locations, conditions
         self._written: tuple[Location, ...] = ()
         self.returned: list[Returned] = []
+        self.asked: AskedNumbers | None = None
         self.is_expected = self.sets_gradients = False
         self._names = [name for name, _ in differentiated]
         self._paths: list[str] = []
@@ -133,14 +141,25 @@ class StatefulFunction(WithStateInputs):
 
     def __call__(
         self, gradients: list[Any], numbers: list[Any], values: list[Any], outcomes: list[Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, Any], found: list[Any],
     ) -> Any:  # fmt: skip
         """The new gradients, the number of what is in ``returned``, and the leaves of what is stored at the locations
         then and of what the function returns.
         """
-        del outcomes  # they are part of the key
         if get_proxy_mode() is None:
             raise AsItIsError
+        taken = (gradients, numbers, values, outcomes, args, kwargs)
+        asked = self.asked
+        if asked is None or not asked.are_of(taken, {}):
+            return self._traced(*taken)
+        with asked.given(taken, {}, found):
+            return self._traced(*taken)
+
+    def _traced(
+        self, gradients: list[Any], numbers: list[Any], values: list[Any], outcomes: list[Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        del outcomes  # they are part of the key
         before = (self.gradients(), *self.found())
         self.sets_gradients = False
         try:
@@ -174,6 +193,36 @@ class StatefulFunction(WithStateInputs):
         """The outcomes of the conditions in a call with these arguments."""
         return [condition.outcome(args, kwargs) for condition in self.conditions]
 
+    def answers(
+        self, numbers: list[Any], values: list[Any], outcomes: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """What the function asks of numbers, in a call with this state and these arguments."""
+        return [] if self.asked is None else self.asked.of_call(([], numbers, values, outcomes, args, kwargs), {})
+
+    def ask(self, args: tuple[Any, ...], uses: Sequence[NumberUse]) -> bool:
+        """Take more of what the function asks of numbers.
+
+        Args:
+            args: Its arguments in a call, but for what it asks.
+            uses: What it asks.
+
+        Returns:
+            Whether that is more than before.
+        """
+        if self.asked is None:
+            self.asked = AskedNumbers(leaf_paths(args, {}))
+        return self.asked.are_of(args, {}) and self.asked.give(uses)
+
+    def take_more(self, uses: Sequence[NumberUse]) -> None:
+        """Take more of what a trace with what is taken has asked of numbers."""
+        assert self.asked is not None
+        self.asked.give(uses)
+
+    def may_ask(self, args: tuple[Any, ...], uses: Sequence[NumberUse]) -> bool:
+        """Whether the function, with these arguments, can take more of what it asks of numbers, and that is new."""
+        asked = AskedNumbers(leaf_paths(args, {})) if self.asked is None else self.asked
+        return asked.are_of(args, {}) and bool(asked.wanted(uses))
+
     def taken(
         self, comparisons: Sequence[Comparison], needed: Sequence[str], read: Sequence[torch.Tensor]
     ) -> Collection[Comparison]:
@@ -201,7 +250,8 @@ class StatefulFunction(WithStateInputs):
                 found[comparison] = condition
         known = union(self.conditions, tuple(found.values()))
         is_unsteady = any(_index(path) == 2 for path in needed)
-        if len(self.conditions) < len(known) <= limits.LIMITS.conditions and not is_unsteady:
+        is_taken = self.asked is not None  # as far as calls can
+        if len(self.conditions) < len(known) <= limits.LIMITS.conditions and not is_unsteady and not is_taken:
             raise OutdatedError(StateInputs(conditions=known))
         return [comparison for comparison, condition in found.items() if any(map(condition.is_same, self.conditions))]
 
@@ -210,7 +260,7 @@ class StatefulFunction(WithStateInputs):
         kind, rest = _index(path), path.partition("]")[2]
         if kind in (1, 2):
             return (self.numbers if kind == 1 else self.locations)[_index(rest)], rest.partition("]")[2]
-        return (("args", "kwargs")[kind - 4], rest) if kind >= 4 else None
+        return (("args", "kwargs")[kind - 4], rest) if kind in (4, 5) else None
 
     def _put(self, gradients: list[Any], numbers: list[Any], values: list[Any]) -> None:
         for tensor, gradient in zip(self.differentiated, gradients, strict=True):
@@ -241,7 +291,7 @@ class StatefulFunction(WithStateInputs):
     def path(self, path: str) -> str:
         """The name that reports give to an argument or a result of this function."""
         kind, indexed, rest = path.partition("[")[0], "[" in path, path.partition("]")[2]
-        if not indexed or (kind == "args" and not rest and _index(path) < 4):
+        if not indexed or (kind == "args" and not rest and _index(path) not in (4, 5)):
             return f"the {path} of a call with its state"  # a container that is made here
         first, count = _index(path), len(self.differentiated)
         if kind == "result":
@@ -254,6 +304,8 @@ class StatefulFunction(WithStateInputs):
             return self.locations[_index(rest)].name + rest.partition("]")[2]
         if first == 1:
             return self.numbers[_index(rest)].name + rest.partition("]")[2]
+        if first == 6:
+            return "" if self.asked is None else self.asked.name_of(_index(rest), self.path)
         if first == 5 and rest.startswith(f"['{ANSWERS}']"):
             return f"decision {_index(rest.partition(']')[2]) + 1}"
         return CONDITION if first == 3 else self._users_path(("args", "kwargs")[first - 4] + rest)

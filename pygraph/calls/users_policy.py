@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
+from pygraph.calls.asked_numbers import can_be_computed, decision_slots, leaf_paths
 from pygraph.calls.cache import Cache
 from pygraph.calls.cutting import Cutting
 from pygraph.calls.deciding import DecidingCalls
@@ -23,8 +24,7 @@ from pygraph.calls.entries import StateRunner
 from pygraph.calls.first_step import FirstStep
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
-from pygraph.calls.number_function import decision_slots
-from pygraph.calls.numbered import NumberedCalls, can_be_computed
+from pygraph.calls.numbered import NumberedCalls
 from pygraph.calls.opened_function import call_of
 from pygraph.calls.part_runner import PartRunner, PartRunnerOfObjects
 from pygraph.calls.policy import ClosedError, Policy, ReopenedError
@@ -145,7 +145,8 @@ class UsersPolicy(Policy):
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]
     ) -> StateRunner | None:
         """A runner of calls of an engine whose numbers change; None if it is not passed what it asks of them."""
-        if not uses or engine.function.options.donates or not can_be_computed(uses, args, kwargs):
+        paths = leaf_paths(args, kwargs)
+        if not uses or engine.function.options.donates or not all(can_be_computed(use, paths) for use in uses):
             return None
         return NumberedCalls(engine, args, kwargs, uses, _OfNumbers(engine, self))
 

@@ -1,0 +1,203 @@
+"""What a function asks of numbers, as inputs: outcomes of comparisons, and numbers that it computes.
+
+``step % 100 == 0`` is computed before the call, and is part of its key; ``math.sqrt(k)`` is computed before the call,
+and read as a number that the caller passes. So the trace is good for all numbers of which the outcomes are the same.
+"""
+
+# Functions here are of any type, and so is what they are called with.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Generator, Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from pygraph.calls import limits
+from pygraph.calls.function import CONDITION
+from pygraph.ir.paths import argument_path, flatten_with_path
+from pygraph.tracing.live_numbers import Live
+from pygraph.tracing.number_conditions import NAMES, NO_OUTCOME
+from pygraph.tracing.number_uses import NAME, NumberUse, NumberUses
+
+_NO_NUMBER = "no outcome"
+"""The outcome of a comparison that cannot be made, and of one where neither it nor its opposite holds, as of NaN.
+
+Where a comparison cannot be made, the function raises the error, if it comes to it.
+"""
+
+_SUBSCRIPTS = re.compile(r"(args|kwargs)(\[\d+\]|\['\w+'\])*")
+
+
+def leaf_paths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """The paths of the leaves of a call's arguments, in Python."""
+    return [argument_path(path) for path, _ in flatten_with_path((args, kwargs))[0]]
+
+
+def can_be_computed(use: NumberUse, paths: Sequence[str]) -> bool:
+    """Whether something that a function asks of numbers can be computed of its arguments: none is inside an object."""
+    return all(leaf < len(paths) and _SUBSCRIPTS.fullmatch(paths[leaf]) for leaf in use.leaves())
+
+
+class AskedNumbers:
+    """What a function asks of the numbers among its arguments, and is passed in a list of its own.
+
+    Args:
+        paths: The paths of the leaves of its arguments, but for that list.
+
+    Attributes:
+        uses: What it asks for.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.uses: tuple[NumberUse, ...] = ()
+        self._paths = paths
+        self._compute: _Computer | None = None
+
+    def give(self, uses: Sequence[NumberUse]) -> bool:
+        """Have the function be passed more of what it asks for; False if there is nothing that it can be passed."""
+        more = self.wanted(uses)
+        self.uses = (*self.uses, *more)
+        self._compute = _computer_of(self.uses, self._paths) if self.uses else None
+        return bool(more)
+
+    def wanted(self, missing: Collection[NumberUse]) -> list[NumberUse]:
+        """The part of what a trace has asked for that the function can still be given."""
+        new = [use for use in missing if use not in self.uses and can_be_computed(use, self._paths)]
+        most, held = limits.LIMITS.conditions, [use.is_live for use in self.uses]
+        decisions = [use for use in new if not use.is_live][: most - held.count(False)]
+        numbers = [use for use in new if use.is_live][: most - held.count(True)]
+        return [use for use in new if use in decisions or use in numbers]
+
+    def are_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether arguments have the leaves of those that the function was asked about."""
+        return leaf_paths(args, kwargs) == self._paths
+
+    def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The list that the function is passed in a call; empty if it asks for nothing."""
+        return [] if self._compute is None else self._compute(args, kwargs)
+
+    @contextlib.contextmanager
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sequence[Any]) -> Generator[None, None, None]:
+        """Have what is traced meanwhile read the list, where it asks for what is in it.
+
+        Args:
+            args: The arguments of the function that is traced.
+            kwargs: Its keyword arguments.
+            found: The list.
+        """
+        leaves = pytree.tree_leaves((args, kwargs))
+        numbers = [leaf for leaf in (*leaves, *found) if isinstance(leaf, Live)]
+        if not numbers or not self.uses:  # none is live, or this is no trace
+            yield
+            return
+        uses = numbers[0].uses
+        before = uses.known, uses.wanted
+        uses.known, uses.wanted = self._known(found), self.wanted
+        try:
+            for index, leaf in enumerate(leaves):
+                _name(leaf, f"n{index}", uses)
+            yield
+        finally:
+            # Later on, only texts are compared; the numbers must not outlive the trace.
+            uses.known, uses.wanted = dict.fromkeys(uses.known), self.wanted
+            if before[1] is not None:
+                uses.known, uses.wanted = before
+
+    def _known(self, found: Sequence[Any]) -> dict[str, Any]:
+        """Outcomes and numbers that the function is given, by text."""
+        known: dict[str, Any] = {}
+        for use, value in zip(self.uses, _by_use(self.uses, found), strict=True):
+            if value is not None:
+                known[use.text] = value
+                if isinstance(value, Live):
+                    _name(value, use.text, value.uses)
+        return known
+
+    def name_of(self, slot: int, name_of_leaf: Callable[[str], str]) -> str:
+        """The name that reports give to an item of the list; none for what is not used.
+
+        Args:
+            slot: The position of the item.
+            name_of_leaf: Gives the name of a number among the arguments by its path.
+        """
+        most = limits.LIMITS.conditions
+        used = [use for use in self.uses if use.is_live == (slot >= most)]
+        if slot % most >= len(used):
+            return ""
+        if slot < most:
+            return CONDITION
+        return NAME.sub(lambda name: name_of_leaf(self._paths[int(name[1])]), used[slot % most].text)
+
+
+def decision_slots() -> range:
+    """The positions of decisions in the list that a function is passed; behind them are computed numbers."""
+    return range(limits.LIMITS.conditions)
+
+
+def _by_use(uses: Sequence[NumberUse], found: Sequence[Any]) -> list[Any]:
+    """The items of that list in the order of what the function asks for."""
+    half = limits.LIMITS.conditions
+    decisions, numbers = iter(found[:half]), iter(found[half:])
+    return [next(numbers if use.is_live else decisions) for use in uses]
+
+
+def _name(leaf: Any, text: str, uses: NumberUses) -> None:
+    """Give a live number that the traced function is passed the text by which calls compute with it."""
+    if isinstance(leaf, Live) and leaf.source is not None:
+        node: Any = leaf.node  # pyright: ignore[reportAttributeAccessIssue]
+        leaf.source = dataclasses.replace(leaf.source, text=text)
+        uses.names[node.expr] = text
+
+
+_Computer = Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]
+"""Computes, of the arguments of a call, the list that a function is passed."""
+
+
+def _computer_of(uses: Sequence[NumberUse], paths: Sequence[str]) -> _Computer:
+    """A function that computes the list that a function is passed.
+
+    Args:
+        uses: What the function asks for.
+        paths: The path of each leaf of the arguments.
+    """
+    names: dict[str, Any] = {**NAMES, "errors": NO_OUTCOME, "no_number": _NO_NUMBER}
+    leaves = sorted(frozenset[int]().union(*(use.leaves() for use in uses)))
+    lines = [
+        "def compute(args, kwargs):",
+        "    try:",
+        *(f"        n{leaf} = {paths[leaf]}" for leaf in leaves),
+        "        pass",
+        "    except errors:  # arguments of another structure, of which nothing is asked",
+        f"        return [None] * {2 * limits.LIMITS.conditions}",
+    ]
+    at: dict[str, list[int]] = {}
+    for index, use in enumerate(uses):
+        conditions = []
+        for number, (text, outcome) in enumerate(use.before):
+            names[f"o{index}_{number}"] = outcome
+            ways = [f"u{one} == o{index}_{number}" for one in at.get(text, ())]
+            conditions += [f"({' or '.join(ways)})"] if ways else []
+        lines += [
+            f"    u{index} = None",
+            f"    if {' and '.join(conditions) or True}:",
+            "        try:",
+            f"            u{index} = {use.text}",
+            f"            if u{index} is None: u{index} = no_number",
+            "        except errors:",
+            f"            u{index} = no_number",
+        ]
+        at.setdefault(use.text, []).append(index)
+    lines.append(f"    return [{', '.join(_slots(uses))}]")
+    exec("\n".join(lines), names)  # of texts that traces have written
+    return names["compute"]
+
+
+def _slots(uses: Sequence[NumberUse]) -> list[str]:
+    most = limits.LIMITS.conditions
+    decisions = [f"u{index}" for index, use in enumerate(uses) if not use.is_live]
+    numbers = [f"u{index}" for index, use in enumerate(uses) if use.is_live]
+    return [name for found in (decisions, numbers) for name in (*found, *["None"] * (most - len(found)))]

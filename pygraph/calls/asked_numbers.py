@@ -21,7 +21,7 @@ from pygraph.calls.function import CONDITION
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.tracing.live_numbers import Live
 from pygraph.tracing.number_conditions import NAMES, NO_OUTCOME
-from pygraph.tracing.number_uses import NAME, NumberUse, NumberUses
+from pygraph.tracing.number_uses import NAME, NumberTaker, NumberUse
 
 _NO_NUMBER = "no outcome"
 """The outcome of a comparison that cannot be made, and of one where neither it nor its opposite holds, as of NaN.
@@ -94,28 +94,20 @@ class AskedNumbers:
         if not numbers or not self.uses:  # none is live, or this is no trace
             yield
             return
-        uses = numbers[0].uses
-        before = uses.known, uses.wanted
-        uses.known, uses.wanted = self._known(found), self.wanted
+        uses, taker = numbers[0].uses, _Taker(self, leaves)
+        outer, known = uses.known, taker.known(found)
+        uses.take(taker, known)
         try:
-            for index, leaf in enumerate(leaves):
-                _name(leaf, f"n{index}", uses)
             yield
         finally:
             # Later on, only texts are compared; the numbers must not outlive the trace.
-            uses.known, uses.wanted = dict.fromkeys(uses.known), self.wanted
-            if before[1] is not None:
-                uses.known, uses.wanted = before
+            uses.known = {**(outer or {}), **dict.fromkeys(known)}
 
-    def _known(self, found: Sequence[Any]) -> dict[str, Any]:
-        """Outcomes and numbers that the function is given, by text."""
-        known: dict[str, Any] = {}
-        for use, value in zip(self.uses, _by_use(self.uses, found), strict=True):
-            if value is not None:
-                known[use.text] = value
-                if isinstance(value, Live):
-                    _name(value, use.text, value.uses)
-        return known
+    def deciding(self, found: Sequence[Any]) -> str | None:
+        """The path of a number whose value decides what the function does, and not the outcome of a comparison."""
+        decisions = zip((use for use in self.uses if not use.is_live), found, strict=False)
+        texts = (use for use, value in decisions if type(value) in (int, float))
+        return next((self._paths[leaf] for use in texts for leaf in use.leaves()), None)
 
     def name_of(self, slot: int, name_of_leaf: Callable[[str], str]) -> str:
         """The name that reports give to an item of the list; none for what is not used.
@@ -145,12 +137,41 @@ def _by_use(uses: Sequence[NumberUse], found: Sequence[Any]) -> list[Any]:
     return [next(numbers if use.is_live else decisions) for use in uses]
 
 
-def _name(leaf: Any, text: str, uses: NumberUses) -> None:
-    """Give a live number that the traced function is passed the text by which calls compute with it."""
-    if isinstance(leaf, Live) and leaf.source is not None:
-        node: Any = leaf.node  # pyright: ignore[reportAttributeAccessIssue]
-        leaf.source = dataclasses.replace(leaf.source, text=text)
-        uses.names[node.expr] = text
+class _Taker(NumberTaker):
+    """What a function asks of numbers, in one trace, in which these may be other leaves than of the function.
+
+    Args:
+        asked: What it asks.
+        leaves: The leaves of its arguments in the trace.
+    """
+
+    def __init__(self, asked: AskedNumbers, leaves: Sequence[Any]) -> None:
+        self.asked = asked
+        self._there: dict[int, int] = {}  # by leaf of the function, the leaf of what is traced
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, Live) and leaf.source is not None and leaf.source.is_passed:
+                (self._there[index],) = leaf.source.leaves
+        self._here = {there: index for index, there in self._there.items()}
+        self.leaves = frozenset(self._here)
+
+    def known(self, found: Sequence[Any]) -> dict[str, Any]:
+        """Outcomes and numbers that the function is given, by text of what is traced."""
+        known: dict[str, Any] = {}
+        for use, value in zip(self.asked.uses, _by_use(self.asked.uses, found), strict=True):
+            there = use.renumbered(self._there)
+            if value is None or there is None:
+                continue
+            known[there.text] = value
+            if isinstance(value, Live) and value.source is not None:
+                node: Any = value.node  # pyright: ignore[reportAttributeAccessIssue]
+                value.source = dataclasses.replace(value.source, text=there.text)
+                value.uses.names[node.expr] = there.text
+        return known
+
+    def wanted(self, missing: Collection[NumberUse]) -> list[NumberUse]:
+        """The part of what a trace has asked for that the function can still be given, of its own leaves."""
+        here = (use.renumbered(self._here) for use in missing)
+        return self.asked.wanted([use for use in here if use is not None])
 
 
 _Computer = Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]

@@ -52,6 +52,8 @@ class NumberedCalls:
             try:
                 return self.engine(self._asked.of_call(args, kwargs), args, kwargs)
             except MissingNumbersError as error:
+                if error.asked is not self._asked:
+                    raise
                 missing = error.uses
             with self._lock:
                 self._asked.give(missing)

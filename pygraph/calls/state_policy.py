@@ -33,7 +33,7 @@ from pygraph.guards.environment import Environment
 from pygraph.ir.decisions import decisions_among
 from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.function_kinds import StateInputs
-from pygraph.tracing.number_uses import NumberUse, of_leaves_from
+from pygraph.tracing.number_uses import NumberUse
 
 
 class UnsteadyError(Exception):
@@ -139,7 +139,7 @@ class StatePolicy(Policy):
             self._missed = self._missed + 1 if found_again == self._found_again else 0
             self._found_again = found_again
             if self._missed > limits.LIMITS.state_shapes:
-                raise UnsteadyError("what it leaves behind in attributes or variables has another shape at every call")
+                raise UnsteadyError(_why_unsteady(function.deciding(call.args)))
 
     def after_compilation(self, key: Key, call: Call, cache: Cache) -> None:
         """Refuse a call in which state is a number that changes at every call, and decides what the call does.
@@ -161,7 +161,7 @@ class StatePolicy(Policy):
         if not decisive.isdisjoint(stored) or self._decided > limits.LIMITS.wasted_traces:
             keyed = flatten_with_path((call.args, call.kwargs))[0]
             name = self._function.path("args" + pytree.keystr(keyed[min(decisive)][0][1:]))
-            raise UnsteadyError(f"{name} is another number at every call, and decides what it does")
+            raise UnsteadyError(_why_unsteady(name))
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """Nothing more: what is found is to be passed as well.
@@ -206,7 +206,9 @@ class StatePolicy(Policy):
         is_of_state = any(leaf < first for use in uses for leaf in use.leaves())
         if is_of_state and not self._users.function.options.donates and self._function.ask(args[:6], uses):
             raise NumbersTakenError
-        runner = self._users.policy.number_runner(self._users, args[4], args[5], of_leaves_from(first, uses))
+        own = {first + leaf: leaf for leaf in range(len(pytree.tree_leaves(args[4:6])))}
+        of_arguments = [one for use in uses if (one := use.renumbered(own)) is not None]
+        runner = self._users.policy.number_runner(self._users, args[4], args[5], of_arguments)
         if runner is not None:
             raise NumbersAskedError(runner)
 
@@ -218,6 +220,13 @@ class StatePolicy(Policy):
         """
         if self._users.policy.part_runner(self._users, args[4], args[5], reason) is not None:
             raise UnsteadyError(reason)
+
+
+def _why_unsteady(deciding: str | None) -> str:
+    """Why no call is like another, given the name of the number that decides what calls do."""
+    if deciding is None:
+        return "what it leaves behind in attributes or variables has another shape at every call"
+    return f"{deciding} is another number at every call, and decides what it does"
 
 
 def _state_leaves(args: tuple[Any, ...]) -> tuple[range, range]:

@@ -128,9 +128,12 @@ class StatefulCalls:
                     self._decided = error.runner
                     break
                 except MissingNumbersError as error:
-                    self.stateful.take_more(error.uses)
+                    if not self.stateful.takes(error):
+                        raise
+                    self.policy.restart()
                     continue
                 except NumbersTakenError:
+                    self.policy.restart()
                     self.engine.release()
                     self.engine = function.derive(self.stateful, self.policy)
                     continue

@@ -28,7 +28,7 @@ from pygraph.ir.paths import ANSWERS, flatten_with_path
 from pygraph.tracing.function_kinds import Renaming, StateInputs, WithStateInputs
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.number_conditions import Comparison, Condition, condition_of
-from pygraph.tracing.number_uses import NumberUse
+from pygraph.tracing.number_uses import MissingNumbersError, NumberUse
 from pygraph.tracing.results import check_shared, stays_whole
 
 
@@ -213,10 +213,17 @@ class StatefulFunction(WithStateInputs):
             self.asked = AskedNumbers(leaf_paths(args, {}))
         return self.asked.are_of(args, {}) and self.asked.give(uses)
 
-    def take_more(self, uses: Sequence[NumberUse]) -> None:
-        """Take more of what a trace with what is taken has asked of numbers."""
-        assert self.asked is not None
-        self.asked.give(uses)
+    def takes(self, error: MissingNumbersError) -> bool:
+        """Whether it is this function that can be given what is missing; it takes that then."""
+        if error.asked is not self.asked or self.asked is None:
+            return False
+        self.asked.give(error.uses)
+        return True
+
+    def deciding(self, args: tuple[Any, ...]) -> str | None:
+        """The name of a number whose value, and not the outcome of a comparison of it, decides what a call does."""
+        name = None if self.asked is None else self.asked.deciding(args[6])
+        return None if name is None else self.path(name)
 
     def may_ask(self, args: tuple[Any, ...], uses: Sequence[NumberUse]) -> bool:
         """Whether the function, with these arguments, can take more of what it asks of numbers, and that is new."""

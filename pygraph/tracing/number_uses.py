@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 # Longer texts are of numbers that a loop computes from each other; they would double in each round.
@@ -39,6 +39,27 @@ class NumberUse:
         """The leaves of the numbers that it is made of."""
         return frozenset(int(name[1]) for name in NAME.finditer(self.text))
 
+    def renumbered(self, leaves: Mapping[int, int]) -> NumberUse | None:
+        """The same of other leaves; None if it is made of others than those.
+
+        Args:
+            leaves: By leaf, what its number is to be.
+
+        >>> NumberUse("n2 % 4", True, (("n3 > 0", True), ("n2 > 0", True))).renumbered({2: 0})
+        NumberUse(text='n0 % 4', is_live=True, before=(('n0 > 0', True),))
+        """
+        text = _renumbered(self.text, leaves)
+        if text is None:
+            return None
+        before = [(one, outcome) for old, outcome in self.before if (one := _renumbered(old, leaves)) is not None]
+        return NumberUse(text, self.is_live, tuple(before))
+
+
+def _renumbered(text: str, leaves: Mapping[int, int]) -> str | None:
+    if not {int(name) for name in NAME.findall(text)} <= leaves.keys():
+        return None
+    return NAME.sub(lambda name: f"n{leaves[int(name[1])]}", text)
+
 
 @dataclasses.dataclass(frozen=True)
 class UsedNumbers:
@@ -58,11 +79,28 @@ class MissingNumbersError(Exception):
 
     Args:
         uses: What it asks for, and is not given.
+        asked: What it is given.
     """
 
-    def __init__(self, uses: Sequence[NumberUse]) -> None:
+    def __init__(self, uses: Sequence[NumberUse], asked: object) -> None:
         super().__init__(", ".join(use.text for use in uses))
-        self.uses = tuple(uses)
+        self.uses, self.asked = tuple(uses), asked
+
+
+class NumberTaker:
+    """A function in a trace that takes as inputs what it asks of the numbers among its arguments.
+
+    Attributes:
+        asked: What it takes.
+        leaves: The leaves of what is traced that are its numbers.
+    """
+
+    asked: object
+    leaves: frozenset[int]
+
+    def wanted(self, missing: Collection[NumberUse]) -> list[NumberUse]:
+        """The part of what a trace has asked for that the function can still be given, of its own leaves."""
+        raise NotImplementedError
 
 
 class NumberUses:
@@ -72,7 +110,6 @@ class NumberUses:
         asked: Leaves of numbers whose value or text the function asks for.
         missing: What the function asks for that is no input, and the leaves of the arguments that this is made of.
         known: By text, the inputs of the trace; None if it has no such inputs.
-        wanted: Tells what of all that is missing the function can be given; None if it cannot be given anything.
         names: By symbol, the text that stands for a number that was passed.
         of_symbols: Leaves whose values the trace needs for torch's sake.
     """
@@ -81,10 +118,20 @@ class NumberUses:
         self.asked: set[int] = set()
         self.missing: dict[NumberUse, frozenset[int]] = {}
         self.known: Mapping[str, Any] | None = None
-        self.wanted: Callable[[Sequence[NumberUse]], list[NumberUse]] | None = None
         self.names: dict[Any, str] = {}
         self.of_symbols = frozenset[int]()
         self._decided: dict[str, Any] = {}
+        self._takers: list[NumberTaker] = []  # the inner ones first
+
+    def take(self, taker: NumberTaker, known: Mapping[str, Any]) -> None:
+        """Have more be inputs.
+
+        Args:
+            taker: The function that takes them.
+            known: The inputs, by text.
+        """
+        self.known = {**(self.known or {}), **known}
+        self._takers = [taker, *(one for one in self._takers if one.asked is not taker.asked)]
 
     def decide(self, text: str, value: Any, leaves: frozenset[int]) -> Any:
         """Note that the function decides by a value.
@@ -129,41 +176,18 @@ class NumberUses:
         Raises:
             MissingNumbersError: It can.
         """
-        if self.wanted is None:
-            return
         useful = [use for use, leaves in self.missing.items() if leaves - self.asked - self.of_symbols]
-        wanted = self.wanted(useful)
-        if wanted:
-            raise MissingNumbersError(wanted)
+        for taker in self._takers:
+            wanted = taker.wanted(useful)
+            if wanted:
+                raise MissingNumbersError(wanted, taker.asked)
 
     def summary(self) -> UsedNumbers | None:
-        """All that calls can compute; None if that would make no leaf live."""
-        if self.known is not None:
-            return None
-        explained = self.needed() - self.asked - self.of_symbols
+        """All that calls can compute, and that no function takes; None if that would make no leaf live."""
+        taken = frozenset[int]().union(*(taker.leaves for taker in self._takers))
+        explained = self.needed() - self.asked - self.of_symbols - taken
         uses = tuple(use for use in self.missing if use.leaves() & explained)
         return UsedNumbers(uses, explained) if uses else None
-
-
-def of_leaves_from(first: int, uses: Sequence[NumberUse]) -> list[NumberUse]:
-    """Uses of leaves from a first one on, as of arguments that begin there.
-
-    Args:
-        first: The first leaf of these arguments.
-        uses: All uses.
-    """
-
-    def moved(text: str) -> str:
-        return NAME.sub(lambda name: f"n{int(name[1]) - first}", text)
-
-    def is_among(text: str) -> bool:
-        return all(int(name) >= first for name in NAME.findall(text))
-
-    return [
-        NumberUse(moved(use.text), use.is_live, tuple((moved(text), out) for text, out in use.before if is_among(text)))
-        for use in uses
-        if is_among(use.text)
-    ]
 
 
 def constant_text(value: Any) -> str | None:

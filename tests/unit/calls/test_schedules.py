@@ -365,13 +365,14 @@ def test_numbers_that_change_at_every_step(device: torch.device, kind: type[Any]
 
 def test_numbers_inside_a_statement_that_computes_tensors_have_a_reason_and_a_remedy(device: torch.device) -> None:
     mine, theirs = Trainer(device), Trainer(device)
+    factors = [1 / (number + 1) for number in range(20)]
 
     def whole(trainer: Trainer) -> Callable[..., Any]:
         def inner(x: Tensor, y: Tensor) -> Tensor:
             loss = trainer.backward(x, y)
             trainer.optimizer.step()
             trainer.schedule.step()
-            return loss
+            return loss * factors[trainer.schedule.last_epoch]
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             return inner(x, y)
@@ -379,7 +380,7 @@ def test_numbers_inside_a_statement_that_computes_tensors_have_a_reason_and_a_re
         return step
 
     fast, slow = pygraph.jit(whole(mine)), whole(theirs)
-    for x, y in batches(device, 8):
+    for x, y in batches(device, 16):
         assert_same(fast(x, y), slow(x, y), device)
     (fallback,) = fast.explain().to_dict()["fallbacks"]
     assert "last_epoch is another number at every call, and decides what it does" in fallback["reason"]
@@ -467,11 +468,33 @@ def test_forms_of_a_step(device: torch.device, form: str, tmp_path: Path) -> Non
     assert_same(found[0], found[1], device)
 
 
-def test_strict_refuses_a_schedule_inside(device: torch.device) -> None:
+def test_a_schedule_inside_is_computed_before_the_call(device: torch.device) -> None:
+    """Also where nothing may run as Python."""
+    mine, theirs = Trainer(device), Trainer(device)
+
+    def step(trainer: Trainer) -> Callable[..., Any]:
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = trainer.backward(x, y)
+            trainer.optimizer.step()
+            trainer.schedule.step()
+            return loss
+
+        return step
+
+    fast, slow = pygraph.jit(step(mine), strict=True), step(theirs)
+    for x, y in batches(device, 20):
+        assert_same(fast(x, y), slow(x, y), device)
+        assert mine.schedule.last_epoch == theirs.schedule.last_epoch
+        assert mine.optimizer.param_groups[0]["lr"] == theirs.optimizer.param_groups[0]["lr"]
+    assert fast.cache_info().captures <= 4
+
+
+def test_strict_refuses_a_schedule_that_decides(device: torch.device) -> None:
     """Its lines, and perhaps the update, would run as Python; nothing is changed by the call that is refused."""
     net = nn.Linear(4, 2).to(device)
     optimizer = torch.optim.AdamW(net.parameters())
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    rates = [0.1 / (number + 1) for number in range(20)]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: rates[number])
 
     @pygraph.jit(strict=True)
     def step(x: Tensor) -> Tensor:
@@ -483,9 +506,10 @@ def test_strict_refuses_a_schedule_inside(device: torch.device) -> None:
         return loss.detach()
 
     x = torch.randn(3, 4, device=device)
-    step(x)  # makes the optimizer's state
-    before = [parameter.clone() for parameter in net.parameters()]
-    with pytest.raises(FallbackError, match=r"schedule\.last_epoch is another number .* Do that before or after"):
-        step(x)
-    assert schedule.last_epoch == 1
+    number, before = 0, list[Tensor]()
+    with pytest.raises(FallbackError, match=r"schedule\.last_epoch is another number .* Do that before or after"):  # noqa: PT012
+        for number in range(12):
+            before = [parameter.clone() for parameter in net.parameters()]
+            step(x)
+    assert schedule.last_epoch == number
     assert all(torch.equal(one, parameter) for one, parameter in zip(before, net.parameters(), strict=True))

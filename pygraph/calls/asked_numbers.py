@@ -8,16 +8,17 @@ and read as a number that the caller passes. So the trace is good for all number
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
-import re
 from collections.abc import Callable, Collection, Generator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
 from pygraph.calls.function import CONDITION
+from pygraph.guards.opened import is_of_opened
 from pygraph.ir.paths import argument_path, flatten_with_path
 from pygraph.tracing.live_numbers import Live
 from pygraph.tracing.number_conditions import NAMES, NO_OUTCOME
@@ -29,44 +30,70 @@ _NO_NUMBER = "no outcome"
 Where a comparison cannot be made, the function raises the error, if it comes to it.
 """
 
-_SUBSCRIPTS = re.compile(r"(args|kwargs)(\[\d+\]|\['\w+'\])*")
+
+class Leaves(NamedTuple):
+    """The leaves of a call's arguments.
+
+    Attributes:
+        paths: Their paths, as reports call them.
+        reads: What reads each from ``args`` and ``kwargs``, in Python; None where nothing does.
+    """
+
+    paths: tuple[str, ...]
+    reads: tuple[str | None, ...]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Leaves:
+        """The leaves of the arguments of a call."""
+        keyed, _ = flatten_with_path((args, kwargs))
+        seen, reads = collections.Counter[pytree.KeyPath](), list[str | None]()
+        for path, _ in keyed:
+            inside = path[:-1]  # an object that is taken apart has its leaves in one list
+            reads.append(_read(inside, seen[inside]) if is_of_opened(path[-1]) else _read(path))
+            seen[inside] += 1
+        return cls(tuple(argument_path(path) for path, _ in keyed), tuple(reads))
+
+    def can_compute(self, use: NumberUse) -> bool:
+        """Whether something that a function asks of numbers can be computed of these leaves."""
+        return all(leaf < len(self.reads) and self.reads[leaf] is not None for leaf in use.leaves())
 
 
-def leaf_paths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """The paths of the leaves of a call's arguments, in Python."""
-    return [argument_path(path) for path, _ in flatten_with_path((args, kwargs))[0]]
-
-
-def can_be_computed(use: NumberUse, paths: Sequence[str]) -> bool:
-    """Whether something that a function asks of numbers can be computed of its arguments: none is inside an object."""
-    return all(leaf < len(paths) and _SUBSCRIPTS.fullmatch(paths[leaf]) for leaf in use.leaves())
+def _read(path: pytree.KeyPath, position: int | None = None) -> str | None:
+    first, *rest = path
+    text = ("args", "kwargs")[first.idx]  # pyright: ignore[reportAttributeAccessIssue]
+    for entry in rest:
+        key = entry.idx if isinstance(entry, pytree.SequenceKey) else getattr(entry, "key", None)
+        if not isinstance(entry, (pytree.SequenceKey, pytree.MappingKey)) or type(key) not in (int, str):
+            return None
+        text += f"[{key!r}]"
+    return text if position is None else f"{text}.values[{position}]"
 
 
 class AskedNumbers:
     """What a function asks of the numbers among its arguments, and is passed in a list of its own.
 
     Args:
-        paths: The paths of the leaves of its arguments, but for that list.
+        leaves: The leaves of its arguments, but for that list.
 
     Attributes:
         uses: What it asks for.
     """
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, leaves: Leaves) -> None:
         self.uses: tuple[NumberUse, ...] = ()
-        self._paths = paths
+        self._leaves = leaves
         self._compute: _Computer | None = None
 
     def give(self, uses: Sequence[NumberUse]) -> bool:
         """Have the function be passed more of what it asks for; False if there is nothing that it can be passed."""
         more = self.wanted(uses)
         self.uses = (*self.uses, *more)
-        self._compute = _computer_of(self.uses, self._paths) if self.uses else None
+        self._compute = _computer_of(self.uses, self._leaves.reads) if self.uses else None
         return bool(more)
 
     def wanted(self, missing: Collection[NumberUse]) -> list[NumberUse]:
         """The part of what a trace has asked for that the function can still be given."""
-        new = [use for use in missing if use not in self.uses and can_be_computed(use, self._paths)]
+        new = [use for use in missing if use not in self.uses and self._leaves.can_compute(use)]
         most, held = limits.LIMITS.conditions, [use.is_live for use in self.uses]
         decisions = [use for use in new if not use.is_live][: most - held.count(False)]
         numbers = [use for use in new if use.is_live][: most - held.count(True)]
@@ -74,7 +101,7 @@ class AskedNumbers:
 
     def are_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether arguments have the leaves of those that the function was asked about."""
-        return leaf_paths(args, kwargs) == self._paths
+        return Leaves.of(args, kwargs) == self._leaves
 
     def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The list that the function is passed in a call; empty if it asks for nothing."""
@@ -107,7 +134,7 @@ class AskedNumbers:
         """The path of a number whose value decides what the function does, and not the outcome of a comparison."""
         decisions = zip((use for use in self.uses if not use.is_live), found, strict=False)
         texts = (use for use, value in decisions if type(value) in (int, float))
-        return next((self._paths[leaf] for use in texts for leaf in use.leaves()), None)
+        return next((self._leaves.paths[leaf] for use in texts for leaf in use.leaves()), None)
 
     def name_of(self, slot: int, name_of_leaf: Callable[[str], str]) -> str:
         """The name that reports give to an item of the list; none for what is not used.
@@ -122,7 +149,7 @@ class AskedNumbers:
             return ""
         if slot < most:
             return CONDITION
-        return NAME.sub(lambda name: name_of_leaf(self._paths[int(name[1])]), used[slot % most].text)
+        return NAME.sub(lambda name: name_of_leaf(self._leaves.paths[int(name[1])]), used[slot % most].text)
 
 
 def decision_slots() -> range:
@@ -146,7 +173,7 @@ class _Taker(NumberTaker):
     """
 
     def __init__(self, asked: AskedNumbers, leaves: Sequence[Any]) -> None:
-        self.asked = asked
+        self.asked = self._asked = asked
         self._there: dict[int, int] = {}  # by leaf of the function, the leaf of what is traced
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, Live) and leaf.source is not None and leaf.source.is_passed:
@@ -157,7 +184,7 @@ class _Taker(NumberTaker):
     def known(self, found: Sequence[Any]) -> dict[str, Any]:
         """Outcomes and numbers that the function is given, by text of what is traced."""
         known: dict[str, Any] = {}
-        for use, value in zip(self.asked.uses, _by_use(self.asked.uses, found), strict=True):
+        for use, value in zip(self._asked.uses, _by_use(self._asked.uses, found), strict=True):
             there = use.renumbered(self._there)
             if value is None or there is None:
                 continue
@@ -171,26 +198,26 @@ class _Taker(NumberTaker):
     def wanted(self, missing: Collection[NumberUse]) -> list[NumberUse]:
         """The part of what a trace has asked for that the function can still be given, of its own leaves."""
         here = (use.renumbered(self._here) for use in missing)
-        return self.asked.wanted([use for use in here if use is not None])
+        return self._asked.wanted([use for use in here if use is not None])
 
 
 _Computer = Callable[[tuple[Any, ...], dict[str, Any]], list[Any]]
 """Computes, of the arguments of a call, the list that a function is passed."""
 
 
-def _computer_of(uses: Sequence[NumberUse], paths: Sequence[str]) -> _Computer:
+def _computer_of(uses: Sequence[NumberUse], reads: Sequence[str | None]) -> _Computer:
     """A function that computes the list that a function is passed.
 
     Args:
         uses: What the function asks for.
-        paths: The path of each leaf of the arguments.
+        reads: What reads each leaf of the arguments.
     """
     names: dict[str, Any] = {**NAMES, "errors": NO_OUTCOME, "no_number": _NO_NUMBER}
     leaves = sorted(frozenset[int]().union(*(use.leaves() for use in uses)))
     lines = [
         "def compute(args, kwargs):",
         "    try:",
-        *(f"        n{leaf} = {paths[leaf]}" for leaf in leaves),
+        *(f"        n{leaf} = {reads[leaf]}" for leaf in leaves),
         "        pass",
         "    except errors:  # arguments of another structure, of which nothing is asked",
         f"        return [None] * {2 * limits.LIMITS.conditions}",

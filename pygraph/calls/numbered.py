@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pygraph.calls.asked_numbers import AskedNumbers, leaf_paths
+from pygraph.calls.asked_numbers import AskedNumbers, Leaves
 from pygraph.calls.engine import Engine
 from pygraph.calls.number_function import NumberFunction
 from pygraph.calls.policy import Policy
@@ -40,7 +40,7 @@ class NumberedCalls:
     def __init__(
         self, function: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse], policy: Policy
     ) -> None:
-        self._asked = AskedNumbers(leaf_paths(args, kwargs))
+        self._asked = AskedNumbers(Leaves.of(args, kwargs))
         self._asked.give(uses)
         self._lock = function.shared.lock
         self.engine = function.derive(NumberFunction(function.fn, function.name, self._asked), policy)

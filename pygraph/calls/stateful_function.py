@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
-from pygraph.calls.asked_numbers import AskedNumbers, leaf_paths
+from pygraph.calls.asked_numbers import AskedNumbers, Leaves
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import CONDITION
 from pygraph.errors import TraceError
@@ -210,7 +210,7 @@ class StatefulFunction(WithStateInputs):
             Whether that is more than before.
         """
         if self.asked is None:
-            self.asked = AskedNumbers(leaf_paths(args, {}))
+            self.asked = AskedNumbers(Leaves.of(args, {}))
         return self.asked.are_of(args, {}) and self.asked.give(uses)
 
     def takes(self, error: MissingNumbersError) -> bool:
@@ -227,7 +227,7 @@ class StatefulFunction(WithStateInputs):
 
     def may_ask(self, args: tuple[Any, ...], uses: Sequence[NumberUse]) -> bool:
         """Whether the function, with these arguments, can take more of what it asks of numbers, and that is new."""
-        asked = AskedNumbers(leaf_paths(args, {})) if self.asked is None else self.asked
+        asked = AskedNumbers(Leaves.of(args, {})) if self.asked is None else self.asked
         return asked.are_of(args, {}) and bool(asked.wanted(uses))
 
     def taken(

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
-from pygraph.calls.asked_numbers import can_be_computed, decision_slots, leaf_paths
+from pygraph.calls.asked_numbers import Leaves, decision_slots
 from pygraph.calls.cache import Cache
 from pygraph.calls.cutting import Cutting
 from pygraph.calls.deciding import DecidingCalls
@@ -145,8 +145,7 @@ class UsersPolicy(Policy):
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse]
     ) -> StateRunner | None:
         """A runner of calls of an engine whose numbers change; None if it is not passed what it asks of them."""
-        paths = leaf_paths(args, kwargs)
-        if not uses or engine.function.options.donates or not all(can_be_computed(use, paths) for use in uses):
+        if engine.function.options.donates or not uses or not all(map(Leaves.of(args, kwargs).can_compute, uses)):
             return None
         return NumberedCalls(engine, args, kwargs, uses, _OfNumbers(engine, self))
 

@@ -244,6 +244,11 @@ def is_opened(value: object) -> TypeGuard[Opened]:
     return type(value) is Opened
 
 
+def is_of_opened(entry: Any) -> bool:
+    """Whether the entry of a key path is that for a leaf of an object that was taken apart."""
+    return type(entry) is _Key
+
+
 # ---- taking apart --------------------------------------------------------------------------------------------------
 
 

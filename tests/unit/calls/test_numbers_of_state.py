@@ -184,6 +184,23 @@ def test_numbers_of_arguments_that_come_first(device: torch.device) -> None:
     check(with_arguments, device, [*calls, *((number, number) for number in range(6))])
 
 
+def test_numbers_inside_of_objects(device: torch.device) -> None:
+    """A dataclass is passed, and changed, and holds what the rate is computed of."""
+
+    def step(x: Tensor, schedule: Schedule, first: dict[str, Any]) -> Tensor:
+        schedule.step += 1
+        schedule.rate = 0.1 / math.sqrt(schedule.step + first["number"])
+        return x * schedule.rate
+
+    mine, theirs = Schedule(), Schedule()
+    fast = pygraph.jit(step)
+    for number in range(20):
+        x = torch.full((3, 4), number / 7, device=device)
+        assert_same(fast(x, mine, {"number": number}), step(x, theirs, {"number": number}))
+        assert mine == theirs
+    assert fast.cache_info().captures <= 4
+
+
 def check(make: Any, device: torch.device, calls: list[tuple[Any, ...]]) -> None:
     """Compare calls and what they leave behind with eager, and expect few traces."""
     torch.manual_seed(0)

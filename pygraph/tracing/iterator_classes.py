@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
+import sympy.core.random  # pyright: ignore[reportMissingTypeStubs]
 from torch.utils.data import dataloader  # its _BaseDataLoaderIter: checked with torch 2.13
 
 from pygraph.ir.source_lines import PYGRAPH_FOLDER
@@ -36,9 +37,17 @@ def watched_classes(is_asking: Callable[[], bool], refuse: Callable[[object], No
     watched += [(random.SystemRandom, name) for name in ("random", "getrandbits")]
     made: list[object] = []  # random generators that the function has made itself
     with contextlib.ExitStack() as undo:  # an error while one method is restored keeps no other from it
+        for generator in _ALGEBRA:  # which draws for nearly all that it is asked: that of the class would cost much
+            for name in ("random", "getrandbits"):
+                setattr(generator, name, getattr(generator, name))
+                undo.callback(vars(generator).pop, name, None)
         for cls, name in watched:
             undo.callback(_watch(cls, name, shared, made, is_asking, refuse))
         yield
+
+
+_ALGEBRA = [value for value in vars(sympy.core.random).values() if isinstance(value, random.Random)]
+"""The random generators of sympy, which computes the sizes of traces."""
 
 
 def _is_algebra(frame: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What a function asks of numbers, as inputs: outcomes of comparisons, and numbers that it computes.
+"""Questions of a function about numbers, as inputs: outcomes of comparisons, and numbers that it computes.
 
 ``step % 100 == 0`` is computed before the call, and is part of its key; ``math.sqrt(k)`` is computed before the call,
 and read as a number that the caller passes. So the trace is good for all numbers of which the outcomes are the same.
@@ -70,7 +70,7 @@ def _read(path: pytree.KeyPath, position: int | None = None) -> str | None:
 
 
 class AskedNumbers:
-    """What a function asks of the numbers among its arguments, and is passed in a list of its own.
+    """Questions of a function about the numbers among its arguments, whose answers it is passed in a list of its own.
 
     Args:
         leaves: The leaves of its arguments, but for that list.
@@ -165,7 +165,7 @@ def _by_use(uses: Sequence[NumberUse], found: Sequence[Any]) -> list[Any]:
 
 
 class _Taker(NumberTaker):
-    """What a function asks of numbers, in one trace, in which these may be other leaves than of the function.
+    """A function that is passed answers, in one trace, in which these may be other leaves than of the function.
 
     Args:
         asked: What it asks.

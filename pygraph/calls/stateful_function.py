@@ -196,7 +196,7 @@ class StatefulFunction(WithStateInputs):
     def answers(
         self, numbers: list[Any], values: list[Any], outcomes: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        """What the function asks of numbers, in a call with this state and these arguments."""
+        """Answer what the function asks of numbers, in a call with this state and these arguments."""
         return [] if self.asked is None else self.asked.of_call(([], numbers, values, outcomes, args, kwargs), {})
 
     def ask(self, args: tuple[Any, ...], uses: Sequence[NumberUse]) -> bool:

@@ -2,6 +2,9 @@
 
 ``step % 100 == 0`` is computed before the call, and is part of its key; ``math.sqrt(k)`` is computed before the call,
 and read as a number that the caller passes. So the trace is good for all numbers of which the outcomes are the same.
+
+An optimizer has a step counter for each parameter, and all have the same value. That they have is a comparison as well,
+and what is computed of one of them is then computed once.
 """
 
 # Functions here are of any type, and so is what they are called with.
@@ -82,7 +85,27 @@ class AskedNumbers:
     def __init__(self, leaves: Leaves) -> None:
         self.uses: tuple[NumberUse, ...] = ()
         self._leaves = leaves
+        self.groups: dict[str, tuple[int, ...]] = {}  # by the comparison that they are equal, leaves that have been
         self._compute: _Computer | None = None
+
+    def ask(self, uses: Sequence[NumberUse], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Have the function be passed what it asks for at first; False if there is nothing that it can be passed.
+
+        Args:
+            uses: What it asks for.
+            args: Its arguments in a call.
+            kwargs: Its keyword arguments.
+        """
+        most = limits.LIMITS.asked_numbers
+        if not self.uses and max(sum(use.is_live == live for use in uses) for live in (True, False)) > most:
+            groups = _equal_counters(uses, pytree.tree_leaves((args, kwargs)))
+            self.groups = {f"({' == '.join(f'n{leaf}' for leaf in leaves)})": leaves for leaves in groups}
+            names = {leaf: leaf for leaf in range(len(self._leaves.paths))}
+            names.update({leaf: leaves[0] for leaves in groups for leaf in leaves})
+            renamed = [use.renumbered(names) or use for use in uses]
+            first = {(use.text, use.is_live): use for use in reversed(renamed)}  # others come after more decisions
+            uses = [*(NumberUse(text, False) for text in self.groups), *reversed(first.values())]
+        return self.give(uses)
 
     def give(self, uses: Sequence[NumberUse]) -> bool:
         """Have the function be passed more of what it asks for; False if there is nothing that it can be passed."""
@@ -94,7 +117,7 @@ class AskedNumbers:
     def wanted(self, missing: Collection[NumberUse]) -> list[NumberUse]:
         """The part of what a trace has asked for that the function can still be given."""
         new = [use for use in missing if use not in self.uses and self._leaves.can_compute(use)]
-        most, held = limits.LIMITS.conditions, [use.is_live for use in self.uses]
+        most, held = limits.LIMITS.asked_numbers, [use.is_live for use in self.uses]
         decisions = [use for use in new if not use.is_live][: most - held.count(False)]
         numbers = [use for use in new if use.is_live][: most - held.count(True)]
         return [use for use in new if use in decisions or use in numbers]
@@ -121,14 +144,22 @@ class AskedNumbers:
         if not numbers or not self.uses:  # none is live, or this is no trace
             yield
             return
-        uses, taker = numbers[0].uses, _Taker(self, leaves)
-        outer, known = uses.known, taker.known(found)
+        uses, taker = numbers[0].uses, _Taker(self, leaves, found)
+        outer, known = uses.known, taker.known
         uses.take(taker, known)
         try:
             yield
         finally:
             # Later on, only texts are compared; the numbers must not outlive the trace.
             uses.known = {**(outer or {}), **dict.fromkeys(known)}
+
+    def are_equal(self, found: Sequence[Any]) -> bool:
+        """Whether numbers that have been equal are so in a call with these answers."""
+        return all(
+            value is True
+            for use, value in zip(self.uses, _by_use(self.uses, found), strict=True)
+            if use.text in self.groups
+        )
 
     def deciding(self, found: Sequence[Any]) -> str | None:
         """The path of a number whose value decides what the function does, and not the outcome of a comparison."""
@@ -143,7 +174,7 @@ class AskedNumbers:
             slot: The position of the item.
             name_of_leaf: Gives the name of a number among the arguments by its path.
         """
-        most = limits.LIMITS.conditions
+        most = limits.LIMITS.asked_numbers
         used = [use for use in self.uses if use.is_live == (slot >= most)]
         if slot % most >= len(used):
             return ""
@@ -154,14 +185,31 @@ class AskedNumbers:
 
 def decision_slots() -> range:
     """The positions of decisions in the list that a function is passed; behind them are computed numbers."""
-    return range(limits.LIMITS.conditions)
+    return range(limits.LIMITS.asked_numbers)
 
 
 def _by_use(uses: Sequence[NumberUse], found: Sequence[Any]) -> list[Any]:
     """The items of that list in the order of what the function asks for."""
-    half = limits.LIMITS.conditions
+    half = limits.LIMITS.asked_numbers
     decisions, numbers = iter(found[:half]), iter(found[half:])
     return [next(numbers if use.is_live else decisions) for use in uses]
+
+
+def _name(number: Any, text: str) -> None:
+    """Give a live number of a trace the text that stands for it."""
+    if isinstance(number, Live) and number.source is not None:
+        node: Any = number.node  # pyright: ignore[reportAttributeAccessIssue]
+        number.source = dataclasses.replace(number.source, text=text)
+        number.uses.names[node.expr] = text
+
+
+def _equal_counters(uses: Sequence[NumberUse], leaves: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The leaves of integers that are asked about, several that are equal each."""
+    found: dict[int, list[int]] = {}
+    for leaf in sorted(frozenset[int]().union(*(use.leaves() for use in uses))):
+        if leaf < len(leaves) and type(leaves[leaf]) is int:
+            found.setdefault(leaves[leaf], []).append(leaf)
+    return [tuple(same) for same in found.values() if len(same) > 1]
 
 
 class _Taker(NumberTaker):
@@ -170,9 +218,13 @@ class _Taker(NumberTaker):
     Args:
         asked: What it asks.
         leaves: The leaves of its arguments in the trace.
+        found: The answers.
+
+    Attributes:
+        known: Outcomes and numbers that the function is given, by text of what is traced.
     """
 
-    def __init__(self, asked: AskedNumbers, leaves: Sequence[Any]) -> None:
+    def __init__(self, asked: AskedNumbers, leaves: Sequence[Any], found: Sequence[Any]) -> None:
         self.asked = self._asked = asked
         self._there: dict[int, int] = {}  # by leaf of the function, the leaf of what is traced
         for index, leaf in enumerate(leaves):
@@ -180,20 +232,20 @@ class _Taker(NumberTaker):
                 (self._there[index],) = leaf.source.leaves
         self._here = {there: index for index, there in self._there.items()}
         self.leaves = frozenset(self._here)
-
-    def known(self, found: Sequence[Any]) -> dict[str, Any]:
-        """Outcomes and numbers that the function is given, by text of what is traced."""
-        known: dict[str, Any] = {}
-        for use, value in zip(self._asked.uses, _by_use(self._asked.uses, found), strict=True):
+        self.known: dict[str, Any] = {}
+        for use, value in zip(asked.uses, _by_use(asked.uses, found), strict=True):
             there = use.renumbered(self._there)
             if value is None or there is None:
                 continue
-            known[there.text] = value
-            if isinstance(value, Live) and value.source is not None:
-                node: Any = value.node  # pyright: ignore[reportAttributeAccessIssue]
-                value.source = dataclasses.replace(value.source, text=there.text)
-                value.uses.names[node.expr] = there.text
-        return known
+            self.known[there.text] = value
+            _name(value, there.text)
+            if value is True and use.text in asked.groups:
+                self._take_for_one(asked.groups[use.text], leaves)
+
+    def _take_for_one(self, equal: tuple[int, ...], leaves: Sequence[Any]) -> None:
+        for leaf in equal:
+            _name(leaves[leaf], f"n{self._there[equal[0]]}")
+            self._here[self._there[leaf]] = equal[0]
 
     def wanted(self, missing: Collection[NumberUse]) -> list[NumberUse]:
         """The part of what a trace has asked for that the function can still be given, of its own leaves."""
@@ -220,7 +272,7 @@ def _computer_of(uses: Sequence[NumberUse], reads: Sequence[str | None]) -> _Com
         *(f"        n{leaf} = {reads[leaf]}" for leaf in leaves),
         "        pass",
         "    except errors:  # arguments of another structure, of which nothing is asked",
-        f"        return [None] * {2 * limits.LIMITS.conditions}",
+        f"        return [None] * {2 * limits.LIMITS.asked_numbers}",
     ]
     at: dict[str, list[int]] = {}
     for index, use in enumerate(uses):
@@ -245,7 +297,7 @@ def _computer_of(uses: Sequence[NumberUse], reads: Sequence[str | None]) -> _Com
 
 
 def _slots(uses: Sequence[NumberUse]) -> list[str]:
-    most = limits.LIMITS.conditions
+    most = limits.LIMITS.asked_numbers
     decisions = [f"u{index}" for index, use in enumerate(uses) if not use.is_live]
     numbers = [f"u{index}" for index, use in enumerate(uses) if use.is_live]
     return [name for found in (decisions, numbers) for name in (*found, *["None"] * (most - len(found)))]

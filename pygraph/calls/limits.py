@@ -34,6 +34,7 @@ class Limits:
         state_shapes: Kinds of calls in a row that are unlike each one before, after which what they leave behind is
             taken to change shape at every call, as a cache that grows.
         conditions: Comparisons of numbers that decide what calls of one kind do, and are made before these.
+        asked_numbers: The same of comparisons and of computed numbers, of each, once calls are those of what is asked.
         wasted_of_modules: Calls in a row that may be compiled, of a module inside a function that runs as it is.
         wasted_of_functions: The same of a function in which a trace has failed, so that it may be cut.
         calls_of_inner: Calls in which such a module or function comes before it is compiled.
@@ -76,6 +77,7 @@ class Limits:
     forms: int = 4096
     state_shapes: int = 4
     conditions: int = 8
+    asked_numbers: int = 16
     wasted_of_modules: int = 3
     wasted_of_functions: int = 1
     calls_of_inner: int = 2

@@ -41,7 +41,7 @@ class NumberedCalls:
         self, function: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], uses: Sequence[NumberUse], policy: Policy
     ) -> None:
         self._asked = AskedNumbers(Leaves.of(args, kwargs))
-        self._asked.give(uses)
+        self._asked.ask(uses, args, kwargs)
         self._lock = function.shared.lock
         self.engine = function.derive(NumberFunction(function.fn, function.name, self._asked), policy)
         self.traces: Traces | None = None

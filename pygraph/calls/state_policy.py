@@ -118,9 +118,12 @@ class StatePolicy(Policy):
 
         Raises:
             OutdatedError: Other state is to be passed.
+            NumbersTakenError: Counters that have been equal are not so any more.
             UnsteadyError: No call is like another.
         """
         self._users.policy.check_arguments(call.args[4], call.args[5])
+        if self._function.forgets(call.args):
+            raise NumbersTakenError
         function, now = self._function, reached_state(self._users, *call.args[4:6])
         differentiable = now.differentiable_with(self._state.thawed)
         if self._state.gradients and not _are_same(differentiable, function.differentiated):

@@ -133,6 +133,7 @@ class StatefulCalls:
                     self.policy.restart()
                     continue
                 except NumbersTakenError:
+                    self._renewals.lose(self.engine.cache.seconds)
                     self.policy.restart()
                     self.engine.release()
                     self.engine = function.derive(self.stateful, self.policy)

@@ -211,7 +211,14 @@ class StatefulFunction(WithStateInputs):
         """
         if self.asked is None:
             self.asked = AskedNumbers(Leaves.of(args, {}))
-        return self.asked.are_of(args, {}) and self.asked.give(uses)
+        return self.asked.are_of(args, {}) and self.asked.ask(uses, args, {})
+
+    def forgets(self, args: tuple[Any, ...]) -> bool:
+        """Whether counters that have been equal are not so in a call: the function takes nothing then until it asks."""
+        if self.asked is None or self.asked.are_equal(args[6]):
+            return False
+        self.asked = None
+        return True
 
     def takes(self, error: MissingNumbersError) -> bool:
         """Whether it is this function that can be given what is missing; it takes that then."""

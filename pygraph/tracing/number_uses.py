@@ -40,7 +40,7 @@ class NumberUse:
         return frozenset(int(name[1]) for name in NAME.finditer(self.text))
 
     def renumbered(self, leaves: Mapping[int, int]) -> NumberUse | None:
-        """This use, of other leaves; None if it is made of others than those.
+        """Return this use, of other leaves; None if it is made of others than those.
 
         Args:
             leaves: By leaf, what its number is to be.

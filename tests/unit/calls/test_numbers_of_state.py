@@ -36,6 +36,34 @@ class Adam:
             parameter.sub_(rate * (mean / (1 - 0.9**self.t)) / (square.sqrt() + 1e-8))
 
 
+class OfEach(torch.optim.Optimizer):
+    """Adam with a counter for each parameter, which rectifies the first steps."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update the parameters that have gradients."""
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            if not state:
+                state.update(step=0, mean=torch.zeros_like(parameter), square=torch.zeros_like(parameter))
+            state["step"] += 1
+            t = state["step"]
+            state["mean"].mul_(0.9).add_(parameter.grad, alpha=0.1)
+            state["square"].mul_(0.999).addcmul_(parameter.grad, parameter.grad, value=0.001)
+            rate = 0.01 / (1 - 0.9**t)
+            length = 1999 - 2 * t * 0.999**t / (1 - 0.999**t)
+            if length > 4:
+                rate *= math.sqrt((length - 4) * (length - 2) * 1999 / (1995 * 1997 * length)) * math.sqrt(1 - 0.999**t)
+                parameter.addcdiv_(state["mean"], state["square"].sqrt().add_(1e-8), value=-rate)
+            else:
+                parameter.add_(state["mean"], alpha=-rate)
+
+
 class Noam:
     """The learning rate of the Transformer."""
 
@@ -88,6 +116,20 @@ def by_hand(device: torch.device) -> tuple[Step, Any]:
         return loss.detach()
 
     return step, lambda: (list(layer.parameters()), optimizer.means, optimizer.t)
+
+
+def of_each(device: torch.device) -> tuple[Step, Any]:
+    layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))).to(device)
+    optimizer = OfEach(layers.parameters())
+
+    def step(x: Tensor, first: int = 0) -> Tensor:
+        optimizer.zero_grad()
+        loss = layers[first:](x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, lambda: (list(layers.parameters()), [optimizer.state[one] for one in layers.parameters()])
 
 
 def noam(device: torch.device) -> tuple[Step, Any]:
@@ -167,10 +209,15 @@ def of_several_kinds(device: torch.device) -> tuple[Step, Any]:
 
 
 @pytest.mark.parametrize(
-    "make", [by_hand, noam, annealed, loss_of_a_mixture, of_a_dataclass, of_a_variable, of_several_kinds]
+    "make", [by_hand, of_each, noam, annealed, loss_of_a_mixture, of_a_dataclass, of_a_variable, of_several_kinds]
 )
 def test_numbers_of_state_are_computed_before_the_call(device: torch.device, make: Any) -> None:
     check(make, device, [() for _ in range(20)])
+
+
+def test_counters_of_parameters_that_are_equal_no_more(device: torch.device) -> None:
+    """A step leaves the first layer out: its counters have other values from then on."""
+    check(of_each, device, [(0,)] * 6 + [(1,)] + [(0,)] * 12, skipped=1)
 
 
 def test_numbers_of_state_and_of_arguments(device: torch.device) -> None:
@@ -201,7 +248,7 @@ def test_numbers_inside_of_objects(device: torch.device) -> None:
     assert fast.cache_info().captures <= 4
 
 
-def check(make: Any, device: torch.device, calls: list[tuple[Any, ...]]) -> None:
+def check(make: Any, device: torch.device, calls: list[tuple[Any, ...]], skipped: int = 0) -> None:
     """Compare calls and what they leave behind with eager, and expect few traces."""
     torch.manual_seed(0)
     function, state = make(device)
@@ -212,7 +259,7 @@ def check(make: Any, device: torch.device, calls: list[tuple[Any, ...]]) -> None
         x = torch.full((3, 4), number / 7, device=device)
         assert_same((fast(x, *numbers), state()), (slow(x, *numbers), slow_state()))
     info, report = fast.cache_info(), fast.explain().to_dict()
-    assert not report["fallbacks"], report["fallbacks"]
+    assert sum(one["count"] for one in report["fallbacks"]) <= skipped, report["fallbacks"]
     assert info.captures <= 8, info
 
 

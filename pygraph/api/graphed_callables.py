@@ -213,7 +213,7 @@ def _unchanged(
 ) -> Generator[None, None, None]:
     """Put back what runs inside change: contents of tensors and of their gradients, gradients, random generators."""
     gradients = environment.gradients()
-    kept = {id(tensor): tensor for tensor in [*tensors, *(one for one in gradients if one is not None)]}
+    kept = {id(tensor): tensor for tensor in [*tensors, *(one for _, one in gradients if one is not None)]}
     devices = {tensor.device for tensor in kept.values()}
     drivers = [driver for driver in map(driver_for, devices) if driver is not None]
     generators = Generators()

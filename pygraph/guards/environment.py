@@ -181,24 +181,23 @@ class Environment:
         """Undo every change since the walk but those of gradients; the name of the first thing that had changed."""
         return self.snapshot.restore()
 
-    def gradients(self) -> list[torch.Tensor | None]:
-        """The gradients of all leaves, for `restore_gradients`; an environment lasts, and does not hold them.
+    def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """All leaves with their gradients, for `restore_gradients`; an environment lasts, and does not hold them.
 
-        A frozen tensor has one from before, which ``zero_grad()`` deletes.
+        A frozen tensor has one from before, which ``zero_grad()`` deletes. One into which a function writes what has a
+        graph is a leaf no more.
         """
-        return [tensor.grad for tensor in self._leaves()]
+        leaves = (tensor for tensor in self.tensors if tensor.is_leaf and not is_functorch_wrapped_tensor(tensor))
+        return [(tensor, tensor.grad) for tensor in leaves]
 
-    def restore_gradients(self, before: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    def restore_gradients(self, before: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> list[torch.Tensor]:
         """Undo every change of gradients; the tensors whose gradients had changed."""
         changed: list[torch.Tensor] = []
-        for tensor, grad in zip(self._leaves(), before, strict=True):
-            if tensor.grad is not grad:
+        for tensor, grad in before:
+            if tensor.is_leaf and tensor.grad is not grad:
                 changed.append(tensor)
                 tensor.grad = grad
         return changed
-
-    def _leaves(self) -> list[torch.Tensor]:
-        return [tensor for tensor in self.tensors if tensor.is_leaf and not is_functorch_wrapped_tensor(tensor)]
 
     # -- guarding less ------------------------------------------------------------------------------------------------
 

@@ -171,15 +171,18 @@ class Data(_OfTensor):
     __slots__ = ()
 
     def get(self) -> Any:
-        """A tensor that shows the memory, and `is_updated`; or `ABSENT` if the tensor is gone."""
+        """A tensor that shows the memory, `is_updated`, and whether the tensor requires grad; `ABSENT` if it is gone.
+
+        A trace has no other guard on that, as it reads the memory alone.
+        """
         tensor = self.tensor()
-        return ABSENT if tensor is None else (tensor.data, is_updated(tensor))
+        return ABSENT if tensor is None else (tensor.data, is_updated(tensor), tensor.requires_grad)
 
     def put(self, value: Any) -> None:
         """Give the tensor the memory of another one, and tell autograd if the tensor was updated."""
         tensor = self.tensor()
         if tensor is not None and value is not ABSENT:
-            tensor.data, updated = value
+            tensor.data, updated, _ = value
             if updated:
                 increment_version(tensor)
 

@@ -39,6 +39,7 @@ from pygraph.tracing.failing_operations import check_not_caught
 from pygraph.tracing.function_modes import MetaDeviceUses
 from pygraph.tracing.known_numbers import KnownNumbers
 from pygraph.tracing.leaks import remember_line
+from pygraph.tracing.outside_graphs import OutsideGraphs
 from pygraph.tracing.unrolled_scans import steps_of
 from pygraph.tracing.user_scopes import note_operation, open_scopes
 from pygraph.tracing.writes import check_sizes, check_write
@@ -57,6 +58,7 @@ class OperationsMode(TorchDispatchMode):
         meta: Knows whether code in Python uses that device.
         assumptions: Gets to know which assumptions on numbers an operation makes itself.
         data: Knows which tensors stand for others.
+        graphs: Refuses writes by which tensors from before get a graph of autograd, unless it can be taken away.
 
     Attributes:
         problem: The first operation that was refused, also if the function catches the error; None if none was.
@@ -70,9 +72,10 @@ class OperationsMode(TorchDispatchMode):
     def __init__(
         self, seeded: Callable[[], str | None], explicit: Callable[[torch.Generator], None],
         arguments: Iterable[torch.Tensor], meta: MetaDeviceUses, assumptions: Assumptions, data: DataAssignments,
+        graphs: OutsideGraphs,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._data = data
+        self._data, self._graphs = data, graphs
         self._seeded, self._explicit, self._meta, self._assumptions = seeded, explicit, meta, assumptions
         # By storage; kept alive, so that no other tensor gets the same storage.
         self._outside = {tensor.untyped_storage()._cdata: tensor for tensor in arguments}
@@ -103,6 +106,8 @@ class OperationsMode(TorchDispatchMode):
         note_operation(func, args)
         self.depends_on_data = self.depends_on_data or not _OF_DATA.isdisjoint(getattr(func, "tags", ()))
         self._data.note_updates(func, args, kwargs or {})
+        with self._noticing():
+            self._graphs.check(func, args, kwargs or {})
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             # A closed-over tensor is traced through an alias: torch reads its value at once for item(), and its fast
             # path for binary operations updates it in place for real (seen with torch 2.11 and 2.13).

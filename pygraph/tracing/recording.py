@@ -66,6 +66,7 @@ from pygraph.tracing.number_uses import NumberUses, UsedNumbers
 from pygraph.tracing.numpy_uses import numpy_served
 from pygraph.tracing.operations_mode import OperationsMode
 from pygraph.tracing.outside import CallerState, IgnoredErrors
+from pygraph.tracing.outside_graphs import OutsideGraphs
 from pygraph.tracing.own_errors import is_own_error
 from pygraph.tracing.proxy_trace import proxy_trace
 from pygraph.tracing.recurrent import RecurrentLayersMode
@@ -227,10 +228,11 @@ class _Watches:
         self.generators = Generators(unclear.generators)
         self.meta, self.assumptions = MetaDeviceUses(), Assumptions(arguments.shapes)
         self.explicit = ExplicitGenerators(iterators.generators)
-        self.data = DataAssignments(environment)
+        self.data, self.graphs = DataAssignments(environment), OutsideGraphs(environment)
         self.operations = OperationsMode(
-            self.generators.moved, self.explicit.check, fakes.values(), self.meta, self.assumptions, self.data
-        )
+            self.generators.moved, self.explicit.check, fakes.values(), self.meta, self.assumptions, self.data,
+            self.graphs,
+        )  # fmt: skip
         self._accumulations = Accumulations()
         self.toggles = Toggles(environment, self._accumulations)
         self.hooks = GradientHooks(environment, dict(zip(arguments.paths, arguments.leaves, strict=True)))
@@ -360,7 +362,8 @@ def _run(
             changed = culprit
         of_tensors = (*watches.toggles.restore(), *watches.data.locations())
         gradients = environment.restore_gradients(gradients_before)
-        elsewhere = changes.changed_attribute() or clear_unreached_gradients(watches.operations.used.values())
+        graph = watches.graphs.restore()
+        elsewhere = graph or changes.changed_attribute() or clear_unreached_gradients(watches.operations.used.values())
         seeded = watches.generators.restore()
         forget_cached_fakes()
         caught = watches.caught()

@@ -123,3 +123,65 @@ def test_of_a_function_that_is_cut(device: torch.device) -> None:
     thread.start()
     thread.join(120)
     assert ended
+
+
+# ---- writes of values with a graph into tensors from before ----------------------------------------------------------
+
+
+def add(total: Tensor, loss: Tensor) -> None:
+    total.add_(loss)
+
+
+def of_a_row(total: Tensor, loss: Tensor) -> None:
+    total[1:].add_(loss)
+
+
+def of_an_item(total: Tensor, loss: Tensor) -> None:
+    total[0] = loss
+
+
+def into_and_away(total: Tensor, loss: Tensor) -> None:
+    total.add_(loss)
+    total.sum().backward(retain_graph=True)
+    total.detach_()
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("is_view", [True, False])
+@pytest.mark.parametrize("write", [add, of_a_row, of_an_item, into_and_away])
+def test_a_trace_leaves_no_graph_in_tensors_from_before(
+    device: torch.device, write: Callable[[Tensor, Tensor], None], is_view: bool, is_leaf: bool
+) -> None:
+    """Their graph is eager's, and so are the gradients of a backward through it."""
+
+    def play(wrap: Callable[..., Any]) -> list[Any]:
+        weight = torch.ones(4, device=device, requires_grad=True)
+        whole = torch.zeros(5, device=device) if is_leaf else weight.sum() * torch.ones(5, device=device)
+        total = whole[1:4] if is_view else whole
+
+        def function(x: Tensor) -> Tensor:
+            loss = (weight * x).square().mean()
+            write(total, loss)
+            return loss.detach()
+
+        fn, found = wrap(function), list[Any]()
+        for number in range(4):
+            x = torch.full((4,), 1.0 + number, device=device)
+            try:
+                found.append(fn(x).item())
+            except RuntimeError as error:  # as a view that cannot be detached
+                found.append(type(error))
+            found += [total.requires_grad, total.is_leaf, depth_of(total)]
+        if total.requires_grad:
+            total.sum().backward()
+        return [*found, total.tolist(), None if weight.grad is None else weight.grad.tolist()]
+
+    assert play(pygraph.jit) == play(lambda function: function)
+
+
+def depth_of(tensor: Tensor) -> int:
+    """The nodes on the way from a tensor to the beginning of its graph."""
+    depth, node = 0, tensor.grad_fn
+    while node is not None:
+        depth, node = depth + 1, node.next_functions[0][0] if node.next_functions else None
+    return depth

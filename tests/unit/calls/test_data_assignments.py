@@ -276,3 +276,28 @@ def test_autograd_notices_updates_and_no_assignments(device: torch.device, updat
                 results[-1].append(x.grad)
     assert_same(results[1], results[0], device)
     assert (None in results[0]) == updates
+
+
+@pytest.mark.parametrize("when", [2, 5])
+def test_a_tensor_that_is_frozen_between_calls_is_trained_no_more(device: torch.device, when: int) -> None:
+    def play(wrap: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(0)
+        layers = [torch.randn(4, 3).to(device).requires_grad_(), torch.randn(3, 1).to(device).requires_grad_()]
+
+        def step(x: torch.Tensor) -> None:
+            ((x @ layers[0]).tanh() @ layers[1]).square().mean().backward()
+            for layer in layers:
+                if layer.grad is not None:
+                    layer.data = layer.data - 0.1 * layer.grad
+                layer.grad = None
+
+        fn, found = wrap(step), list[Any]()
+        for number in range(9):
+            if number in (when, when + 3):
+                layers[0].requires_grad_(number != when)
+            fn(torch.full((8, 4), 0.1 + number).to(device))
+            found.append([layer.sum().item() for layer in layers])
+        return found
+
+    for found, expected in zip(play(pygraph.jit), play(lambda function: function), strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)

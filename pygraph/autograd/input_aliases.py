@@ -16,6 +16,8 @@ import torch
 from torch.autograd.grad_mode import _force_original_view_tracking  # checked with torch 2.13
 from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
 
+from pygraph.errors import TraceError
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InputAlias:
@@ -49,18 +51,29 @@ def find_input_aliases(
         operands: The fake tensors and other arguments.
         closed_over: The numbers of operands that replace closed-over tensors, by the id of the closed-over tensor: the
             function may return this itself.
+
+    Raises:
+        TraceError: A custom function returns its input's memory: what it is as a view says nothing of its gradient.
     """
     numbers = {id(operand): n for n, operand in reversed([*enumerate(operands)]) if isinstance(operand, torch.Tensor)}
+    storages = {one.untyped_storage()._cdata for one in operands if isinstance(one, torch.Tensor)}
     found: dict[int, InputAlias] = {}
     for index, result in enumerate(results):
         operand = numbers.get(id(result), closed_over.get(id(result)))
         if operand is not None:
             found[index] = InputAlias(operand, None, False)
-        elif result._is_view() and id(result._base) in numbers and not _has_symbolic_layout(result):
+        elif _is_view_of(result, numbers) and not _has_symbolic_layout(result):
             base: Any = result._base
             is_detached = base.requires_grad and not result.requires_grad
             found[index] = InputAlias(numbers[id(base)], _on_meta(result, base), is_detached)
+        elif result.requires_grad and not _is_view_of(result, numbers) and result.untyped_storage()._cdata in storages:
+            raise TraceError("a torch.autograd.Function returns memory of its input, with a gradient of its own")
     return found
+
+
+def _is_view_of(result: torch.Tensor, numbers: Mapping[int, int]) -> bool:
+    """Whether autograd knows a result as a view of one of some tensors, given their numbers by their ids."""
+    return result._is_view() and id(result._base) in numbers
 
 
 def _on_meta(view: Any, base: torch.Tensor) -> torch.Tensor:

@@ -183,6 +183,19 @@ def flags_of(tensors: Sequence[torch.Tensor]) -> Contents:
     return Contents(lambda: [tensor.requires_grad for tensor in tensors])
 
 
+def layouts_of(tensors: Sequence[torch.Tensor]) -> Contents:
+    """Whether tensors require grad, and have the shapes, dtypes and devices that they had."""
+
+    def read() -> list[object]:
+        return [
+            item
+            for tensor in tensors
+            for item in (tensor.requires_grad, tuple(tensor.shape), tensor.dtype, str(tensor.device))
+        ]
+
+    return Contents(read)
+
+
 def gradients_of(tensors: Sequence[torch.Tensor]) -> Contents:
     """The gradients of tensors."""
 

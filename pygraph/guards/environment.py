@@ -18,7 +18,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import TraceError
-from pygraph.guards.contents import flags_of, gradients_of
+from pygraph.guards.contents import flags_of, gradients_of, layouts_of
 from pygraph.guards.growth import growth_of
 from pygraph.guards.locations import Item, Location, RequiresGrad
 from pygraph.guards.packages import is_library
@@ -208,6 +208,12 @@ class Environment:
         self.snapshot.clear()
         self.differentiable = [tensor for tensor in self.differentiable if id(tensor) not in released]
         self._stop_holding(released)
+
+    def guard_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Guard what tensors are like that a function reaches, without reading what is in them."""
+        reached = [tensor for tensor in tensors if self.reaches(tensor) and not self.reaches_weakly(tensor)]
+        if reached:
+            self.guards.add_contents(layouts_of(reached))
 
     def release_locations(self, locations: Iterable[Location]) -> None:
         """Guard what is stored in these locations no longer."""

@@ -97,8 +97,8 @@ def _dtype_of(func: Any, number: torch.SymInt | torch.SymFloat) -> torch.dtype:
 _GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__  # checked with torch 2.11 and 2.13
 
 
-class GradientReads(TorchFunctionMode):
-    """Notes the closed-over tensors whose ``.grad`` the function reads; it may not read an argument's.
+class OutsideReads(TorchFunctionMode):
+    """Notes the closed-over tensors that the function looks at, and whose ``.grad`` it reads; no argument's.
 
     Args:
         arguments: The fakes of arguments, by id, and what errors call them.
@@ -110,11 +110,18 @@ class GradientReads(TorchFunctionMode):
     def __init__(self, arguments: dict[int, str]) -> None:
         super().__init__()
         self._arguments = arguments
+        self._looked_at: dict[int, torch.Tensor] = {}
         self.tensors: list[torch.Tensor] = []
 
+    def looked_at(self) -> list[torch.Tensor]:
+        """The closed-over tensors of which the function may have read whether they require grad, or their shape."""
+        return list(self._looked_at.values())
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensor: Any = args[0] if args else None
+        if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
+            self._looked_at[id(tensor)] = tensor
         if func == _GRADIENT:
-            tensor = args[0]
             if id(tensor) in self._arguments:
                 raise TraceError(f"it reads {self._arguments[id(tensor)]}.grad, which its calls do not pass on")
             # The gradient of any other tensor is always None, and reading it warns.

@@ -53,7 +53,7 @@ from pygraph.tracing.explicit_generators import ExplicitGenerators
 from pygraph.tracing.fake_arguments import FakeArguments, fake_arguments
 from pygraph.tracing.fake_tracing import fake_tracing
 from pygraph.tracing.function_kinds import WithStateInputs
-from pygraph.tracing.function_modes import GradientReads, LiveNumbersMode, MetaDeviceUses
+from pygraph.tracing.function_modes import LiveNumbersMode, MetaDeviceUses, OutsideReads
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradient_hooks import GradientHooks, UnseenHooksError
 from pygraph.tracing.gradients import Accumulations, clear_unreached_gradients
@@ -95,6 +95,7 @@ class Recording:
         environment: What the function can reach besides its arguments.
         gradients: Closed-over tensors whose ``.grad`` the function reads.
         toggled: Closed-over tensors of which it changes whether they require grad.
+        looked_at: Closed-over tensors of which it may have read what they are like.
         specialize: Leaves of live numbers whose values the trace needs.
         baked: Leaves of the arguments that are baked in.
         positions: Leaves of live numbers that are positions of views.
@@ -115,6 +116,7 @@ class Recording:
     gradients: list[torch.Tensor]
     differentiates: bool
     toggled: list[torch.Tensor]
+    looked_at: list[torch.Tensor]
     specialize: frozenset[int]
     baked: tuple[Baked, ...]
     generators: dict[int, CapturedGenerator]
@@ -193,9 +195,8 @@ def record(
     return Recording(
         name, arguments.mode, run.module, arguments.inputs, arguments.values, run.results.leaves, run.results.paths,
         arguments.tree, run.results.tree, environment, watches.gradients(), watches.hooks.may_be_called,
-        watches.toggles.tensors,
-        needed_numbers(arguments, run.module, taken), baked_leaves(arguments), watches.explicit.found,
-        live_positions(arguments, run.module),
+        watches.toggles.tensors, watches.reads.looked_at(), needed_numbers(arguments, run.module, taken),
+        baked_leaves(arguments), watches.explicit.found, live_positions(arguments, run.module),
     )  # fmt: skip
 
 
@@ -222,24 +223,20 @@ class _Watches:
     def __init__(
         self, arguments: FakeArguments, environment: Environment, iterators: Iterators, unclear: _Unclear
     ) -> None:
-        fakes = arguments.fakes
-        self.iterators = iterators
+        fakes, self.iterators = arguments.fakes, iterators
         self.caller, self.ignored = CallerState(), IgnoredErrors()
-        self.generators = Generators(unclear.generators)
+        self.generators, self.explicit = Generators(unclear.generators), ExplicitGenerators(iterators.generators)
         self.meta, self.assumptions = MetaDeviceUses(), Assumptions(arguments.shapes)
-        self.explicit = ExplicitGenerators(iterators.generators)
         self.data, self.graphs = DataAssignments(environment), OutsideGraphs(environment)
-        self.operations = OperationsMode(
-            self.generators.moved, self.explicit.check, fakes.values(), self.meta, self.assumptions, self.data,
-            self.graphs,
-        )  # fmt: skip
+        outside = self.meta, self.assumptions, self.data, self.graphs
+        self.operations = OperationsMode(self.generators.moved, self.explicit.check, fakes.values(), *outside)
         self._accumulations = Accumulations()
         self.toggles = Toggles(environment, self._accumulations)
         self.hooks = GradientHooks(environment, dict(zip(arguments.paths, arguments.leaves, strict=True)))
         self.refusals = Refusals(fakes.values(), self.toggles, self.data, self.hooks, self.operations.used)
         self.questions = Questions(arguments)
         self.settings = SettingsWatch({fake.device.type for fake in fakes.values()}, unclear.settings)
-        self._gradient_reads = GradientReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
+        self.reads = OutsideReads({id(fake): arguments.paths[index] for index, fake in fakes.items()})
         self._arguments, self._environment, self._unclear = arguments, environment, unclear
 
     def unclear(self) -> _Unclear | None:
@@ -270,7 +267,7 @@ class _Watches:
         """Start the watches of the function's own calls, while nothing but the function runs."""
         with (
             self.caller.restored_for_callbacks(), self.ignored.watched(), scopes_noticed(), self.operations, self.meta,
-            LiveNumbersMode(), RecurrentLayersMode(), self.questions, self._gradient_reads, self.refusals,
+            LiveNumbersMode(), RecurrentLayersMode(), self.questions, self.reads, self.refusals,
             self.settings.watch(),
         ):  # fmt: skip
             yield
@@ -288,7 +285,7 @@ class _Watches:
 
     def gradients(self) -> list[torch.Tensor]:
         """The closed-over tensors whose ``.grad`` the function, or autograd for it, has read; each once."""
-        read = (*self._gradient_reads.tensors, *self._accumulations.tensors)
+        read = (*self.reads.tensors, *self._accumulations.tensors)
         return list({id(tensor): tensor for tensor in read}.values())
 
 
@@ -362,8 +359,11 @@ def _run(
             changed = culprit
         of_tensors = (*watches.toggles.restore(), *watches.data.locations())
         gradients = environment.restore_gradients(gradients_before)
-        graph = watches.graphs.restore()
-        elsewhere = graph or changes.changed_attribute() or clear_unreached_gradients(watches.operations.used.values())
+        elsewhere = (
+            watches.graphs.restore()
+            or changes.changed_attribute()
+            or clear_unreached_gradients(watches.operations.used.values())
+        )
         seeded = watches.generators.restore()
         forget_cached_fakes()
         caught = watches.caught()

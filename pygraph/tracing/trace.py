@@ -15,10 +15,13 @@ repeated; the caller finds its leaf among `Traced.static_leaves`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from pygraph.errors import TraceError, describe
+from pygraph.guards.locations import Data, RequiresGrad
 from pygraph.ir.autocasting import without_autocast
 from pygraph.ir.gradients import differentiated_leaves, free_leaves
 from pygraph.ir.program import Program
@@ -91,7 +94,19 @@ def _trace_call(
         if isinstance(fn, Rebinding):
             now.release(fn.rebound())
             fn.check(program)
+        now.guard_tensors(_unread(program, recording.looked_at, fn))
         return Traced(program, static, now, recording.used)
+
+
+def _unread(program: Program, looked_at: Iterable[torch.Tensor], fn: Any) -> list[torch.Tensor]:
+    """The tensors that a function has looked at and that its Program does not read, nor takes as inputs."""
+    read = {id(getattr(program.module, str(node.target), None)) for node in program.nodes if node.op == "get_attr"}
+    if isinstance(fn, Rebinding):
+        read |= set(map(id, fn.rebound()))
+    outer = with_state_inputs(fn)
+    if outer is not None:
+        read |= {id(location.tensor()) for location in outer.locations if isinstance(location, (Data, RequiresGrad))}
+    return [tensor for tensor in looked_at if id(tensor) not in read]
 
 
 def _functional(recording: Recording) -> Program:

@@ -11,7 +11,7 @@ it, and serves three ends: *guards* (`guard_set`) tell whether anything has chan
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -101,9 +101,16 @@ class Environment:
 
     def calls_builtin(self, name: str) -> bool:
         """Whether code of the user's may call a builtin function of this name."""
-        functions = (value for value in self._objects if isinstance(value, types.FunctionType))
-        users = (one for one in functions if not is_library(one.__globals__.get("__name__")))
-        return name in self._code_names and any(name in variables_of(one.__code__) for one in users)
+        return any(True for _ in self.functions_calling(name))
+
+    def functions_calling(self, name: str) -> Iterator[types.FunctionType]:
+        """The user's functions that may call a builtin function of this name."""
+        if name not in self._code_names:
+            return
+        for value in self._objects:
+            is_users = isinstance(value, types.FunctionType) and not is_library(value.__globals__.get("__name__"))
+            if is_users and name in variables_of(value.__code__):
+                yield value
 
     def has_attribute_for(self, name: str) -> bool:
         """Whether code of the user's has this name for an attribute, or may read any."""

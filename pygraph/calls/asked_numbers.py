@@ -145,13 +145,13 @@ class AskedNumbers:
             yield
             return
         uses, taker = numbers[0].uses, _Taker(self, leaves, found)
-        outer, known = uses.known, taker.known
-        uses.take(taker, known)
+        outer = uses.known or {}
+        uses.take(taker, taker.known)
         try:
             yield
         finally:
             # Later on, only texts are compared; the numbers must not outlive the trace.
-            uses.known = {**(outer or {}), **dict.fromkeys(known)}
+            uses.known = {**dict.fromkeys(uses.known or ()), **outer}
 
     def are_equal(self, found: Sequence[Any]) -> bool:
         """Whether numbers that have been equal are so in a call with these answers."""

@@ -41,7 +41,7 @@ _POINTER = struct.calcsize("P")
 # Values in values are followed this deep.
 _DEEP = 8
 
-# Weak references to CUDA's streams and events dangle once these are gone, in torch 2.11 and 2.12: looking at one, or
+# Weak references to CUDA's streams and events dangle once these are gone (seen with torch 2.11): looking at one, or
 # dropping it, is a use of freed memory (https://github.com/pytorch/pytorch/pull/183403).
 _WITHOUT_WEAK_REFERENCES = (torch.Stream, torch.Event)
 

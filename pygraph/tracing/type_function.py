@@ -1,9 +1,9 @@
-"""``type(x)`` of a traced value: the class that the value has in eager.
+"""``type(x)`` and ``x.__class__`` of a traced value: the class that the value has in eager.
 
-A tensor of a trace is a `FakeTensor`, and a live number a symbol, which pass for what they stand for where code asks
-``isinstance`` or ``x.__class__``; ``type`` is a builtin, and cannot be told. So it is replaced for the time of a trace,
-in the modules of the functions that call it: they find it among their global variables. A function that the walk over
-what the traced function reaches does not find sees the classes of the trace, as libraries do.
+A tensor of a trace is a `FakeTensor`, and a live number a symbol. ``type`` is a builtin, and cannot be told of that. So
+it is replaced for the time of a trace, in the modules of the functions that call it: they find it among their global
+variables. Where a function has ``.__class__``, tensors of the trace look who asks. A function that the walk over what
+the traced function reaches does not find sees the classes of the trace, as libraries do.
 """
 
 # Values are of any type.
@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 
 from pygraph.guards.environment import Environment
 from pygraph.tracing.function_proxies import FunctionProxy, original_of
 from pygraph.tracing.live_numbers import Live
+from pygraph.tracing.user_frames import called_by_user, type_questions
 
 _NAME = "type"
 
@@ -75,16 +76,29 @@ def class_in_eager(value: Any) -> type:
     return value.__class__ if found.__module__.startswith("pygraph.") else found
 
 
+def _attribute(tensor: FakeTensor, name: str) -> Any:
+    """An attribute of a tensor of a trace; to code of the user's, its class is that of eager."""
+    if name == "__class__" and called_by_user(2, type_questions):
+        return class_in_eager(tensor)
+    return object.__getattribute__(tensor, name)
+
+
 @contextlib.contextmanager
 def type_served(environment: Environment) -> Generator[None, None, None]:
-    """Have the modules of functions that call ``type`` hold the proxy for the time of a trace."""
+    """Have functions of the user's find the classes of eager for the time of a trace."""
+    own = vars(FakeTensor).get("__getattribute__")
+    asks = own is None and any(True for _ in environment.functions_calling("__class__", as_attribute=True))
     modules = {id(fn.__globals__): fn.__globals__ for fn in environment.functions_calling(_NAME)}
     found = [variables for variables in modules.values() if _NAME not in variables]
     try:
         for variables in found:
             variables[_NAME] = _PROXY
+        if asks:
+            FakeTensor.__getattribute__ = _attribute
         yield
     finally:
+        if asks:
+            del FakeTensor.__getattribute__
         for variables in found:
             if variables.get(_NAME) is _PROXY:
                 del variables[_NAME]

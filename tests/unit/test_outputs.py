@@ -300,6 +300,16 @@ def test_the_class_of_a_tensor_is_that_of_eager(device: torch.device, native: bo
         _, of_tensor, (_, of_number) = fast(ones(device, 3), 2.0)
         assert of_tensor is torch.Tensor
         assert of_number is float
+    assert not fast.explain().to_dict()["fallbacks"]
+
+
+def test_the_class_of_a_tensor_by_another_name_for_type(device: torch.device, native: bool) -> None:
+    class_of = type
+    fast = pygraph.jit(lambda x, k: (x * k, class_of(x), [x * 2, class_of(k)]))
+    for _ in range(4):
+        _, of_tensor, (_, of_number) = fast(ones(device, 3), 2.0)
+        assert of_tensor is torch.Tensor
+        assert of_number is float
     assert "is the class of a tensor or number" in str(fast.explain())
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import pygraph
 from pygraph.tracing.type_function import TypeFunction
@@ -84,7 +85,16 @@ def of_its_name(x: Any, k: Any) -> Any:
     return x * len(type(x).__name__), type(x).__name__
 
 
+def as_an_attribute(x: Any, k: Any) -> Any:
+    return x * 2 if x.__class__ is Tensor and (x * 2).__class__ == Tensor and k.__class__ in (int, float) else x * 3
+
+
+def of_a_name(x: Any, k: Any) -> Any:
+    return x * 2 if x.__class__.__name__ == "Tensor" else x * 3
+
+
 FUNCTIONS = (
+    as_an_attribute, of_a_name,
     of_an_argument, of_a_result, of_a_number, of_a_computed_number, of_a_comparison, of_a_table, of_a_parameter, inside,
     of_classes, of_its_name, Model(),
 )  # fmt: skip
@@ -98,6 +108,7 @@ def test_the_class_is_that_of_eager(device: torch.device, function: Callable[...
         torch.testing.assert_close(found, expected, rtol=0, atol=0) if isinstance(expected, Tensor) else None
         assert str(found) == str(expected)
     assert not isinstance(globals().get("type"), TypeFunction)
+    assert "__getattribute__" not in vars(FakeTensor)
     assert type(x) is Tensor
 
 

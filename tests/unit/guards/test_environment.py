@@ -709,7 +709,10 @@ def scaled(x):
 def test_what_installed_packages_keep_for_themselves(
     device: torch.device, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
-    """A cache by types of tensors knows fake ones after a trace; it is put back. Their variables are guarded."""
+    """A cache by types of tensors is put back after a trace; in the user's code, it has the types of eager.
+
+    Variables are guarded.
+    """
     name = f"keeps_kinds_{installed}_{device.type}"
     folder = tmp_path / "site-packages" if installed else tmp_path
     folder.mkdir(exist_ok=True)
@@ -719,7 +722,7 @@ def test_what_installed_packages_keep_for_themselves(
     function, x = pygraph.jit(lambda x: library.scaled(x) + 1), torch.ones(2, device=device)
     for _ in range(4):
         assert torch.equal(function(x), x * 2 + 1)
-    assert ("it changes" in str(function.explain().to_dict()["fallbacks"])) == (not installed)
+    assert not function.explain().to_dict()["fallbacks"]
     assert list(library.KINDS) == ([] if installed else [torch.Tensor])
     library.FACTOR = 3.0
     assert torch.equal(function(x), x * 3 + 1)

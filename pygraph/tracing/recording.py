@@ -359,11 +359,8 @@ def _run(
             changed = culprit
         of_tensors = (*watches.toggles.restore(), *watches.data.locations())
         gradients = environment.restore_gradients(gradients_before)
-        elsewhere = (
-            watches.graphs.restore()
-            or changes.changed_attribute()
-            or clear_unreached_gradients(watches.operations.used.values())
-        )
+        graph, unreached = watches.graphs.restore(), clear_unreached_gradients(watches.operations.used.values())
+        elsewhere = graph or changes.changed_attribute() or unreached
         seeded = watches.generators.restore()
         forget_cached_fakes()
         caught = watches.caught()

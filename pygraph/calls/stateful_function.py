@@ -151,15 +151,13 @@ class StatefulFunction(WithStateInputs):
         taken = (gradients, numbers, values, outcomes, args, kwargs)
         asked = self.asked
         if asked is None or not asked.are_of(taken, {}):
-            return self._traced(*taken)
+            return self._traced(gradients, numbers, values, args, kwargs)
         with asked.given(taken, {}, found):
-            return self._traced(*taken)
+            return self._traced(gradients, numbers, values, args, kwargs)
 
     def _traced(
-        self, gradients: list[Any], numbers: list[Any], values: list[Any], outcomes: list[Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:  # fmt: skip
-        del outcomes  # they are part of the key
+        self, gradients: list[Any], numbers: list[Any], values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         before = (self.gradients(), *self.found())
         self.sets_gradients = False
         try:

@@ -23,7 +23,7 @@ from pygraph.guards.growth import growth_of
 from pygraph.guards.locations import Item, Location, RequiresGrad
 from pygraph.guards.packages import is_library
 from pygraph.guards.values import same
-from pygraph.guards.walk.code_names import ANY_ATTRIBUTE, looked_up, variables_of
+from pygraph.guards.walk.code_names import ANY_ATTRIBUTE, variables_of
 from pygraph.guards.walk.rules import walk_from
 
 # What the code of a training step calls, of tensors and of optimizers.
@@ -103,13 +103,13 @@ class Environment:
         """Whether code of the user's may call a builtin function of this name."""
         return any(True for _ in self.functions_calling(name))
 
-    def functions_calling(self, name: str, *, as_attribute: bool = False) -> Iterator[types.FunctionType]:
-        """The user's functions that may call a builtin function of this name, or have it for an attribute."""
+    def functions_calling(self, name: str) -> Iterator[types.FunctionType]:
+        """The user's functions that may call a builtin function of this name."""
         if name not in self._code_names:
             return
         for value in self._objects:
             is_users = isinstance(value, types.FunctionType) and not is_library(value.__globals__.get("__name__"))
-            if is_users and name in (looked_up if as_attribute else variables_of)(value.__code__):
+            if is_users and name in variables_of(value.__code__):
                 yield value
 
     def has_attribute_for(self, name: str) -> bool:

@@ -86,8 +86,7 @@ def _attribute(tensor: FakeTensor, name: str) -> Any:
 @contextlib.contextmanager
 def type_served(environment: Environment) -> Generator[None, None, None]:
     """Have functions of the user's find the classes of eager for the time of a trace."""
-    own = vars(FakeTensor).get("__getattribute__")
-    asks = own is None and any(True for _ in environment.functions_calling("__class__", as_attribute=True))
+    asks = environment.has_code_for("__class__") and "__getattribute__" not in vars(FakeTensor)
     modules = {id(fn.__globals__): fn.__globals__ for fn in environment.functions_calling(_NAME)}
     found = [variables for variables in modules.values() if _NAME not in variables]
     try:

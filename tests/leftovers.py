@@ -130,10 +130,12 @@ def nothing_patched() -> Generator[None, None, None]:
     everything = _READ | _READ_WHERE_ASKED
     before, attributes = _state(everything), _attributes()
     yield
-    assert changed(before, _state(everything)) == []
+    left = changed(before, _state(everything))
+    assert not left, f"it left changed: {', '.join(left)}"
     now = _attributes()
     replaced = [name for name, value in attributes.items() if now.get(name) is not value]
-    assert [name for name in replaced if not any(part in name for part in _FILLED_LATER)] == []
+    replaced = [name for name in replaced if not any(part in name for part in _FILLED_LATER)]
+    assert not replaced, f"it left replaced: {', '.join(replaced)}"
 
 
 def _attributes() -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch.autograd.grad_mode import _force_original_view_tracking  # checked with torch 2.13
-from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import TraceError
+from pygraph.process.dispatch_modes import no_dispatch_modes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def _is_view_of(result: torch.Tensor, numbers: Mapping[int, int]) -> bool:
 
 def _on_meta(view: Any, base: torch.Tensor) -> torch.Tensor:
     """Return an equal view of a tensor on ``meta``, so that no fake tensor outlives its trace."""
-    with _disable_current_modes(), _force_original_view_tracking(True), torch.no_grad():
+    with no_dispatch_modes(), _force_original_view_tracking(True), torch.no_grad():
         on_meta = torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device="meta")
         return view._view_func_unsafe(on_meta)
 

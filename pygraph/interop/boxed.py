@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pygraph.calls.engine import Engine
 from pygraph.calls.options import Options
 from pygraph.interop.specialized import GraphSource, SpecializedGraph
+from pygraph.process.dispatch_modes import no_dispatch_modes
 
 _MAX_SPECIALIZATIONS = 8
 """So many sets of static inputs have graphs of their own; after that static inputs are arguments like others."""
@@ -57,7 +58,7 @@ class BoxedReplay:
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         """Run."""
         if torch._C._len_torch_dispatch_stack() and _modes_see_no_operations():
-            with _disable_current_modes():
+            with no_dispatch_modes():
                 return self._run(inputs)
         return self._run(inputs)
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.errors import TraceError, describe
 from pygraph.guards.environment import Environment
@@ -38,6 +37,7 @@ from pygraph.ir.random_draws import drop_links
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.lowering.spent_memory import reuse_spent_memory
+from pygraph.process.dispatch_modes import no_dispatch_modes
 from pygraph.tracing.function_kinds import Traced
 from pygraph.transforms.passes import GRAPHIFY, INDIRECT, SELECT
 
@@ -64,7 +64,7 @@ class InductorSource:
         """
         if not sizes_are_known(inputs):
             return False
-        with _disable_current_modes():
+        with no_dispatch_modes():
             self._kernels = _Kernels.of(self._graph, inputs)
         return random_draws(self._kernels.graph.module.graph) == self._draws
 

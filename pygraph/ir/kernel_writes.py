@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
+
+from pygraph.process.dispatch_modes import no_dispatch_modes
 
 
 def jit_function(kernel: Any) -> Any:
@@ -42,7 +43,7 @@ def written_by(kernel: Any, function: Any, meta: Mapping[str, Any]) -> list[str]
         return tensors
     import torch._higher_order_ops.triton_kernel_wrap as wrap
 
-    with _disable_current_modes():
+    with no_dispatch_modes():
         if hasattr(wrap, "identify_accessed_tensors"):  # torch 2.13
             found = {
                 write.name for write in wrap.identify_accessed_tensors(function, dict(meta), {}).read_writes.writes

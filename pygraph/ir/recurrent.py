@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir.ops import define
+from pygraph.process.dispatch_modes import no_dispatch_modes
 
 _cudnn: Any = torch
 
@@ -97,7 +97,7 @@ def _saved_elements(
     layers: int, batch_first: bool, train: bool, bidirectional: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """The elements of the reserve and of the buffer: cuDNN alone knows, so a call on zeros tells."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with no_dispatch_modes(), torch._C.DisableTorchFunction():
         x, hx, *rest = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         cx, weights = (rest[0], rest[1:]) if has_cell else (None, rest)
         found = _recurrent(x, weights, hx, cx, mode, layers, batch_first, train, bidirectional)

@@ -15,7 +15,6 @@ from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir.descriptors import Fallback, TensorSpec
 from pygraph.ir.program import output_values
@@ -27,6 +26,7 @@ from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.lowering.run_cache import Recipe, RunCache
 from pygraph.lowering.wrapper import kernel_graph
 from pygraph.process.collection import collection_postponed
+from pygraph.process.dispatch_modes import no_dispatch_modes
 
 aten = torch.ops.aten
 
@@ -116,7 +116,7 @@ def compile_run(
         if cached is not None:
             return _checked(cached, module)
         start_workers()
-        with _disable_current_modes():  # it imports more than a run that is kept needs
+        with no_dispatch_modes():  # it imports more than a run that is kept needs
             from torch._inductor.compile_fx import compile_fx
         compile_fx(module, inputs, inner_compile=inner)
         run = _checked(found[0] if found else None, module)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir import ops
 from pygraph.ir.descriptors import Fallback, TensorSpec
@@ -27,6 +26,7 @@ from pygraph.lowering.kernel_recorder import KernelGraph, UntraceableError
 from pygraph.lowering.states import Crossing
 from pygraph.lowering.wrapper import kernel_graph
 from pygraph.process import progress
+from pygraph.process.dispatch_modes import no_dispatch_modes
 
 # Random numbers as in eager; one wrapper for the whole graph; and no graphs of Inductor's own.
 SETTINGS: dict[str, Any] = {
@@ -138,7 +138,7 @@ def compile_graph(
     crossing = Crossing.of(module.graph)
     origins = _lines(module.graph) if origins is None else origins
     progress.next_part()
-    with _disable_current_modes():  # as for torch.compile: constants that its cache has are no fake tensors
+    with no_dispatch_modes():  # as for torch.compile: constants that its cache has are no fake tensors
         code: Any = compile_fx_inner(module, inputs, **chosen)
     if not hasattr(code, "mutated_input_idxs"):
         return None

@@ -23,12 +23,12 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir.descriptors import TensorSpec
 from pygraph.lowering.inductor import start_workers
 from pygraph.lowering.joint import Value
 from pygraph.process.cache import source_hash
+from pygraph.process.dispatch_modes import no_dispatch_modes
 from pygraph.process.log import log
 
 _KEY = re.compile(r"[a-z0-9]+")
@@ -136,7 +136,7 @@ class RunCache:
     @contextlib.contextmanager
     def _context(self) -> Generator[None, None, None]:
         """A block in which Inductor's cache finds an environment of shapes, and constants are no fake tensors."""
-        with _disable_current_modes(), tracing(TracingContext(self._mode)):
+        with no_dispatch_modes(), tracing(TracingContext(self._mode)):
             yield
 
     @staticmethod

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import ContainerChangeError, TraceError, describe
 from pygraph.guards.argument_containers import Change, ContainersBefore
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.process.dispatch_modes import no_dispatch_modes
 from pygraph.tracing.fake_arguments import FakeArguments
 
 
@@ -107,7 +107,7 @@ def stored_attribute(result: torch.Tensor) -> str | None:
 
 @functools.cache
 def _attributes_of_new_fake() -> frozenset[str]:
-    with _disable_current_modes(), FakeTensorMode():
+    with no_dispatch_modes(), FakeTensorMode():
         return frozenset(vars(torch.empty(0)))
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table, meta_table
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from pygraph.ir.descriptors import TensorSpec, contiguous_strides
+from pygraph.process.dispatch_modes import no_dispatch_modes
 
 aten = torch.ops.aten
 
@@ -150,7 +150,7 @@ def _expands_to(shape: Sequence[int], other: Sequence[int]) -> bool:
 def _asked(func: Any, small: Sequence[Any], tree: pytree.TreeSpec) -> list[Order | None]:
     """The orders of the results on the device; none if it refuses, or is not there."""
     try:
-        with _disable_current_modes(), torch.no_grad():
+        with no_dispatch_modes(), torch.no_grad():
             args, kwargs = pytree.tree_unflatten(
                 [_ones(one) if isinstance(one, TensorSpec) else one for one in small], tree
             )

@@ -18,10 +18,7 @@ import torch.fx.experimental.proxy_tensor as proxy_tensor
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,  # checked with torch 2.11 and 2.13
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pygraph.errors import TraceError
 from pygraph.guards.iterators import is_generator
@@ -29,6 +26,7 @@ from pygraph.ir.descriptors import TensorSpec
 from pygraph.ir.functional_variants import check_disjoint_arguments, needs_functional_variant
 from pygraph.ir.random_states import random_state
 from pygraph.ir.source_lines import PYGRAPH_FOLDER, TORCH_FOLDER, user_frame
+from pygraph.process.dispatch_modes import no_dispatch_modes
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.backward_lines import BackwardLines
 from pygraph.tracing.data_assignments import DataAssignments
@@ -268,7 +266,7 @@ def _check_draw(func: Any, args: Any, seeded: Callable[[], str | None]) -> None:
     if func._schema.is_mutable and TensorSpec.of(args[0]).has_gaps:
         # The functional operation fills a dense copy, in another order.
         raise TraceError("it draws random numbers into memory with gaps, whose order depends on the layout")
-    with _disable_current_modes():
+    with no_dispatch_modes():
         generator = seeded()
     if generator is not None:  # a seed that is put back afterwards, as by torch.random.fork_rng, shows only here
         raise TraceError(f"it seeds or draws from {generator} before another draw, which a replay would not repeat")

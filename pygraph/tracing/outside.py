@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
-from torch.utils._python_dispatch import _disable_current_modes
 
+from pygraph.process.dispatch_modes import no_dispatch_modes
 from pygraph.process.reentrancy import here
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import outside_session, tracing_here
@@ -42,7 +42,7 @@ class CallerState:
         """Restore that state for the time of the context."""
         inside, autocast_cache = here.inside, torch.is_autocast_cache_enabled()
         with (
-            _disable_current_modes(), outside_session(), temporarily_clear_interpreter_stack(),
+            no_dispatch_modes(), outside_session(), temporarily_clear_interpreter_stack(),
             _function_modes(self._modes), torch._C._EnableTorchFunction(), torch.inference_mode(self._inference),
             torch._C._ForceDispatchKeyGuard(*self._keys), torch.set_grad_enabled(self._grad),
         ):  # fmt: skip

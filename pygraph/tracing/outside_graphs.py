@@ -15,11 +15,11 @@ import torch
 from torch._ops import OpOverload  # checked with torch 2.11 and 2.13
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
 
 from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
 from pygraph.ir.functional_variants import written_values
+from pygraph.process.dispatch_modes import no_dispatch_modes
 
 
 class OutsideGraphs:
@@ -64,7 +64,7 @@ class OutsideGraphs:
     def restore(self) -> str | None:
         """Take the graphs away; the name of a tensor that has one at the end of the function."""
         left = [tensor for tensor in self._written.values() if not tensor.is_leaf]
-        with _disable_current_modes():
+        with no_dispatch_modes():
             for tensor in left:
                 tensor.detach_()
         return next(map(self._name, left), None)

@@ -13,10 +13,10 @@ import weakref
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torch 2.11 and 2.13
-from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
 
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import RequiresGrad
+from pygraph.process.dispatch_modes import no_dispatch_modes
 from pygraph.tracing.gradients import Accumulations
 
 
@@ -50,7 +50,7 @@ class Toggles:
             self._before[id(tensor)] = tensor, tensor.requires_grad
         tensor.requires_grad_(not tensor.requires_grad)
         if is_new and tensor.requires_grad and not torch.is_inference_mode_enabled():
-            with _disable_current_modes():
+            with no_dispatch_modes():
                 self._accumulations.watch(tensor)
         return True
 

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 
 from pygraph.guards.environment import Environment
 from pygraph.tracing.function_proxies import FunctionProxy, original_of
 from pygraph.tracing.live_numbers import Live
+from pygraph.tracing.proxy_trace import tracing_here
 from pygraph.tracing.user_frames import called_by_user, type_questions
 
 _NAME = "type"
@@ -32,7 +33,7 @@ class TypeFunction(FunctionProxy):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The class of a value, or a new class."""
-        if len(args) != 1 or kwargs:
+        if len(args) != 1 or kwargs or not tracing_here():
             return type(*args, **kwargs)
         found = class_in_eager(args[0])
         return self if found is type else found
@@ -78,7 +79,7 @@ def class_in_eager(value: Any) -> type:
 
 def _attribute(tensor: FakeTensor, name: str) -> Any:
     """An attribute of a tensor of a trace; to code of the user's, its class is that of eager."""
-    if name == "__class__" and called_by_user(2, type_questions):
+    if name == "__class__" and tracing_here() and called_by_user(2, type_questions):
         return class_in_eager(tensor)
     return object.__getattribute__(tensor, name)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import pygraph
 from pygraph.tracing.type_function import TypeFunction
@@ -127,3 +127,10 @@ def test_an_argument_that_is_a_parameter(device: torch.device) -> None:
     fast = pygraph.jit(function)
     for x in (torch.ones(3, device=device), nn.Parameter(torch.ones(3, device=device))) * 2:
         assert torch.equal(fast(x), function(x))
+
+
+def test_of_what_another_thread_traces() -> None:
+    """``type`` is replaced in whole modules, also for threads that are in no trace of ours."""
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    assert TypeFunction(type)(fake) is FakeTensor

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
+from typing import Any
 
 import torch
 from torch._C import DispatchKey
@@ -32,7 +33,7 @@ def no_dispatch_modes() -> Generator[None, None, None]:
         with _disable_current_modes():
             yield
         return
-    modes = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    modes: list[Any] = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
     try:
         yield
     finally:

@@ -31,7 +31,7 @@ class LeakSearch:
 
     Args:
         made: The modes of the trace's fake tensors, and its symbols.
-        young: The ids of objects that the trace has made. Some may have been freed since.
+        young: The ids of objects that were made since it began, also by other threads. Some may have been freed.
     """
 
     def __init__(self, made: Iterable[weakref.ref[Any]], young: frozenset[int]) -> None:
@@ -39,9 +39,13 @@ class LeakSearch:
         self._traced: list[Any] = []
         self._found: list[Reference] = []
 
-    def look(self) -> list[Reference]:
-        """The references that lead to tensors and symbols of the trace."""
-        self._traced = self._find_traced()
+    def look(self, *, nodes: bool) -> list[Reference]:
+        """The references that lead to tensors and symbols of the trace.
+
+        Args:
+            nodes: Whether those that lead to young nodes of autograd's graph are among them, which may hold some.
+        """
+        self._traced = [value for value in self._find_traced() if nodes or not isinstance(value, Node)]
         below: dict[int, set[int]] = {}  # the objects on the way that each young object refers to, by ids
         for referrer, referent in references_leading_to(self._traced, self._young):
             if id(referrer) in self._young:

@@ -34,13 +34,14 @@ from pygraph.tracing.leak_search import LeakSearch
 from pygraph.tracing.number_hashes import hashes_given
 from pygraph.tracing.reference_clearing import clear_reference
 from pygraph.tracing.references import LIBRARIES, name_of, packages_of
+from pygraph.tracing.settings import is_alone
 from pygraph.tracing.turn import turn
 from pygraph.tracing.young_objects import YoungObjects
 
 R = TypeVar("R")
 
 # An object may be held by two others, or by one that is held itself.
-_ROUNDS = 4
+_ROUNDS = 5
 
 _PAUSES = (0.0, 0.001, 0.01, 0.1, 0.5)
 """Seconds, one after the other, in which another thread may let go of what it holds in C++: autograd's thread says that
@@ -54,13 +55,15 @@ class _Trace(threading.local):
         modes: Its modes of fake tensors, and its symbols; None outside a trace.
         shape_envs: What its modes know of symbols.
         lines: Its tensors, with the user's lines that have made them.
-        young: The objects that it has made.
+        young: The objects that were made since it began.
+        alone: Whether there was no other thread then, which would make some of these.
     """
 
     modes: list[weakref.ref[Any]] | None = None
     shape_envs: list[weakref.ref[ShapeEnv]]
     lines: list[tuple[weakref.ref[Any], str]]
     young: YoungObjects
+    alone: bool
 
 
 _trace = _Trace()
@@ -102,7 +105,7 @@ def leaving_nothing(call: str, run: Callable[[], R]) -> R:
 
     if _trace.modes is not None:
         return run()  # as part of a larger trace, which looks when it is over
-    _trace.modes, _trace.shape_envs, _trace.lines = [], [], []
+    _trace.modes, _trace.shape_envs, _trace.lines, _trace.alone = [], [], [], is_alone()
     try:
         with turn(), no_collection(), _unprofiled(), hashes_given():
             _trace.young = YoungObjects()
@@ -174,10 +177,10 @@ def _clear_references(
     """Clear the references to what is left, when it is known that something is, and that it is no young garbage."""
     names: dict[str, None] = {}
     line: str | None = None
-    stays = False
+    stays = nodes = False
     is_collected = False  # not where another thread records a graph: then garbage may look like something that is held
     for _ in range(_ROUNDS):
-        found = search.look()
+        found = search.look(nodes=nodes)
         line = line or search.line(_trace.lines)
         packages = [packages_of(reference) for reference in found]
         stays = stays or any(names & LIBRARIES for names in packages)
@@ -192,7 +195,8 @@ def _clear_references(
                 if name is not None:
                     names[name + ("" if is_cleared else " (from where it could not be taken)")] = None
         stays = stays or not all(cleared)
-        is_done = not any(cleared)  # where one was, another look may find who else holds it
+        is_done = not any(cleared) and (nodes or not _trace.alone)  # else another look may find who else holds it
+        nodes = nodes or (not any(cleared) and _trace.alone)
         reference = found = None
         search.forget()
         if names:

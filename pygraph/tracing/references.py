@@ -28,6 +28,9 @@ LIBRARIES = frozenset({"torch", "pygraph", "numpy", "triton"})
 
 _INTERNAL = ("torch._", "torch.fx.")
 
+_OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
+"""So begin the variables of the user's modules that Dynamo keeps its functions in: torch 2.11 and 2.13."""
+
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
 
@@ -43,6 +46,8 @@ def packages_of(reference: Reference) -> frozenset[str]:
 
     None, if it is an object of the user's.
     """
+    if _is_dynamos(reference):
+        return frozenset({"torch"})
     layer: list[Any] = [reference.referrer]
     seen = {id(reference), id(reference.referrer)}
     for _ in range(_OWNER_DISTANCE):
@@ -57,6 +62,14 @@ def packages_of(reference: Reference) -> frozenset[str]:
                 above.append(referrer)
         layer = above
     return frozenset()
+
+
+def _is_dynamos(reference: Reference) -> bool:
+    """Whether a reference is a variable of a module that Dynamo has put there, perhaps in another thread."""
+    referrer, referent = reference
+    if type(referrer) is not dict or not isinstance(referent, types.FunctionType):
+        return False
+    return str(key_of(stored_items(referrer), referent)).startswith(_OF_DYNAMO)
 
 
 def is_result(reference: Reference) -> bool:

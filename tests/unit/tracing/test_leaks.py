@@ -25,8 +25,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 import pygraph
+from pygraph.errors import StateChangeError
 from pygraph.tracing import leaks
 from pygraph.tracing.leak_search import LeakSearch
+from pygraph.tracing.references import Reference, packages_of
 from tests import extent
 from tests.fakes import assert_no_fake_left
 
@@ -540,3 +542,72 @@ def test_a_fake_tensor_that_another_thread_is_making() -> None:
     assert id(finished) in found
     assert id(unfinished) not in found
     assert not LeakSearch([], frozenset()).may_find_any()
+
+
+def _while_another_thread_works(work: Callable[[], None]) -> Callable[[], None]:
+    """Start a thread that does nothing as yet; returns what has it work and waits for its end."""
+    go = threading.Event()
+    thread = threading.Thread(target=lambda: go.wait(20) and work(), daemon=True)
+    thread.start()
+
+    def run() -> None:
+        go.set()
+        thread.join(20)
+
+    return run
+
+
+@pytest.mark.heap
+def test_what_another_thread_keeps_meanwhile() -> None:
+    """Its nodes of autograd's graph are as young as those of the trace, and may hold tensors in C++ as these do."""
+    weight = torch.ones(3, requires_grad=True)
+    kept, state = [1], dict[str, Any](step=1)
+
+    def work() -> None:
+        state["loss"] = (weight * 2).sum()
+        state["node"] = state["loss"].grad_fn
+
+    works = _while_another_thread_works(work)
+
+    def run() -> None:
+        mode = FakeTensorMode()
+        leaks.remember(mode)
+        with mode:
+            kept.append(torch.ones(2))  # pyright: ignore[reportArgumentType]
+        works()
+
+    with pytest.raises(StateChangeError, match="in an item of"):
+        leaks.leaving_nothing("f(x)", run)
+    assert kept == [1]
+    assert [*state] == ["step", "loss", "node"]
+    state["loss"].backward()
+    assert torch.equal(weight.grad, torch.full((3,), 2.0))  # pyright: ignore[reportArgumentType]
+    assert_no_fake_left()
+
+
+@pytest.mark.heap
+def test_a_node_that_is_kept_where_no_other_thread_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "is_alone", lambda: True)  # pytest may have threads of its own
+    kept = list[Any]()
+
+    def run() -> None:
+        mode = FakeTensorMode()
+        leaks.remember(mode)
+        with mode:
+            kept.append(torch.ones(2, requires_grad=True).exp().grad_fn)
+
+    with pytest.raises(StateChangeError, match="in an item of"):
+        leaks.leaving_nothing("f(x)", run)
+    assert kept == []
+    assert_no_fake_left()
+
+
+def test_variables_of_dynamo() -> None:
+    """Dynamo keeps what it compiles in variables of the user's modules, also while another thread traces."""
+    module = types.ModuleType("users")
+    module.__dict__.update(__compiled_fn_1_ab=lambda: None, own=lambda: None)
+    found = {name: packages_of(Reference(vars(module), vars(module)[name])) for name in ("__compiled_fn_1_ab", "own")}
+    assert found == {"__compiled_fn_1_ab": frozenset({"torch"}), "own": frozenset()}
+    x = torch.ones(2)
+    torch.compile(lambda x: x + 1, backend="eager")(x)
+    assert any(name.startswith("__compiled_fn_") for name in globals())  # the name that Dynamo has for them

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.grad_mode import _force_original_view_tracking  # checked with torch 2.13
 
 from pygraph.errors import TraceError
-from pygraph.process.dispatch_modes import no_dispatch_modes
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

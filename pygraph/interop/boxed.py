@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from pygraph.calls.engine import Engine
 from pygraph.calls.options import Options
 from pygraph.interop.specialized import GraphSource, SpecializedGraph
-from pygraph.process.dispatch_modes import no_dispatch_modes
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 
 _MAX_SPECIALIZATIONS = 8
 """So many sets of static inputs have graphs of their own; after that static inputs are arguments like others."""

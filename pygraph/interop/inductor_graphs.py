@@ -30,6 +30,7 @@ from pygraph.ir.descriptors import (
     Static,
     TensorSpec,
 )
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.ir.effects import root
 from pygraph.ir.leaves import overlap_groups
 from pygraph.ir.program import Program, graph_module, output_values
@@ -37,7 +38,6 @@ from pygraph.ir.random_draws import drop_links
 from pygraph.lowering.inductor import ALIGNED, FusedGraph
 from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.lowering.spent_memory import reuse_spent_memory
-from pygraph.process.dispatch_modes import no_dispatch_modes
 from pygraph.tracing.function_kinds import Traced
 from pygraph.transforms.passes import GRAPHIFY, INDIRECT, SELECT
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pygraph.process.dispatch_modes import no_dispatch_modes
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 
 
 def jit_function(kernel: Any) -> Any:

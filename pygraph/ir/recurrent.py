@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.ir.ops import define
-from pygraph.process.dispatch_modes import no_dispatch_modes
 
 _cudnn: Any = torch
 

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pygraph.ir.descriptors import Fallback, TensorSpec
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.ir.program import output_values
 from pygraph.ir.scopes import Origin, came_from
 from pygraph.lowering.draws import chain_draws, check_draws, check_order
@@ -26,7 +27,6 @@ from pygraph.lowering.kernel_recorder import KernelGraph
 from pygraph.lowering.run_cache import Recipe, RunCache
 from pygraph.lowering.wrapper import kernel_graph
 from pygraph.process.collection import collection_postponed
-from pygraph.process.dispatch_modes import no_dispatch_modes
 
 aten = torch.ops.aten
 

@@ -17,6 +17,7 @@ from torch import fx
 
 from pygraph.ir import ops
 from pygraph.ir.descriptors import Fallback, TensorSpec
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.ir.launches import Number
 from pygraph.ir.program import graph_module
 from pygraph.ir.scopes import Origin
@@ -26,7 +27,6 @@ from pygraph.lowering.kernel_recorder import KernelGraph, UntraceableError
 from pygraph.lowering.states import Crossing
 from pygraph.lowering.wrapper import kernel_graph
 from pygraph.process import progress
-from pygraph.process.dispatch_modes import no_dispatch_modes
 
 # Random numbers as in eager; one wrapper for the whole graph; and no graphs of Inductor's own.
 SETTINGS: dict[str, Any] = {

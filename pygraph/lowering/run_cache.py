@@ -25,10 +25,10 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.lowering.inductor import start_workers
 from pygraph.lowering.joint import Value
 from pygraph.process.cache import source_hash
-from pygraph.process.dispatch_modes import no_dispatch_modes
 from pygraph.process.log import log
 
 _KEY = re.compile(r"[a-z0-9]+")

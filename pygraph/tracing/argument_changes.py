@@ -20,7 +20,7 @@ from pygraph.errors import ContainerChangeError, TraceError, describe
 from pygraph.guards.argument_containers import Change, ContainersBefore
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import TensorSpec
-from pygraph.process.dispatch_modes import no_dispatch_modes
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.tracing.fake_arguments import FakeArguments
 
 

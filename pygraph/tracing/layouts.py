@@ -22,7 +22,7 @@ from torch._decomp import decomposition_table, meta_table
 from torch.utils import _pytree as pytree
 
 from pygraph.ir.descriptors import TensorSpec, contiguous_strides
-from pygraph.process.dispatch_modes import no_dispatch_modes
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 
 aten = torch.ops.aten
 

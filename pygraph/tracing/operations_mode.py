@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pygraph.errors import TraceError
 from pygraph.guards.iterators import is_generator
 from pygraph.ir.descriptors import TensorSpec
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.ir.functional_variants import check_disjoint_arguments, needs_functional_variant
 from pygraph.ir.random_states import random_state
 from pygraph.ir.source_lines import PYGRAPH_FOLDER, TORCH_FOLDER, user_frame
-from pygraph.process.dispatch_modes import no_dispatch_modes
 from pygraph.tracing.assumptions import Assumptions
 from pygraph.tracing.backward_lines import BackwardLines
 from pygraph.tracing.data_assignments import DataAssignments

@@ -21,7 +21,7 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from pygraph.process.dispatch_modes import no_dispatch_modes
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.process.reentrancy import here
 from pygraph.tracing.patches import replaced
 from pygraph.tracing.proxy_trace import outside_session, tracing_here

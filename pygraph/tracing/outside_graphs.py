@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
 from pygraph.guards.environment import Environment
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.ir.functional_variants import written_values
-from pygraph.process.dispatch_modes import no_dispatch_modes
 
 
 class OutsideGraphs:

@@ -16,7 +16,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # checked with torc
 
 from pygraph.guards.environment import Environment
 from pygraph.guards.locations import RequiresGrad
-from pygraph.process.dispatch_modes import no_dispatch_modes
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from pygraph.tracing.gradients import Accumulations
 
 

@@ -9,7 +9,7 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, make_fx
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pygraph.process.dispatch_modes import no_dispatch_modes
+from pygraph.ir.dispatch_modes import no_dispatch_modes
 from tests.unit.runtime.test_threads import run_threads
 
 

@@ -50,6 +50,10 @@ class InitialStates:
         if self._states is None:
             outside_of_modes(self.save)
 
+    def now(self) -> RandomStates | None:
+        """The states of the same generators as they are now; None if nothing has been drawn."""
+        return None if self._states is None else self._states.now()
+
     def restore(self) -> None:
         """Put the generators back; without states, nothing has been drawn."""
         if self._states is not None:

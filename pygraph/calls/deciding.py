@@ -160,6 +160,8 @@ class DecidingCalls:
                     result = self.engine(*args, **kwargs, **{ANSWERS: path})
             except DecisionError as error:
                 begin, stopped = (*path[: error.index], text_of(error.answer)), error.stopped
+                if stopped is not None:
+                    stopped.random_states = states.now()
                 self._line = function.lines.get(error.index)
                 if len(self._paths):
                     stops.append(_Stop(path, stopped, retries.clock() - began_again))

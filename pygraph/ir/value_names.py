@@ -1,7 +1,8 @@
 """Names of values: equal in two Programs only for nodes that compute the same from the same inputs.
 
 Programs of one function that differ in a decision have equal names up to there. They are noted when a Program is
-traced, and passes hand them on with the metadata of its nodes.
+traced, and passes hand them on with the metadata of its nodes. What is drawn at random has a name as well, which stands
+for all draws before it too: after them, random generators are in the same states in both.
 """
 
 # Arguments of nodes are of any type.
@@ -52,9 +53,10 @@ def with_value_names(program: Program, needed: Collection[str]) -> Program:
     for node, described in zip(placeholders, program.inputs, strict=True):
         node.meta["value_name"] = _name_of_input(described)
     waiting: list[fx.Node] = []
+    draws = _Draws()
     for node in graph.nodes:
         if node.op == "call_function":
-            node.meta["value_name"] = name = _name_of_result(node)
+            node.meta["value_name"] = name = draws.name(node) if is_random(node) else _name_of_result(node)
             if is_question(node):
                 node.args = (*node.args[:3], waiting) if waiting else node.args[:3]
                 waiting = []
@@ -76,13 +78,25 @@ def _name_of_input(described: Input) -> str | None:
     return None
 
 
-def _name_of_result(node: fx.Node) -> str | None:
-    """The name of a result, which stands for all that it is computed from."""
-    is_known = (is_operation(node) and not written_arguments(node) and not is_random(node)) or is_selection(node)
+class _Draws:
+    """The draws of a Program so far."""
+
+    def __init__(self) -> None:
+        self._last: str | None = "none"
+
+    def name(self, node: fx.Node) -> str | None:
+        """The name of what a node draws; None if it has none, or a draw before it has none."""
+        self._last = None if self._last is None else _name_of_result(node, self._last)
+        return self._last
+
+
+def _name_of_result(node: fx.Node, *before: str) -> str | None:
+    """The name of a result, which stands for all that it is computed from, and for what has come before it."""
+    is_known = (is_operation(node) and not written_arguments(node)) or is_selection(node)
     if not (is_known or is_view(node)) or is_question(node):
         return None
     try:
-        return _digest(str(node.target), *map(_part, (node.args, node.kwargs)))
+        return _digest(str(node.target), *map(_part, (node.args, node.kwargs)), *before)
     except _NamelessError:
         return None
 

@@ -329,8 +329,13 @@ class RandomStates:
     """The present states of the host's generator, of those of devices, and of others, to which they can be put back."""
 
     def __init__(self, drivers: Iterable[Driver], generators: Iterable[torch.Generator] = ()) -> None:
+        self._generators = tuple(generators)
         self._states = [(driver, driver.random_state()) for driver in drivers]
-        self._host, self._others = torch.get_rng_state(), SavedStates(generators)
+        self._host, self._others = torch.get_rng_state(), SavedStates(self._generators)
+
+    def now(self) -> RandomStates:
+        """The states of the same generators as they are now."""
+        return RandomStates([driver for driver, _ in self._states], self._generators)
 
     def restore(self) -> None:
         """Put the generators back."""

@@ -18,11 +18,13 @@ from torch import fx
 
 from pygraph.ir.decisions import is_question
 from pygraph.ir.descriptors import Argument, Element, ScalarArgument, TensorSpec
-from pygraph.ir.effects import is_action, is_load, may_draw, root, written_arguments
+from pygraph.ir.effects import is_action, is_load, is_random, may_draw, root, written_arguments
 from pygraph.ir.program import Program
+from pygraph.ir.random_states import set_random_state
 from pygraph.ir.value_names import value_name
 from pygraph.runtime.bound_region import BoundRegion
 from pygraph.runtime.calling_convention import CallingConvention, Values
+from pygraph.runtime.driver import RandomStates
 
 
 class Resumable(Protocol):
@@ -45,6 +47,7 @@ class Stopped:
         env: The values of nodes so far.
         leaves: Its leaves.
         earlier: The same call where it had stopped before, if it has gone on from there; None if it began here.
+        random_states: The states of random generators there; None if nothing has been drawn.
         is_resumed: Whether another Executable has gone on with it.
         missing: The names of the tensors that kept another one from that; empty if something else did.
     """
@@ -55,6 +58,7 @@ class Stopped:
     env: Values
     leaves: Sequence[Any]
     earlier: Stopped | None = None
+    random_states: RandomStates | None = None
     is_resumed: bool = False
     missing: frozenset[str] = frozenset()
 
@@ -113,12 +117,17 @@ def going_on(stopped: Stopped) -> Generator[None, None, None]:
 
 
 def begin_of(mine: Resumable, leaves: Sequence[Any], env: Values) -> int:
-    """The region at which an Executable begins a call, whose values until then are put into its environment."""
+    """The region at which an Executable begins a call, whose values until then are put into its environment.
+
+    Random generators are put into the states that they had there, from those at the beginning of the call.
+    """
     stopped, here.stopped = here.stopped, None  # what runs after it may find updated tensors
     while stopped is not None:
         begin = _begin(mine, stopped, leaves, env)
         if begin > 0:
             stopped.is_resumed = True
+            if stopped.random_states is not None:
+                stopped.random_states.restore()
             return begin
         stopped = stopped.earlier
     return 0
@@ -185,9 +194,9 @@ def _must_run(node: fx.Node) -> bool:
 
 
 def _may_be_skipped(skipped: Sequence[fx.Node], done: Sequence[fx.Node]) -> bool:
-    """Whether nodes need not run where others have run: they update nothing, and draw no random numbers."""
+    """Whether nodes need not run where others have run: they update nothing, and draw what those have drawn."""
     names = {value_name(node) for node in done}
-    if any(map(may_draw, (*skipped, *done))):
+    if not _draw_alike(skipped, done):
         return False
     for node in skipped:
         if any(root(one).op == "placeholder" or is_load(root(one)) for one in written_arguments(node)):
@@ -195,6 +204,17 @@ def _may_be_skipped(skipped: Sequence[fx.Node], done: Sequence[fx.Node]) -> bool
         if is_action(node) and not is_question(node) and (value_name(node) is None or value_name(node) not in names):
             return False
     return True
+
+
+def _draw_alike(skipped: Sequence[fx.Node], done: Sequence[fx.Node]) -> bool:
+    """Whether random generators are in the same states behind nodes as behind others that have run."""
+    moving = [
+        [node for node in nodes if may_draw(node) or node.target is set_random_state()] for nodes in (skipped, done)
+    ]
+    if any(may_draw(node) and not is_random(node) for nodes in moving for node in nodes):
+        return False  # an operation of others, which may draw in secret
+    names, others = ([value_name(node) for node in nodes] for nodes in moving)
+    return None not in names and names == others
 
 
 def _results(other: Resumable, count: int) -> dict[str, fx.Node]:

@@ -41,6 +41,7 @@ EFFECTS = (
     "y = y + self.mean",
     "y = y + torch.rand_like(y)",
     "torch.rand_like(y)",
+    "x = torch.dropout(x, 0.3, True)",
     "other.add_(y)",
     "y = y + other",
     "n = int((x > 0).sum()) % 3; x = x + n",
@@ -53,6 +54,7 @@ CONDITIONS = (
     "x.abs().max().item() > 1 and y[0] > 0",
     "not (y > -1).all()",
     "self.mean.sum() > 0.2",
+    "torch.rand_like(y).sum() > 2",
 )
 
 

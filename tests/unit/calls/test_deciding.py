@@ -197,19 +197,28 @@ def test_a_call_runs_as_it_is_while_others_have_their_turns(device: torch.device
     assert answered.is_set()
 
 
-def by_draws(x: Tensor) -> Tensor:
-    return x + 1 if (x + torch.rand_like(x) * 0.1).sum() > 0 else x - 1
+@torch.library.custom_op("pygraph_test_deciding::with_noise", mutates_args=())
+def with_noise(x: Tensor) -> Tensor:
+    """An operation that draws, and does not say so."""
+    return x + torch.rand_like(x) * 0.1
+
+
+with_noise.register_fake(torch.empty_like)
+
+
+def by_secret_draws(x: Tensor) -> Tensor:
+    return x + 1 if with_noise(x).sum() > 0 else x - 1
 
 
 def test_what_begins_anew_at_every_call_runs_as_it_is(device: torch.device) -> None:
-    """That costs more than eager; behind a draw, no other trace goes on."""
+    """That costs more than eager; behind an operation of others, which may draw, no other trace goes on."""
     signs: list[int] = []
     paths = ExpectedPaths(limits.LIMITS.paths)
     for _ in range(40):
         goes_up = paths.expected() != ("True",)
         signs.append(1 if goes_up else -1)
         paths.note((str(goes_up),))
-    fast = check(device, by_draws, signs, hits=0)
+    fast = check(device, by_secret_draws, signs, hits=0)
     reasons = [fallback["reason"] for fallback in fast.explain().to_dict()["fallbacks"]]
     assert any("otherwise too often" in reason for reason in reasons)
     assert limits.LIMITS.repeated_share <= 0.1
@@ -227,6 +236,46 @@ def test_what_decides_otherwise_goes_on_with_another_trace(device: torch.device)
     found = fast.explain().to_dict()["fallbacks"]
     assert sum(one["count"] for one in found if BEGAN_ANEW in one["reason"]) <= 2 * limits.LIMITS.missed_values
     assert not any("takes the host value" in one["reason"] for one in found)
+
+
+def by_draws(x: Tensor) -> Tensor:
+    return x + 1 if (x + torch.rand_like(x)).sum() > 2 else x - 1
+
+
+def by_draws_in_turn(x: Tensor) -> Tensor:
+    noise = torch.rand_like(x)
+    if noise[0] > 0.5:
+        noise = noise + torch.rand_like(x)
+    elif noise[1] > 0.5:
+        noise = noise * torch.randn_like(x)
+    dropped = torch.dropout(x, 0.5, True)
+    return noise + dropped if (dropped * noise).sum() > 0 else noise * dropped
+
+
+def by_equal_draws(x: Tensor) -> Tensor:
+    """Each of them is other numbers, by an operation with the same arguments."""
+    first, second = torch.rand_like(x), torch.rand_like(x)
+    return first - second if first.sum() > second.sum() else second * 2 - first
+
+
+def by_tokens(x: Tensor) -> Tensor:
+    tokens = x
+    for _ in range(4):
+        token = torch.multinomial(torch.softmax(tokens, -1), 1)
+        tokens = torch.cat((tokens[1:], token.to(x.dtype)))
+        if (token == 2).any():
+            break
+    return tokens
+
+
+@pytest.mark.parametrize("fn", [by_draws, by_draws_in_turn, by_equal_draws, by_tokens])
+def test_what_decides_otherwise_behind_draws_goes_on_with_another_trace(
+    device: torch.device, fn: Callable[..., Any]
+) -> None:
+    """What has been drawn is not drawn again, and what is drawn next is what eager draws."""
+    fast = check(device, fn, [0.5, -0.5, 0.25] * 16, hits=36)
+    found = fast.explain().to_dict()["fallbacks"]
+    assert sum(one["count"] for one in found if BEGAN_ANEW in one["reason"]) <= 4 * limits.LIMITS.missed_values
 
 
 def test_what_takes_turns_begins_anew_no_more(device: torch.device) -> None:

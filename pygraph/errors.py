@@ -94,6 +94,12 @@ class StateChangeError(TraceError):
     fills: bool = False
     thawed: tuple[Any, ...] = ()
 
+    def worded(self, text: str) -> StateChangeError:
+        """The same error in other words."""
+        error = StateChangeError(text)
+        vars(error).update(vars(self))
+        return error
+
 
 class ContainerChangeError(TraceError):
     """A function changes a list, a dict or a deque that it is passed.
@@ -110,6 +116,10 @@ class ContainerChangeError(TraceError):
     def __init__(self, text: str, containers: dict[str, Any]) -> None:
         super().__init__(text)
         self.containers = containers
+
+    def worded(self, text: str) -> ContainerChangeError:
+        """The same error in other words."""
+        return ContainerChangeError(text, self.containers)
 
 
 class UndecidedError(TraceError):

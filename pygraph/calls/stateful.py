@@ -36,7 +36,7 @@ from pygraph.calls.stateful_function import (
     StatefulFunction,
     UnexpectedError,
 )
-from pygraph.guards.locations import Location
+from pygraph.guards.locations import Items, Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.process import extension
@@ -88,8 +88,10 @@ class StatefulCalls:
         numbers = list(filter(found.has, state.numbers))
         tensors = found.differentiable_with(state.thawed) if state.gradients else []
         named = [(found.names[id(tensor)], tensor) for tensor in tensors]
+        # A list may have been replaced by another one since.
+        locations = [one for one in state.locations if not isinstance(one, Items) or found.reaches(one.container)]
         self.stateful = StatefulFunction(
-            self._function.fn, self._function.name, named, groups, numbers, state.locations, state.conditions
+            self._function.fn, self._function.name, named, groups, numbers, locations, state.conditions
         )
         self.stateful.is_expected = self._is_expected
         self.policy = StatePolicy(self.stateful, self._function, state)

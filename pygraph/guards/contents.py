@@ -29,13 +29,23 @@ class Contents:
     Args:
         read: Reads the items, as they are now.
         write: Puts items back; by default, they are only compared.
+
+    Attributes:
+        container: The deque that they are the items of; None if they are of something else.
     """
+
+    container: collections.deque[Any] | None = None
 
     def __init__(
         self, read: Callable[[], Sequence[Any]], write: Callable[[Sequence[Any]], object] = lambda _: None
     ) -> None:
         self._read, self._write = read, write
         self._before = read()
+
+    @property
+    def before(self) -> Sequence[Any]:
+        """The items, as they were when this was made."""
+        return self._before
 
     def __getitem__(self, key: object) -> bool:
         now, before = self._read(), self._before
@@ -86,11 +96,6 @@ class SetContents(Contents):
 
         super().__init__(lambda: list[Any](set.__iter__(members)), refill)
 
-    @property
-    def before(self) -> tuple[Any, ...]:
-        """The items, as they were when this was made."""
-        return tuple(self._before)
-
 
 def contents_of(value: Any, memory: int) -> Contents | None:
     """The contents of a set, a deque, raw memory, or a NumPy array of at most ``memory`` bytes; None for all else."""
@@ -102,7 +107,9 @@ def contents_of(value: Any, memory: int) -> Contents | None:
             collections.deque.clear(value)
             collections.deque.extend(value, items)
 
-        return Contents(lambda: list[Any](collections.deque.__iter__(value)), extend)
+        contents = Contents(lambda: list[Any](collections.deque.__iter__(value)), extend)
+        contents.container = value
+        return contents
     if isinstance(value, bytearray) and len(value) <= _MAX_BYTES:
 
         def overwrite(items: Sequence[Any]) -> None:

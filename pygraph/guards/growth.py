@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with torch 2.11 and 2.13
 
-from pygraph.errors import TraceError
-from pygraph.guards.locations import Item, Location, Variable
+from pygraph.errors import StateChangeError, TraceError
+from pygraph.guards.locations import Item, Items, Location, Variable, items_of
 
 
 class _NoItem:
@@ -33,15 +33,24 @@ class GrowingList(list[Any]):
         original: The list that it stands for.
         name: What errors call it.
         note_read: Called when something is read of it.
+        items: The location of all items, which calls can take instead; None if they cannot.
     """
 
-    def __init__(self, original: list[Any], name: str, note_read: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, original: list[Any], name: str, note_read: Callable[[], object] = lambda: None,
+        items: Items | None = None,
+    ) -> None:  # fmt: skip
         super().__init__([_NoItem()])
-        self._original, self._name, self._note_read = original, name, note_read
+        self._original, self._name, self._note_read, self._items = original, name, note_read, items
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         self._note_read()
-        raise TraceError(f"it reads {self._name}, to which it appends at every call")
+        text = f"it reads {self._name}, to which it appends at every call"
+        if self._items is None:
+            raise TraceError(text)
+        error = StateChangeError(text)
+        error.locations = (self._items,)
+        raise error
 
     __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = __reversed__ = _refuse  # pyright: ignore
     __add__ = __mul__ = __rmul__ = __imul__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse  # pyright: ignore
@@ -97,7 +106,7 @@ class Growth(Location):
             self._store(original_of(now))
         elif type(now) is list and self.get() == ():
             if get_proxy_mode() is not None:
-                self._store(GrowingList(now, self.name))
+                self._store(GrowingList(now, self.name, items=items_of(self.name, now, now)))
             else:
                 now.extend(value)
 
@@ -122,6 +131,10 @@ class Growth(Location):
     def is_same(self, other: Location) -> bool:
         """Whether another location is the end of the list that is found in the same places."""
         return isinstance(other, Growth) and self.holders[0].is_same(other.holders[0])
+
+    def is_end_of(self, items: Items) -> bool:
+        """Whether it is the end of the list that has these items."""
+        return self.holders[0].get() is items.container
 
 
 def growth_of(

@@ -213,6 +213,7 @@ class GuardSet:
         for location in locations:
             self.entries = [entry for entry in self.entries if not location.is_at(entry[0], entry[1])]
             self.cells = [cell for cell in self.cells if not location.is_at(cell[0], None)]
+            self.lengths = [guard for guard in self.lengths if not location.is_of_all(guard[0])]
         self._check = None
 
     def narrow_to_modes(self) -> None:

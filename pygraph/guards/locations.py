@@ -1,10 +1,11 @@
-"""Locations of Python's state: an entry of a dict or a list, a closed-over variable, a flag of a tensor."""
+"""Locations of Python's state: an entry of a dict, the items of a list, a closed-over variable, a flag of a tensor."""
 
 # Values are of any type.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import types
@@ -12,11 +13,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from pygraph.errors import StateChangeError
+from pygraph.guards.objects import has_objects
 from pygraph.guards.storage import delete_item, store_item, stored_item
 
 
@@ -63,6 +66,11 @@ class Location:
         """Whether this is the location of ``key`` in a container, or of a cell if ``key`` is None."""
         raise NotImplementedError
 
+    def is_of_all(self, owner: Any) -> bool:
+        """Whether this is the location of all that a container, or the `Contents` of one, has."""
+        del owner
+        return False
+
     def is_same(self, other: Location) -> bool:
         """Whether another location is this one."""
         raise NotImplementedError
@@ -103,6 +111,73 @@ class Item(Location):
     def is_same(self, other: Location) -> bool:
         """Whether another location is this one."""
         return isinstance(other, Item) and self.is_at(other.container, other.key)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Items(Location):
+    """All items of a list or a deque, which stays the same object.
+
+    Attributes:
+        container: The list or the deque.
+        name: The name in reports.
+    """
+
+    container: list[Any] | collections.deque[Any]
+    name: str = ""
+
+    def get(self) -> Any:
+        """The items, in a list of their own."""
+        return [*self.container]
+
+    def put(self, value: Any) -> None:
+        """Replace the items."""
+        self.container.clear()
+        self.container.extend(value)
+
+    def hide(self) -> Callable[[], None]:
+        """Have guards that are made meanwhile not depend on the items; returns what shows them again."""
+        items = self.get()
+        self.container.clear()
+        return lambda: self.put(items)
+
+    def is_at(self, owner: Any, key: Any) -> bool:
+        """Whether an item is one of these."""
+        return self.is_of_all(owner)
+
+    def is_of_all(self, owner: Any) -> bool:
+        """Whether these are all that a container, or the `Contents` of one, has."""
+        return owner is self.container or getattr(owner, "container", None) is self.container
+
+    def is_same(self, other: Location) -> bool:
+        """Whether another location is that of the same items."""
+        return isinstance(other, Items) and other.container is self.container
+
+
+_FEW_ITEMS = 64
+"""A list or a deque with more items is no input of a graph, which would take each of them."""
+
+_CONTAINERS = (list, dict, set, tuple, collections.deque, np.ndarray)
+
+
+def items_of(name: str, container: Any, before: Sequence[Any]) -> Items | None:
+    """Find the location of the items of a list or a deque that has changed.
+
+    Args:
+        name: The name in reports.
+        container: The list or the deque, as it is now.
+        before: The items that it had.
+
+    Returns:
+        The location; None if calls cannot take and return the items. Containers and objects among them would be others
+        after a call, also for who refers to them elsewhere.
+    """
+    now = [*container] if type(container) in (list, collections.deque) else None
+    if now is None or max(len(now), len(before)) > _FEW_ITEMS:
+        return None
+    leaves = [leaf for item in (*now, *before) for leaf in (item if type(item) is tuple else (item,))]
+    if any(isinstance(leaf, _CONTAINERS) for leaf in leaves) or has_objects(leaves):
+        return None
+    return Items(container, name or f"a {type(container).__name__}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

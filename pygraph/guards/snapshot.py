@@ -15,7 +15,7 @@ from typing import Any
 
 from pygraph.guards.attribute_dicts import AttributeDicts
 from pygraph.guards.contents import Contents
-from pygraph.guards.locations import Item, Location, Variable
+from pygraph.guards.locations import Item, Items, Location, Variable, items_of
 from pygraph.guards.report_names import changed_entry, entry_name, join
 from pygraph.guards.storage import (
     changed_keys,
@@ -102,13 +102,13 @@ class Snapshot:
         elsewhere = self._changed_elsewhere()
         if elsewhere is not None:
             return elsewhere
-        found: list[Location] = []
+        found: list[Location] = list(self._changed_deques())
         for name, container, before in self._changed_containers():
             if isinstance(container, list):
-                end = grown(name, container, before)
-                if end is None:
+                location = grown(name, container, before) or items_of(name, container, before)
+                if location is None:
                     return changed_entry(name, container, before, self._names)
-                found.append(end)
+                found.append(location)
                 continue
             if not is_in_order(container, before):
                 return changed_entry(name, container, before, self._names)
@@ -129,7 +129,7 @@ class Snapshot:
 
     def _changed_elsewhere(self) -> str | None:
         """The name of the first change that is neither of a dict, a list nor a variable."""
-        contents = (name for name, one in self.contents if id(one) not in self._packaged and not one[0])
+        contents = (name for name, one in self._changed_contents() if _deque_of(name, one) is None)
         attributes = (
             join(name, key)
             for name, cls, keys in self.classes
@@ -140,6 +140,13 @@ class Snapshot:
         if first is not None:
             return first or "an object"
         return self._attributes.changed() or next(attributes, None)
+
+    def _changed_contents(self) -> Iterator[tuple[str, Contents]]:
+        return ((name, one) for name, one in self.contents if id(one) not in self._packaged and not one[0])
+
+    def _changed_deques(self) -> Iterator[Items]:
+        found = (_deque_of(name, one) for name, one in self._changed_contents())
+        return (one for one in found if one is not None)
 
     def _changed_containers(self) -> Iterator[tuple[str, Any, Any]]:
         for name, container, before in self.containers:
@@ -203,6 +210,12 @@ class Snapshot:
             if stored_in_cell(cell) is not before:
                 cell.cell_contents = before
                 yield self._name_of(cell)
+
+
+def _deque_of(name: str, contents: Contents) -> Items | None:
+    """The location of the items of a deque, of which these are the contents."""
+    container = contents.container
+    return None if container is None else items_of(name, container, contents.before)
 
 
 def _is_code(value: Any) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from pygraph.guards.environment import Environment
-from pygraph.guards.locations import Location, RequiresGrad, union
+from pygraph.guards.growth import Growth
+from pygraph.guards.locations import Items, Location, RequiresGrad, union
 from pygraph.ir.program import Program
 from pygraph.tracing.number_conditions import Comparison, Condition
 from pygraph.tracing.number_uses import UsedNumbers
@@ -96,12 +97,18 @@ class StateInputs:
             self.gradients or other.gradients,
             self.learning_rates or other.learning_rates,
             union(self.numbers, other.numbers),
-            union(self.locations, other.locations),
+            _without_ends(union(self.locations, other.locations)),
             union(self.conditions, other.conditions),
             union(self.thawed, other.thawed),
             self.decisions or other.decisions,
             self.numbers_of_device or other.numbers_of_device,
         )
+
+
+def _without_ends(locations: Sequence[Location]) -> tuple[Location, ...]:
+    """Locations without the ends of lists of which all items are among them."""
+    every = [one for one in locations if isinstance(one, Items)]
+    return tuple(one for one in locations if not (isinstance(one, Growth) and any(map(one.is_end_of, every))))
 
 
 class Renaming:

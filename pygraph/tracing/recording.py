@@ -418,8 +418,8 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
 def _failure_error(call: str, failure: BaseException, watches: _Watches) -> TraceError:
     problem, remedy = in_words(failure)
     text = describe(call, problem, source=user_line(failure), remedy=remedy)
-    if isinstance(failure, ContainerChangeError):
-        return ContainerChangeError(text, failure.containers)
+    if isinstance(failure, (ContainerChangeError, StateChangeError)):
+        return failure.worded(text)
     error = _undecided(text, watches) if watches.questions.undecided else TraceError(text)
     if isinstance(failure, Exception) and watches.problem() is None and is_own_error(failure):
         error.is_own = True

@@ -95,7 +95,7 @@ class StateChangeError(TraceError):
     thawed: tuple[Any, ...] = ()
 
     def worded(self, text: str) -> StateChangeError:
-        """The same error in other words."""
+        """Return this error in other words."""
         error = StateChangeError(text)
         vars(error).update(vars(self))
         return error
@@ -118,7 +118,7 @@ class ContainerChangeError(TraceError):
         self.containers = containers
 
     def worded(self, text: str) -> ContainerChangeError:
-        """The same error in other words."""
+        """Return this error in other words."""
         return ContainerChangeError(text, self.containers)
 
 

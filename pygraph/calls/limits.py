@@ -33,6 +33,8 @@ class Limits:
         forms: Forms of calls of which it is remembered that they came, or what their traces have cost.
         state_shapes: Kinds of calls in a row that are unlike each one before, after which what they leave behind is
             taken to change shape at every call, as a cache that grows.
+        filled_lists: The same before calls run as they are while a list has another number of items each time.
+        filling_calls: How many such calls there may be in a row.
         conditions: Comparisons of numbers that decide what calls of one kind do, and are made before these.
         asked_numbers: The same of comparisons and of computed numbers, of each, once calls are those of what is asked.
         wasted_of_modules: Calls in a row that may be compiled, of a module inside a function that runs as it is.
@@ -76,6 +78,8 @@ class Limits:
     plans: int = 8
     forms: int = 4096
     state_shapes: int = 4
+    filled_lists: int = 2
+    filling_calls: int = 16
     conditions: int = 8
     asked_numbers: int = 16
     wasted_of_modules: int = 3

@@ -21,6 +21,7 @@ from pygraph.calls.keys import Key
 from pygraph.calls.outdated_state import outdated_inputs
 from pygraph.calls.policy import Policy
 from pygraph.calls.stateful_function import (
+    AsItIsError,
     NumbersAskedError,
     NumbersTakenError,
     OutdatedError,
@@ -31,6 +32,7 @@ from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeErro
 from pygraph.guards.argument_containers import Change
 from pygraph.guards.environment import Environment
 from pygraph.ir.decisions import decisions_among
+from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.function_kinds import StateInputs
 from pygraph.tracing.number_uses import NumberUse
@@ -79,6 +81,8 @@ class StatePolicy(Policy):
         self._found_again = self._missed = 0
         # Compilations in a row for another value of a number that decides, and the calls that were found again before.
         self._decided = self._used = 0
+        # The numbers of items of lists in the last call that was looked at, and how often they were others in a row.
+        self._lengths, self._filled = tuple[int, ...](), 0
 
     @property
     def needed_values(self) -> Collection[str]:
@@ -92,7 +96,7 @@ class StatePolicy(Policy):
 
     def restart(self) -> None:
         """Forget what became of calls."""
-        self._found_again = self._missed = self._decided = self._used = 0
+        self._found_again = self._missed = self._decided = self._used = self._filled = 0
 
     def static_leaves(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
         """Leaf positions that the options of the user's function make static, and those of decisions."""
@@ -120,6 +124,7 @@ class StatePolicy(Policy):
             OutdatedError: Other state is to be passed.
             NumbersTakenError: Counters that have been equal are not so any more.
             UnsteadyError: No call is like another.
+            AsItIsError: A list is being filled.
         """
         self._users.policy.check_arguments(call.args[4], call.args[5])
         if self._function.forgets(call.args):
@@ -141,8 +146,26 @@ class StatePolicy(Policy):
             found_again = sum(entry.calls - 1 for entry in cache.entries)
             self._missed = self._missed + 1 if found_again == self._found_again else 0
             self._found_again = found_again
+            if self._is_filling(call.args[2]):
+                raise AsItIsError(_FILLING)
             if self._missed > limits.LIMITS.state_shapes:
                 raise UnsteadyError(_why_unsteady(function.deciding(call.args)))
+
+    def _is_filling(self, values: Sequence[Any]) -> bool:
+        """Whether a call runs as it is, as a list has another number of items than in the call before, and so before.
+
+        A window or a stack of frames has as many from some call on.
+        """
+        before, self._lengths = self._lengths, self._function.lengths(values)
+        if self._missed < limits.LIMITS.filled_lists or before == self._lengths:
+            self._filled = 0
+            return False
+        self._filled += 1
+        if self._filled > limits.LIMITS.filling_calls:  # it grows without end
+            self._missed = limits.LIMITS.state_shapes + 1
+            return False
+        self._missed -= 1
+        return True
 
     def after_compilation(self, key: Key, call: Call, cache: Cache) -> None:
         """Refuse a call in which state is a number that changes at every call, and decides what the call does.
@@ -223,6 +246,9 @@ class StatePolicy(Policy):
         """
         if self._users.policy.part_runner(self._users, args[4], args[5], reason) is not None:
             raise UnsteadyError(reason)
+
+
+_FILLING = Fallback("the call", "a list or a deque that it changes has another number of items at every call")
 
 
 def _why_unsteady(deciding: str | None) -> str:

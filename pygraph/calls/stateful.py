@@ -114,13 +114,13 @@ class StatefulCalls:
         return self._otherwise(reason, args, kwargs)
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        function, is_as_it_is = self._function, False
+        function, as_it_is = self._function, None
         while self._renewals.allows():
             with function.shared.lock:  # no other call of the function sees gradients in between
                 try:
                     return self._run(args, kwargs)
-                except AsItIsError:
-                    is_as_it_is = True
+                except AsItIsError as error:
+                    as_it_is = error
                     break  # it runs when other threads may have their turns, as those of its backwards must
                 except UnsteadyError as error:
                     self._note_unsteady(error.reason, args, kwargs)
@@ -154,12 +154,18 @@ class StatefulCalls:
                 self._settled = 0
                 self.engine.release()
                 self.engine = self._make(args, kwargs)
-        if is_as_it_is:
-            return function.function.as_it_is(*args, **kwargs)
+        if as_it_is is not None:
+            return self._as_it_is(as_it_is.note, args, kwargs)
         if self._decided is not None:
             return self._decided(args, kwargs)
         parts = self._cutting.parts()
         return self._inline(args, kwargs) if parts is None else parts(args, kwargs)
+
+    def _as_it_is(self, note: Fallback | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the function itself: it has no graph, or there is a note why there is none yet."""
+        if note is None:
+            return self._function.function.as_it_is(*args, **kwargs)
+        return self._function.run_inline(note, args, kwargs, once=True)
 
     def _otherwise(self, reason: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a first call that is no step, or not that alone, as if none had been expected."""

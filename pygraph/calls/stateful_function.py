@@ -22,8 +22,9 @@ from pygraph.calls.entries import StateRunner
 from pygraph.calls.function import CONDITION
 from pygraph.errors import TraceError
 from pygraph.guards.argument_containers import ContainersBefore
-from pygraph.guards.locations import Item, Location, union
+from pygraph.guards.locations import Item, Items, Location, union
 from pygraph.guards.objects import with_parts
+from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import ANSWERS, flatten_with_path
 from pygraph.tracing.function_kinds import Renaming, StateInputs, WithStateInputs
 from pygraph.tracing.gradients import is_spent
@@ -94,7 +95,15 @@ class UnexpectedError(Exception):
 
 
 class AsItIsError(Exception):
-    """A call has no graph: the function itself is to run, and sets gradients and attributes by itself."""
+    """A call has no graph: the function itself is to run, and sets gradients and attributes by itself.
+
+    Args:
+        note: Why, for the report; None if that is known.
+    """
+
+    def __init__(self, note: Fallback | None = None) -> None:
+        super().__init__()
+        self.note = note
 
 
 class StatefulFunction(WithStateInputs):
@@ -186,6 +195,11 @@ class StatefulFunction(WithStateInputs):
     def found(self) -> tuple[list[Any], list[Any]]:
         """The numbers, and what lies in the locations now."""
         return [number.get() for number in self.numbers], [location.get() for location in self.locations]
+
+    def lengths(self, values: Sequence[Any]) -> tuple[int, ...]:
+        """Return how many items lists and deques have in a call, of which all items are taken."""
+        pairs = zip(self.locations, values, strict=True)
+        return tuple(len(value) for location, value in pairs if isinstance(location, Items))
 
     def outcomes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The outcomes of the conditions in a call with these arguments."""

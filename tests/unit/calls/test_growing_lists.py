@@ -165,9 +165,23 @@ def test_a_list_that_is_read_as_well(device: torch.device, write: Any) -> None:
 
 
 def test_the_reason_says_what_is_read(device: torch.device) -> None:
-    _, fast = run(device, by_length, pygraph.jit)
+    log = Log(by_length)
+    log.losses.extend(range(100))
+    fast = pygraph.jit(lambda x: by_length(log, x, 1))
+    for _ in range(4):
+        fast(torch.ones(3, device=device))
     reasons = [fallback["reason"] for fallback in fast.explain().to_dict()["fallbacks"]]
     assert any("it reads log.losses, to which it appends" in reason for reason in reasons)
+
+
+def test_a_list_that_grows_and_is_read_has_no_graph_for_each_length(device: torch.device) -> None:
+    log = Log(by_length)
+    fast = pygraph.jit(lambda x: by_length(log, x, 1))
+    for call in range(40):
+        assert fast(torch.ones(3, device=device)).tolist() == [call + 1] * 3
+    info = fast.cache_info()
+    assert info.captures <= 3, fast.explain()
+    assert info.misses <= 6, fast.explain()
 
 
 def test_what_is_appended_is_not_overwritten(device: torch.device) -> None:

@@ -182,6 +182,25 @@ def test_who_else_has_the_list_sees_its_items(device: torch.device) -> None:
     assert_same(kept, copies, device)  # no later call has overwritten them
 
 
+def test_a_window_that_is_being_filled(device: torch.device) -> None:
+    """It has a graph when it is full, and not one for each number of items."""
+    frames: collections.deque[Tensor] = collections.deque(maxlen=10)
+
+    def step(x: Tensor) -> Tensor:
+        frames.append(x * 2)
+        return torch.stack(list(frames)).mean(0)
+
+    fast = pygraph.jit(step, strict=True)
+    seen: list[Tensor] = []
+    for number in range(20):
+        x = torch.full((3,), float(number), device=device)
+        seen.append(x * 2)
+        torch.testing.assert_close(fast(x), torch.stack(seen[-10:]).mean(0))
+    info = fast.cache_info()
+    assert info.captures <= 3, fast.explain()
+    assert info.hits >= 8, fast.explain()
+
+
 def test_differentiated_from_outside(device: torch.device) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

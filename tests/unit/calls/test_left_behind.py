@@ -512,7 +512,7 @@ def test_results_that_share_memory_with_what_is_stored(device: torch.device) -> 
         torch.testing.assert_close(model.linear.weight.grad, plain.linear.weight.grad)
 
 
-def test_a_list_that_grows_at_its_front_is_refused(device: torch.device) -> None:
+def test_a_list_that_grows_at_its_front(device: torch.device) -> None:
     found: list[Tensor] = []
 
     def fn(x: Tensor) -> Tensor:
@@ -525,7 +525,6 @@ def test_a_list_that_grows_at_its_front_is_refused(device: torch.device) -> None
         assert torch.equal(fast(x), x + 1)
         assert torch.equal(found[0], x * 2)
     assert len(found) == 5
-    assert "it changes" in str(fast.explain().to_dict()["fallbacks"])
 
 
 def test_tracing_says_what_changes(device: torch.device) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from pygraph.guards.contents import contents_of
 from pygraph.guards.guard_set import GuardSet
-from pygraph.guards.locations import Item, Variable
+from pygraph.guards.locations import Item, Items, Variable
 
 
 class _Forbidding(dict[Any, Any]):
@@ -126,3 +127,19 @@ def test_guards_that_are_released_are_compared_no_more() -> None:
     items["a"] = None
     assert guards.hold()
     assert guards.are_empty()
+
+
+def test_guards_on_all_items_that_are_released() -> None:
+    items, others, last = [1, 2], [3], collections.deque([4])
+    guards = GuardSet({})
+    guards.entries += [(items, 0, 1), (items, 1, 2), (others, 0, 3)]
+    guards.lengths += [(items, 2), (others, 1)]
+    contents = contents_of(last, 0)
+    guards.add_contents(contents)
+    assert guards.hold()
+    guards.release_locations([Items(items), Items(last)])
+    items.append(5)
+    last.clear()
+    assert guards.hold()
+    others.append(6)
+    assert not guards.hold()

@@ -7,7 +7,7 @@ from typing import Any
 
 from pygraph.guards.attribute_dicts import AttributeDicts
 from pygraph.guards.contents import SetContents
-from pygraph.guards.locations import Item, Variable
+from pygraph.guards.locations import Item, Items, Variable
 from pygraph.guards.snapshot import MISSING, Snapshot
 
 
@@ -40,7 +40,11 @@ def test_dicts_lists_sets_and_variables_are_put_back() -> None:
 
     snapshot.add_container("items", items)
     items.append(3)
-    assert snapshot.changed_locations(_never) == "items"  # unless it has a location at its end
+    locations = snapshot.changed_locations(_never)
+    assert not isinstance(locations, str)
+    assert [(type(location), location.name) for location in locations] == [(Items, "items")]
+    items.append([4])  # type: ignore[arg-type]
+    assert snapshot.changed_locations(_never) == "items"
     assert snapshot.restore() == "items"
     assert items == [1, 2]
 

@@ -1,8 +1,8 @@
 """Growth of lists: a function that appends to a log, which it does not read.
 
 Such a list is another one at every call, and passing its items would make no call like one before. So they are not
-passed: while the function is traced, a list that takes items and gives none stands in for it, and what it has got is
-returned and appended after each call.
+passed: while the function is traced, a list that takes items and gives no others stands in for it, and what it has got
+is returned and appended after each call.
 """
 
 # Lists hold items of any type.
@@ -27,7 +27,7 @@ class _NoItem:
 
 
 class GrowingList(list[Any]):
-    """A list to which items can be added, and nothing else.
+    """A list to which items can be added, and of which no others can be read.
 
     Args:
         original: The list that it stands for.
@@ -52,11 +52,17 @@ class GrowingList(list[Any]):
         error.locations = (self._items,)
         raise error
 
-    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = __reversed__ = _refuse  # pyright: ignore
+    __len__ = __iter__ = __setitem__ = __delitem__ = __contains__ = __reversed__ = _refuse  # pyright: ignore
     __add__ = __mul__ = __rmul__ = __imul__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse  # pyright: ignore
     __repr__ = __bool__ = __reduce_ex__ = __copy__ = __deepcopy__ = __sizeof__ = _refuse  # pyright: ignore
     copy = count = index = insert = pop = remove = clear = sort = reverse = _refuse  # pyright: ignore
     __hash__ = None  # pyright: ignore
+
+    def __getitem__(self, index: Any) -> Any:
+        """One of the items that it has got, counted from the end; which others there are, does not matter then."""
+        if type(index) is int and -len(added_to(self)) <= index < 0:
+            return super().__getitem__(index)
+        return self._refuse()
 
     def __iadd__(self, items: Iterable[Any]) -> GrowingList:
         self.extend(items)

@@ -315,6 +315,25 @@ SPECIAL: dict[str, tuple[str, str]] = {
     ),
     "a list that grows": ("log{n} = []", "log{n}.append(k)\ny = y + len(log{n})"),
     "a list of results": ("log{n} = []", "log{n}.append(y * 1.0)\ny = y + log{n}[0]"),
+    "a window": ("w{n} = [torch.zeros(3, device=device)] * 2", "w{n}.append(y * 1.0)\ny = y + w{n}.pop(0)"),
+    "a window that is filled": ("w{n} = []", "w{n}.append(y * 1.0)\ndel w{n}[:-2]\ny = y + w{n}[0]"),
+    "a deque that is filled": ("w{n} = collections.deque(maxlen=2)", "w{n}.appendleft(y * 1.0)\ny = y + w{n}[-1]"),
+    "a deque that turns": ("w{n} = collections.deque([1.0, 2.0, 3.0])", "w{n}.rotate(1)\ny = y + w{n}[0]"),
+    "items that change places": (
+        "w{n} = [torch.zeros(3, device=device), 2.0]", "w{n}.reverse()\ny = y + w{n}[0]\nw{n}[1] = w{n}[1] + 1"
+    ),
+    "a list in two places": (
+        "w{n} = [torch.zeros(3, device=device), 0]\nv{n} = {{'w': w{n}}}",
+        "w{n}[0] = y * 1.0\nv{n}['w'][1] += 1\ny = y + v{n}['w'][0] * w{n}[1]",
+    ),
+    "an item in two lists": (
+        "w{n} = [torch.zeros(3, device=device)]\nv{n} = [w{n}[0]]",
+        "w{n}[0] = w{n}[0] + y\nv{n}[0].add_(1)\ny = y + v{n}[0]",
+    ),
+    "items in a list that is replaced": (
+        "w{n} = [1.0]\nu{n} = w{n}", "global w{n}\nw{n}[0] += 1\nw{n} = [w{n}[0] * 2]\ny = y + w{n}[0] + u{n}[0]"
+    ),
+    "a list of lists": ("w{n} = [[1.0], [2.0]]", "w{n}[0][0] += 1\nw{n}.reverse()\ny = y + w{n}[0][0]"),
     "a set": ("seen{n} = set()", "seen{n}.add(k)\ny = y + len(seen{n})"),
     "a queue that is emptied": ("q{n} = collections.deque(range(1, 40))", "y = y + q{n}.popleft()"),
     "raw memory": ("m{n} = memoryview(bytearray([2]))", "m{n}[0] += 1\ny = y + m{n}[0]"),

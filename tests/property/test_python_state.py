@@ -71,7 +71,8 @@ def _same(got: Any, expected: Any) -> bool:
     if isinstance(expected, torch.Tensor):
         if not isinstance(got, torch.Tensor) or isinstance(got, FakeTensor) or got.shape != expected.shape:
             return False
-        return got.dtype == expected.dtype and torch.equal(got.detach().cpu(), expected.detach().cpu())
+        left, right = got.detach().cpu(), expected.detach().cpu()
+        return got.dtype == expected.dtype and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
     return type(got) is type(expected) and got == expected
 
 

@@ -487,25 +487,25 @@ def test_a_function_that_reads_a_list_which_grows_is_traced_a_few_times_only(dev
         return x * len(counts)
 
     function = pygraph.jit(counting)
-    for n in range(20):
+    for n in range(30):
         assert function(torch.ones(2, device=device)).tolist() == [n + 1.0] * 2
     assert function.cache_info().misses <= limits.LIMITS.wasted_traces + 5
     report = function.explain().to_dict()
-    assert "it changes" in report["in_python"][0] or "it reads" in report["in_python"][0]
-    assert "changes at every call" in str(report["fallbacks"])
+    assert "has another shape at every call" in report["in_python"][0]
+    assert "has another number of items at every call" in str(report["fallbacks"])
 
 
-def test_a_function_that_changes_state_where_it_computes_is_traced_three_times_only(device: torch.device) -> None:
+def test_a_function_that_changes_state_where_it_computes_is_traced_a_few_times_only(device: torch.device) -> None:
     counts: list[int] = []
 
     def counting(x: torch.Tensor) -> torch.Tensor:
         return x * (counts.append(0) or len(counts))
 
     function = pygraph.jit(counting)
-    for n in range(6):
+    for n in range(30):
         assert function(torch.ones(2, device=device)).tolist() == [n + 1.0] * 2
-    assert function.engine.shared.counts.compilations == 3
-    assert "it reads counts, to which it appends" in str(function.explain().to_dict()["fallbacks"])
+    assert function.engine.shared.counts.compilations <= 5
+    assert "another shape at every call; it is not cut" in str(function.explain().to_dict()["fallbacks"])
 
 
 def test_a_parameter_that_is_passed_is_a_parameter(device: torch.device) -> None:

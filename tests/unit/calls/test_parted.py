@@ -28,7 +28,7 @@ def logging(log: list[Any], scale: float = 2.0) -> Callable[..., Any]:
         z = x * scale if y is None else x * scale + y
         z = z**power
         log.append(z.sum().item())
-        if log[-1] > 1e5:
+        if not log or log[-1] > 1e5:
             raise ValueError(f"{log[-1]} is too much")
         return z, power
 

@@ -708,9 +708,13 @@ def test_tracing_says_what_a_step_changes(device: torch.device) -> None:
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-def test_a_step_that_changes_a_list_counts_before_its_graph(device: torch.device) -> None:
+class Counts(list[int]):
+    """A list that may do something of its own."""
+
+
+def test_a_step_that_changes_a_list_of_its_own_class_counts_before_its_graph(device: torch.device) -> None:
     def make(net: nn.Module, optimizer: Any) -> Step:
-        inner, calls = ordinary(net, optimizer), [0]
+        inner, calls = ordinary(net, optimizer), Counts([0])
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             calls[0] += 1

@@ -60,7 +60,7 @@ class GrowingList(list[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         """One of the items that it has got, counted from the end; which others there are, does not matter then."""
-        if type(index) is int and -len(added_to(self)) <= index < 0:
+        if type(index) is int and -super().__len__() < index < 0:
             return super().__getitem__(index)
         return self._refuse()
 

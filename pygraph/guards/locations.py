@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from pygraph.errors import StateChangeError
+from pygraph.guards.contents import Contents
 from pygraph.guards.objects import has_objects
 from pygraph.guards.storage import delete_item, store_item, stored_item
 
@@ -146,7 +147,7 @@ class Items(Location):
 
     def is_of_all(self, owner: Any) -> bool:
         """Whether these are all that a container, or the `Contents` of one, has."""
-        return owner is self.container or getattr(owner, "container", None) is self.container
+        return owner is self.container or (isinstance(owner, Contents) and owner.container is self.container)
 
     def is_same(self, other: Location) -> bool:
         """Whether another location is that of the same items."""
@@ -171,10 +172,9 @@ def items_of(name: str, container: Any, before: Sequence[Any]) -> Items | None:
         The location; None if calls cannot take and return the items. Containers and objects among them would be others
         after a call, also for who refers to them elsewhere.
     """
-    now = [*container] if type(container) in (list, collections.deque) else None
-    if now is None or max(len(now), len(before)) > _FEW_ITEMS:
+    if type(container) not in (list, collections.deque) or max(len(container), len(before)) > _FEW_ITEMS:
         return None
-    leaves = [leaf for item in (*now, *before) for leaf in (item if type(item) is tuple else (item,))]
+    leaves = [leaf for item in (*container, *before) for leaf in (item if type(item) is tuple else (item,))]
     if any(isinstance(leaf, _CONTAINERS) for leaf in leaves) or has_objects(leaves):
         return None
     return Items(container, name or f"a {type(container).__name__}")

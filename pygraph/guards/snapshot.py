@@ -15,7 +15,7 @@ from typing import Any
 
 from pygraph.guards.attribute_dicts import AttributeDicts
 from pygraph.guards.contents import Contents
-from pygraph.guards.locations import Item, Items, Location, Variable, items_of
+from pygraph.guards.locations import Item, Location, Variable, items_of
 from pygraph.guards.report_names import changed_entry, entry_name, join
 from pygraph.guards.storage import (
     changed_keys,
@@ -99,10 +99,17 @@ class Snapshot:
             grown: Returns, for the name of a list, the list and its items from before, the location of new items at
                 its end; None if it has changed in another way.
         """
+        found: list[Location] = []
+        for name, contents in self.contents:
+            if id(contents) not in self._packaged and not contents[0]:
+                deque = contents.container
+                location = None if deque is None else items_of(name, deque, contents.before)
+                if location is None:
+                    return name or "an object"
+                found.append(location)
         elsewhere = self._changed_elsewhere()
         if elsewhere is not None:
             return elsewhere
-        found: list[Location] = list(self._changed_deques())
         for name, container, before in self._changed_containers():
             if isinstance(container, list):
                 location = grown(name, container, before) or items_of(name, container, before)
@@ -128,25 +135,14 @@ class Snapshot:
         return (*found, *(Variable(cell, self._name_of(cell)) for cell in cells))
 
     def _changed_elsewhere(self) -> str | None:
-        """The name of the first change that is neither of a dict, a list nor a variable."""
-        contents = (name for name, one in self._changed_contents() if _deque_of(name, one) is None)
+        """The name of the first change that is neither of a container, contents nor a variable."""
         attributes = (
             join(name, key)
             for name, cls, keys in self.classes
             if id(cls) not in self._packaged
             for key in _new_attributes(cls, keys)
         )
-        first = next(contents, None)
-        if first is not None:
-            return first or "an object"
         return self._attributes.changed() or next(attributes, None)
-
-    def _changed_contents(self) -> Iterator[tuple[str, Contents]]:
-        return ((name, one) for name, one in self.contents if id(one) not in self._packaged and not one[0])
-
-    def _changed_deques(self) -> Iterator[Items]:
-        found = (_deque_of(name, one) for name, one in self._changed_contents())
-        return (one for one in found if one is not None)
 
     def _changed_containers(self) -> Iterator[tuple[str, Any, Any]]:
         for name, container, before in self.containers:
@@ -210,12 +206,6 @@ class Snapshot:
             if stored_in_cell(cell) is not before:
                 cell.cell_contents = before
                 yield self._name_of(cell)
-
-
-def _deque_of(name: str, contents: Contents) -> Items | None:
-    """The location of the items of a deque, of which these are the contents."""
-    container = contents.container
-    return None if container is None else items_of(name, container, contents.before)
 
 
 def _is_code(value: Any) -> bool:

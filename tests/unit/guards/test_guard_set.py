@@ -143,3 +143,21 @@ def test_guards_on_all_items_that_are_released() -> None:
     assert guards.hold()
     others.append(6)
     assert not guards.hold()
+
+
+def test_no_code_of_a_class_is_run_where_guards_are_released() -> None:
+    """A dict with attributes as keys makes what it is asked for."""
+
+    class Attributes(dict[str, Any]):
+        def __getattr__(self, name: str) -> Any:
+            self[name] = Attributes()
+            return self[name]
+
+    attributes, items = Attributes(a=1), [2]
+    guards = GuardSet({})
+    guards.entries += [(attributes, "a", 1), (items, 0, 2)]
+    guards.lengths += [(attributes, 1), (items, 1)]
+    guards.release_locations([Items(items)])
+    assert [*attributes] == ["a"]
+    items.clear()
+    assert guards.hold()

@@ -84,11 +84,17 @@ def computing_statements(body: Body, lines: ComputingLines) -> list[bool]:
     return [*(before if is_worth_it else [False] * failed), *([False] * (len(computing) - failed))]
 
 
-def ways_outside(body: Body, computing: list[bool]) -> Iterator[list[int]]:
-    """The statements with which parts begin: the first that computes, and the first behind all that do."""
+def ways_outside(body: Body, computing: list[bool], *, surely: bool) -> Iterator[list[int]]:
+    """The statements with which parts begin: the first that computes, and the first behind all that do.
+
+    Args:
+        body: The function's statements.
+        computing: Whether each computes tensors in the call that was traced.
+        surely: Whether the others have to compute none in any call, as far as can be told.
+    """
     if any(computing):
         before, behind = body.statements[: computing.index(True)], body.statements[_last(computing) + 1 :]
-        if _decide(before) or _decide(behind):
+        if (_decide(before) or _decide(behind)) and not (surely and _may_compute([*before, *behind])):
             yield _outer(body, computing)
 
 
@@ -133,6 +139,14 @@ def parts_of_way(body: Body, cuts: list[int], computing: list[bool]) -> list[tup
 
 def _is_among(statement: ast.stmt, lines: set[int]) -> bool:
     return not lines.isdisjoint(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+
+
+def _may_compute(statements: Sequence[ast.stmt]) -> bool:
+    """Whether statements call something in a branch, which another call may take: `if step % 4 == 0: opt.step()`."""
+    branches = [node for one in statements for node in ast.walk(one) if isinstance(node, (ast.If, ast.While))]
+    inside = [one for branch in branches for one in (*branch.body, *branch.orelse)]
+    calls = [node.func for one in inside for node in ast.walk(one) if isinstance(node, ast.Call)]
+    return any(isinstance(called, ast.Attribute) for called in calls)
 
 
 def _decide(statements: Sequence[ast.stmt]) -> bool:

@@ -114,7 +114,7 @@ class PartedCalls:
     def _ways_at_numbers(self, lines: ComputingLines, *, outside_alone: bool) -> list[list[tuple[Part, bool]]]:
         """The parts of a function that are cut at statements which compute numbers alone, the better ones first."""
         computing = computing_statements(self._body, lines)
-        ways = ways_outside(self._body, computing)
+        ways = ways_outside(self._body, computing, surely=outside_alone)
         if not outside_alone:
             ways = itertools.chain(ways, ways_inside(self._body, lines, computing))
         found = [parts for cuts in ways if (parts := parts_of_way(self._body, cuts, computing))]

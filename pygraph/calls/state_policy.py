@@ -66,6 +66,12 @@ def state_left_behind(error: TraceError, *, is_known: bool) -> StateInputs | Non
     return None
 
 
+def _changes_numbers(error: TraceError) -> bool:
+    """Whether all that a trace has failed at is that numbers are others afterwards."""
+    locations = error.locations or () if isinstance(error, StateChangeError) else ()
+    return bool(locations) and all(type(location()) in (int, float) for location in locations)
+
+
 class StatePolicy(Policy):
     """The rules of a `StatefulFunction`.
 
@@ -198,7 +204,8 @@ class StatePolicy(Policy):
         """
         if isinstance(error, UndecidedError) and self._users.policy.decides and not error.needs_number:
             raise OutdatedError(StateInputs(decisions=True))
-        found = state_left_behind(error, is_known=is_known)
+        # That a number changes is no memo of a first call: a schedule begins anew at some step.
+        found = state_left_behind(error, is_known=is_known or _changes_numbers(error))
         if found is not None and (more := self._state | found) != self._state:
             raise OutdatedError(more)
         if self._function.is_expected:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::scalar
@@ -119,8 +120,8 @@ class OutsideReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensor: Any = args[0] if args else None
-        if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor):
-            self._looked_at[id(tensor)] = tensor
+        if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor) and not is_dynamo_compiling():
+            self._looked_at[id(tensor)] = tensor  # Dynamo, which traces branches of torch 2.11, would guard its length
         if func == _GRADIENT:
             if id(tensor) in self._arguments:
                 raise TraceError(f"it reads {self._arguments[id(tensor)]}.grad, which its calls do not pass on")

@@ -284,6 +284,19 @@ class AccumulatesByArgument(Trainer):
         return loss.detach()
 
 
+class AccumulatesAtTheEnd(Trainer):
+    """What only some calls do may be work of the device, and is no statement that computes numbers alone."""
+
+    def step(self, x: Tensor, y: Tensor, number: int) -> Any:
+        loss = (self.net(x) - y).square().mean()
+        (loss / 4).backward()
+        self.count += 1
+        if self.count % 4 == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss.detach()
+
+
 class Averages(Trainer):
     def step(self, x: Tensor, y: Tensor, number: int) -> Any:
         loss = self.backward(x, y)
@@ -361,6 +374,8 @@ def test_numbers_that_change_at_every_step(device: torch.device, kind: type[Any]
     assert not report["fallbacks"], report["fallbacks"]
     assert info.captures <= 6, info
     assert info.hits >= 30, info
+    if kind in (Accumulates, AccumulatesAtTheEnd):
+        assert not report["in_python"]
 
 
 def test_numbers_inside_a_statement_that_computes_tensors_have_a_reason_and_a_remedy(device: torch.device) -> None:

@@ -22,6 +22,7 @@ from pygraph.autograd.settings import Settings
 from pygraph.autograd.substitution import Substitution, substituting
 from pygraph.calls.engine import Engine
 from pygraph.errors import TraceError
+from pygraph.guards.locations import is_updated, memory_of
 from pygraph.guards.objects import holds_tensors
 from pygraph.tracing.argument_changes import stored_attribute
 from pygraph.tracing.function_kinds import Rebinding
@@ -120,6 +121,11 @@ class Probe(Rebinding):
 
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward, torch.Tensor.requires_grad_)
 _HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.retain_grad)
+_READS = frozenset({
+    is_updated, memory_of, torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.is_floating_point,
+    *(vars(torch._C.TensorBase)[name].__get__ for name in ("data", "requires_grad", "shape", "dtype", "device")),
+    vars(torch._C.TensorBase)["data"].__set__,
+})  # fmt: skip
 
 
 class _ClosureSearch(Substitution):
@@ -138,10 +144,16 @@ class _ClosureSearch(Substitution):
             raise TraceError(f"it calls {func.__name__} on a tensor that is differentiated outside")
         if func is torch.autograd.grad and not all(map(_is_made_inside, pytree.tree_leaves(args[0]))):
             raise TraceError("it differentiates what was computed outside")
+        if self._assigned and torch.is_grad_enabled() and func not in _READS:
+            leaves = pytree.tree_leaves((args, kwargs))
+            if any(id(leaf) in self._assigned and is_active(leaf) for leaf in leaves):
+                raise TraceError("it assigns .data of a tensor that is differentiated outside")
         self.differentiates |= func in _DERIVATIVES and not levels() and not _is_of_functorch(args[0])
         return super().__torch_function__(func, types, args, kwargs)
 
     def replacement(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in self._assigned:
+            return tensor
         if id(tensor) in self._given or not is_active(tensor) or _is_made_inside(tensor):
             return super().replacement(tensor)
         if id(tensor) not in self.found:

@@ -20,11 +20,14 @@ from torch._functorch import eager_transforms, utils, vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from pygraph.guards.locations import memory_of
 from pygraph.tracing.dynamo import fill_tables
 
 
 class Substitution(TorchFunctionMode):
     """A mode that passes other tensors to torch's functions than their caller does.
+
+    A tensor to whose ``.data`` the function assigns is passed itself from then on, as the trace has a value for it.
 
     Args:
         given: The tensors to pass, by the id of the tensor that they replace.
@@ -33,14 +36,19 @@ class Substitution(TorchFunctionMode):
     def __init__(self, given: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
         self._given = given
+        self._assigned: set[int] = set()
 
     def replacement(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor that is passed instead of one."""
-        return self._given.get(id(tensor), tensor)
+        return tensor if id(tensor) in self._assigned else self._given.get(id(tensor), tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # a branch, of which closed-over tensors become operands
             return func(*args, **(kwargs or {}))
+        if func == _SET_DATA:
+            self._assigned.add(id(args[0]))
+        if func is memory_of:
+            return func(*args)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.replacement, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -53,6 +61,7 @@ _active = _Active()
 _lock = threading.Lock()
 _users = 0
 
+_SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__  # checked with torch 2.11 and 2.13
 _functions: Any = torch.autograd.function
 _utils: Any = utils
 _grads: Any = eager_transforms

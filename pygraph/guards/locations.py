@@ -251,7 +251,7 @@ class Data(_OfTensor):
         A trace has no other guard on that, as it reads the memory alone.
         """
         tensor = self.tensor()
-        return ABSENT if tensor is None else (tensor.data, is_updated(tensor), tensor.requires_grad)
+        return ABSENT if tensor is None else (memory_of(tensor), is_updated(tensor), tensor.requires_grad)
 
     def put(self, value: Any) -> None:
         """Give the tensor the memory of another one, and tell autograd if the tensor was updated."""
@@ -260,6 +260,13 @@ class Data(_OfTensor):
             tensor.data, updated, _ = value
             if updated:
                 increment_version(tensor)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The ``.data`` of a tensor itself, also where others are passed to torch's functions instead of it."""
+    if has_torch_function_unary(tensor):
+        return handle_torch_function(memory_of, (tensor,), tensor)
+    return tensor.data
 
 
 def is_updated(tensor: torch.Tensor) -> bool:

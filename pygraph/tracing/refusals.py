@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
-from pygraph.guards.locations import is_updated
+from pygraph.guards.locations import is_updated, memory_of
 from pygraph.guards.torch_settings import looks_at_gradients
 from pygraph.ir.source_lines import PYGRAPH_FOLDER
 from pygraph.tracing import interruptions
@@ -93,7 +93,7 @@ class Refusals(TorchFunctionMode):
             return None
         if func is is_updated:
             return self._data.is_updated(args[0])
-        if func == _DATA:
+        if func in (_DATA, memory_of):
             return self._data.read(args[0], lambda: func(*args))
         if func in _CHANGE_GRAD:
             self._check_requires_grad(func, args, kwargs)

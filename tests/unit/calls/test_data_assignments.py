@@ -217,14 +217,16 @@ def test_what_is_assigned(device: torch.device, assign: Callable[..., None]) -> 
     assert_same(results[1], results[0], device)
 
 
-def test_differentiated_from_outside(device: torch.device) -> None:
-    """A target that follows inside of the forward, as in MoCo."""
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("module", [True, False])
+def test_differentiated_from_outside(device: torch.device, frozen: bool, module: bool) -> None:
+    """A target that follows inside of the forward, as in MoCo; it may be one that requires grad, and gets none."""
 
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net, self.target = networks(device)
-            self.target.requires_grad_(False)
+            self.target.requires_grad_(not frozen)
 
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
@@ -236,7 +238,7 @@ def test_differentiated_from_outside(device: torch.device) -> None:
     results: list[Any] = []
     for transform in (lambda fn: fn, pygraph.jit):
         pair = Pair()
-        fast, optimizer = transform(pair), torch.optim.SGD(pair.net.parameters(), 0.1)
+        fast, optimizer = transform(pair if module else pair.forward), torch.optim.SGD(pair.net.parameters(), 0.1)
         torch.manual_seed(4)
         results.append([])
         for _ in range(8):
@@ -245,6 +247,30 @@ def test_differentiated_from_outside(device: torch.device) -> None:
             loss.backward()
             optimizer.step()
             results[-1].append((loss.detach(), copy.deepcopy(pair.state_dict())))
+            assert all(p.grad is None and p.requires_grad != frozen for p in pair.target.parameters())
+        info = fast.cache_info() if transform is pygraph.jit else None
+    assert_same(results[1], results[0], device)
+    assert info is not None
+    assert info.hits >= 4, str(fast.explain())
+    assert "no fallbacks" in str(fast.explain())
+
+
+def test_a_tensor_with_another_memory_is_differentiated_from_outside(device: torch.device) -> None:
+    """The gradient is that of the tensor itself, at the values that were assigned."""
+    results: list[Any] = []
+    for transform in (lambda fn: fn, pygraph.jit):
+        weight = nn.Parameter(torch.ones(3, device=device))
+
+        def step(x: Tensor, weight: nn.Parameter = weight) -> Tensor:
+            weight.data = weight.data * 2
+            return (weight.square() * x).sum()
+
+        fast = transform(step)
+        results.append([])
+        for number in range(6):
+            weight.grad = None
+            fast(torch.full((3,), 1.0 + number, device=device)).backward()
+            results[-1].append((weight.detach().clone(), weight.grad))
     assert_same(results[1], results[0], device)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
@@ -63,6 +63,7 @@ class Cache:
         seldom: Why a call of a new kind is not compiled, where kinds seldom come again.
         single_kinds: Kinds of calls that are compiled in any case.
         is_users: Whether its calls are the user's, and no other function's that is called instead.
+        is_patient: Whether no kind of calls is compiled before it comes again.
 
     Attributes:
         entries: The entries.
@@ -85,6 +86,7 @@ class Cache:
         single_kinds: int = limits.LIMITS.single_kinds,
         *,
         is_users: bool = False,
+        is_patient: bool = False,
     ) -> None:
         self._name = name
         self.entries = Variants[Key, Entry](max_graphs, self._forget)
@@ -99,7 +101,7 @@ class Cache:
         self.used_numbers: dict[Kind, UsedNumbers] = {}
         self._looks_again: collections.Counter[Kind] = collections.Counter()
         self.traces = TracesByForm()
-        self.new_kinds = NewKinds(shared.late_kinds, seldom, single_kinds)
+        self.new_kinds = NewKinds(shared.late_kinds, seldom, single_kinds, is_patient=is_patient)
         self._seen: set[Key] = set()
         self._evictions_in_a_row = 0
 
@@ -199,6 +201,14 @@ class Cache:
             self._evictions_in_a_row = 0
             self._seen.clear()
 
+    def is_skipped(self, look: Hashable) -> bool:
+        """Whether a call that looks like this runs as it is without a lookup; it is counted then."""
+        if not self.looks.is_skipped(look):
+            return False
+        if not self._is_users and self.looks.known[look].entry is None:
+            self._counts.note_as_it_is()
+        return True
+
     def settle(self) -> None:
         """Count the calls that the extension has served and those that were skipped."""
         for note, entry, calls in self.looks.take_skipped():
@@ -209,7 +219,7 @@ class Cache:
                     self.entries.touch(entry)
             elif note is not None:
                 self.inlined[note] += calls
-                self._counts.skipped += calls
+                self._counts.skipped += calls if self._is_users else 0  # those of others are counted at once
         served = self.native.served()
         for calls in served:
             self._counts.calls += calls.hits if self._is_users else 0

@@ -115,6 +115,9 @@ class Compiler:
         """
         begin = retries.clock()
         last = next(iter(self._cache.entries.of(key)), None)
+        kinds = self._cache.new_kinds
+        if last is None and kinds.is_patient and (waiting := kinds.wait(key, self._cache.entries)) is not None:
+            return waiting
         try:
             self._policy.before_compilation(key, call, self._cache)
             with progress.compiling(self._function.name):
@@ -142,20 +145,17 @@ class Compiler:
         if past.state != StateInputs():
             self._cache.entries.drop_all(key)
             return self._add_stateful(key, call, runners, past.state)
-        refused = self._over_budget(key, call, past)
-        if refused is not None:
+        if (refused := self._over_budget(key, call, past)) is not None:
             return refused
         if past.last_refusal is not None and past.last_refusal.sets_gradients:
             return self._add_stateful(key, call, runners, StateInputs(gradients=True))
         if self._cache.is_past_budget(key):
             note = Fallback("the call", f"past the budget of {self._function.options.max_graphs} graphs")
             return Refused(fallbacks=[note])
-        numbered = self._numbered(key, call, runners) if past.last is None else None
-        if numbered is not None:
+        if past.last is None and (numbered := self._numbered(key, call, runners)) is not None:
             return numbered
         is_new = past.last is None and past.form is key.kind and not self._function.options.strict
-        waiting = self._cache.new_kinds.wait(key, self._cache.entries) if is_new else None
-        if waiting is not None:
+        if is_new and (waiting := self._cache.new_kinds.wait(key, self._cache.entries)) is not None:
             return waiting
         first = runners.of_first_step(call.args, call.kwargs)
         if first is not None:

@@ -89,7 +89,7 @@ class Engine:
         serves = self.policy.is_users and self.policy.carries_state and records(passes)
         self.function = Function(fn, passes, options, WithModules(fn, self.modules) if serves else fn)
         limits = options.max_graphs, self.shared, self.policy.seldom, self.policy.single_kinds
-        self.cache = Cache(self.function.name, *limits, is_users=is_called)
+        self.cache = Cache(self.function.name, *limits, is_users=is_called, is_patient=self.policy.is_patient)
         static_leaves = functools.partial(self.policy.static_leaves, self.function)
         self.keys = Keys(static_leaves, self.cache.baked, self.shared.pools)
         self.recorder = Recorder(self.function, self.shared)
@@ -146,7 +146,7 @@ class Engine:
         looks, look = self.cache.looks, None
         if looks.known:
             look = look_of(args, kwargs)
-            if looks.is_skipped(look):
+            if self.cache.is_skipped(look):
                 return self.function.as_it_is(*args, **kwargs)
         reason = surroundings.inline_reason()
         if reason is not None:

@@ -47,10 +47,16 @@ class NewKinds:
         budget: The time for kinds beyond the first few.
         seldom: Why a call of a new kind is not compiled.
         single: Kinds that are compiled in any case.
+        is_patient: Whether these, too, run as they are until they come again.
+
+    Attributes:
+        is_patient: That.
     """
 
-    def __init__(self, budget: Budget, seldom: Fallback, single: int = limits.LIMITS.single_kinds) -> None:
-        self._seldom, self._single = seldom, single
+    def __init__(
+        self, budget: Budget, seldom: Fallback, single: int = limits.LIMITS.single_kinds, *, is_patient: bool = False
+    ) -> None:
+        self._seldom, self._single, self.is_patient = seldom, single, is_patient
         self._compiled, self._seconds = 0, 0.0
         self._dropped = 0  # of those that came again
         self._waiting = dict[Key, Waiting]()
@@ -70,7 +76,8 @@ class NewKinds:
             if len(self._waiting) < limits.LIMITS.forms:
                 self._waiting[key] = waiting
             return waiting
-        if waiting is not None and not self._budget.allows() and waiting.took < self._usual_seconds():
+        is_in_time = self.is_patient and self._compiled < self._single
+        if waiting is not None and not (is_in_time or self._budget.allows()) and waiting.took < self._usual_seconds():
             return waiting
         self._allowed = key
         return None
@@ -78,8 +85,8 @@ class NewKinds:
     def _is_allowed_at_once(self, entries: Iterable[Entry]) -> bool:
         """Whether a kind that was not seen before is to be compiled, given the entries of those that are kept."""
         single = self._single
-        if self._compiled < single:
-            return True
+        if self.is_patient or self._compiled < single:
+            return not self.is_patient
         again = self._dropped + sum(entry.calls > 1 for entry in entries)
         return self._compiled - again < single and self._budget.allows()
 

@@ -48,6 +48,7 @@ class Policy:
         asks_before_cutting: Whether that comes before a cut also where such a number is no integer.
         seldom: Why calls of a new kind are not compiled, where kinds seldom come again.
         single_kinds: Kinds of calls that are compiled in any case.
+        is_patient: Whether no kind of calls is compiled before it comes again.
         changing: The containers among arguments that calls are known to change.
     """
 
@@ -60,6 +61,7 @@ class Policy:
     asks_before_cutting = False
     seldom = SELDOM
     single_kinds = limits.LIMITS.single_kinds
+    is_patient = False
 
     @property
     def needed_values(self) -> Collection[str]:

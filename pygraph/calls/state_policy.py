@@ -77,10 +77,22 @@ class StatePolicy(Policy):
 
     Attributes:
         releases: Whether calls take gradients out of the list that they are passed.
+
+    Args:
+        function: The function.
+        users: The engine of the user's function.
+        state: The state that it is passed.
+        unsteady: Why calls are seldom like each other, so that none is compiled before its like comes again; None if
+            they are not so.
     """
 
-    def __init__(self, function: StatefulFunction, users: Engine, state: StateInputs) -> None:
+    def __init__(
+        self, function: StatefulFunction, users: Engine, state: StateInputs, unsteady: str | None = None
+    ) -> None:
         self.composes = not state.gradients
+        self.is_patient = unsteady is not None
+        if unsteady is not None:
+            self.seldom = Fallback("the call", unsteady)
         self.releases = False
         self._function, self._users, self._state = function, users, state
         # The number of calls that were found again, up to the last that was not, and of those that were not since.
@@ -147,7 +159,7 @@ class StatePolicy(Policy):
         more = outdated_inputs(list(traced))
         if self._state | more != self._state:
             raise OutdatedError(more)
-        if function.locations:
+        if function.locations and not self.is_patient:
             cache.settle()
             found_again = sum(entry.calls - 1 for entry in cache.entries)
             self._missed = self._missed + 1 if found_again == self._found_again else 0
@@ -184,7 +196,7 @@ class StatePolicy(Policy):
         used = cache.used_numbers.get(key.kind)
         if used is not None and self._function.may_ask(call.args[:6], used.uses):
             decisive -= used.explained
-        if not decisive:
+        if not decisive or self.is_patient:
             return
         cache.settle()
         found_again = sum(entry.calls - 1 for entry in cache.entries)

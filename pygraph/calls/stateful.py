@@ -46,6 +46,8 @@ from pygraph.tracing.number_uses import MissingNumbersError
 # Why calls run as they are, once their traces have come to nothing.
 _CHANGING = Fallback("the call", "something that the function closes over changes at every call")
 
+_PATIENCE = "It runs as it is until the same comes again"
+
 
 class StatefulCalls:
     """Runs calls of one kind that set gradients or attributes.
@@ -79,6 +81,7 @@ class StatefulCalls:
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
         self._why_unsteady: str | None = None
+        self._is_patient = False
         self._decided: StateRunner | None = None  # runs the calls, once they decide or compute numbers
         self.engine = self._make(args, kwargs)
 
@@ -94,7 +97,9 @@ class StatefulCalls:
             self._function.fn, self._function.name, named, groups, numbers, locations, state.conditions
         )
         self.stateful.is_expected = self._is_expected
-        self.policy = StatePolicy(self.stateful, self._function, state)
+        self.policy = StatePolicy(
+            self.stateful, self._function, state, self._why_not().reason if self._is_patient else None
+        )
         self._reads_natively = all(map(_has_plain_gradient, tensors))
         self._gradients: Any = None
         return self._function.derive(self.stateful, self.policy)
@@ -115,6 +120,8 @@ class StatefulCalls:
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function, as_it_is = self._function, None
+        if self._why_unsteady is not None and not self._is_patient:
+            self._be_patient(args, kwargs)
         while self._renewals.allows():
             with function.shared.lock:  # no other call of the function sees gradients in between
                 try:
@@ -194,8 +201,18 @@ class StatefulCalls:
         self.engine.release()
         self.engine.cache.seconds = 0.0
         self.policy.restart()
-        self._cutting.cut(self._function, args, kwargs, reason)
+        if not self._is_patient:
+            self._cutting.cut(self._function, args, kwargs, reason)
         self._why_unsteady = reason
+
+    def _be_patient(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have calls that were all unlike each other, and cannot be cut, be graphs where their like comes again.
+
+        A cache that grows has the sizes of the last sequence again in the next one.
+        """
+        self._is_patient = True
+        self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
+        self.engine = self._make(args, kwargs)
 
     def refusal(self) -> Fallback | None:
         """Why calls run as they are for now; None if they do not."""
@@ -205,7 +222,7 @@ class StatefulCalls:
 
     def _why_not(self) -> Fallback:
         reason = self._why_unsteady
-        return _CHANGING if reason is None else Fallback("the call", reason + self._cutting.why_whole)
+        return _CHANGING if reason is None else Fallback("the call", f"{reason}{self._cutting.why_whole}. {_PATIENCE}")
 
     def in_python(self) -> str | None:
         """The lines that run as Python at each call, and why; None if there are none."""

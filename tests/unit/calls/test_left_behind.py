@@ -440,6 +440,56 @@ def test_a_cache_that_grows_runs_as_it_is(device: torch.device) -> None:
     assert "another shape at every call" in str(fast.explain().to_dict()["fallbacks"])
 
 
+class Concatenating(nn.Module):
+    """Attention of one token to those before, of which the keys and values are kept."""
+
+    keys: Tensor
+
+    def begin(self) -> None:
+        self.is_new = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys = x[None] if self.is_new else torch.cat([self.keys, x[None]])
+        self.is_new = False
+        return (self.keys @ x).softmax(0) @ self.keys
+
+
+class Writing(nn.Module):
+    """The same with a position in memory that is there from the beginning."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.keys, self.position = torch.zeros(8, 3, device=device), 0
+
+    def begin(self) -> None:
+        self.position = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys[self.position] = x
+        self.position += 1
+        known = self.keys[: self.position]
+        return (known @ x).softmax(0) @ known
+
+
+@pytest.mark.parametrize("kind", ["concatenating", "writing"])
+def test_a_cache_that_grows_and_begins_anew_has_a_graph_for_each_length(device: torch.device, kind: str) -> None:
+    """What does not come again is not compiled; the second sequence has the lengths of the first."""
+    plain, model = (Concatenating() if kind == "concatenating" else Writing(device) for _ in range(2))
+    fast = pygraph.jit(model)
+    before = fast.cache_info()
+    for sequence in range(7):
+        before = fast.cache_info()
+        plain.begin()
+        model.begin()
+        for step in range(8):
+            x = value(sequence * 8 + step, device, 3)
+            torch.testing.assert_close(fast(x), plain(x))
+            torch.testing.assert_close(model.keys, plain.keys, rtol=0, atol=0)
+    info = fast.cache_info()
+    assert info.captures == before.captures, fast.explain()
+    assert info.hits >= before.hits + 6, fast.explain()
+
+
 def test_a_counter_that_decides_has_a_graph_for_each_decision(device: torch.device) -> None:
     """Its comparison is made before the call."""
 

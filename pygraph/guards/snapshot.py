@@ -1,7 +1,7 @@
 """A snapshot of Python's state before a trace: what has changed since, and putting it back.
 
-A trace runs the function, and a traced tensor must never be left in a module. What belongs to an installed package (a
-cache that knows fake tensors now) is put back as well, but is not reported as a change of the function's.
+A trace runs the function, and a traced tensor must never be left in a module. What an installed package remembers (in
+a cache that knows fake tensors now) is put back as well, but is not reported as a change of the function's.
 """
 
 # Containers hold items of any type.
@@ -13,9 +13,13 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch.utils import _pytree as pytree
+
 from pygraph.guards.attribute_dicts import AttributeDicts
 from pygraph.guards.contents import Contents
 from pygraph.guards.locations import Item, Location, Variable, items_of
+from pygraph.guards.objects import holds_tensors
 from pygraph.guards.report_names import changed_entry, entry_name, join
 from pygraph.guards.storage import (
     changed_keys,
@@ -72,7 +76,10 @@ class Snapshot:
         self.containers.append((name, container, stored_copy(container)))
 
     def mark_packaged(self, owner: object) -> None:
-        """Say that a container, contents, a module's dict or a class belongs to an installed package."""
+        """Say that a container, contents, a module's dict or a class belongs to an installed package.
+
+        What is filled there is a memo of the package, and no change.
+        """
         self._packaged.add(id(owner))
 
     def is_packaged(self, owner: object) -> bool:
@@ -126,7 +133,7 @@ class Snapshot:
             found += [Item(container, key, entry_name(name, key, self._names)) for key in keys]
         for name, owner, key, before in self.variables:
             now = _lookup(owner, key)
-            if now is before or id(owner) in self._packaged or (_is_code(now) and before is MISSING):
+            if now is before or self._is_memo(owner, before, now) or (_is_code(now) and before is MISSING):
                 continue
             if isinstance(owner, type):
                 return join(name, key)
@@ -148,8 +155,22 @@ class Snapshot:
         for name, container, before in self.containers:
             if isinstance(container, dict) and _OF_DYNAMO in container and _OF_DYNAMO not in before:
                 del container[_OF_DYNAMO]
-            if id(container) not in self._packaged and not is_unchanged(container, before):
+            if not (is_unchanged(container, before) or self._fills_memos(container, before)):
                 yield name, container, before
+
+    def _fills_memos(self, container: Any, before: Any) -> bool:
+        """Whether a container of a package differs from a copy of it by what the package has remembered alone."""
+        if id(container) not in self._packaged or not isinstance(container, dict):
+            return False
+        now = stored_copy(container)
+        keys = changed_keys(container, before)
+        return all(self._is_memo(container, before.get(key), now.get(key)) for key in keys)
+
+    def _is_memo(self, owner: object, before: Any, now: Any) -> bool:
+        """Whether a package has stored something where nothing was, in which there is no tensor of the trace."""
+        if id(owner) not in self._packaged or not (before is None or before is MISSING):
+            return False
+        return not any(isinstance(leaf, torch.Tensor) or holds_tensors(leaf) for leaf in pytree.tree_leaves(now))
 
     def _name_of(self, cell: types.CellType) -> str:
         return self._names.get(id(cell), "a closed-over variable")
@@ -178,7 +199,7 @@ class Snapshot:
         """Put dicts and lists back; yields the names of what had changed, None for what is not reported."""
         for name, container, before in self.containers:
             if not holds_the_very(container, before):
-                is_change = id(container) not in self._packaged and not is_unchanged(container, before)
+                is_change = not (is_unchanged(container, before) or self._fills_memos(container, before))
                 yield changed_entry(name, container, before, self._names) if is_change else None
                 store(container, before)
 
@@ -192,8 +213,9 @@ class Snapshot:
             now = _lookup(owner, key)
             # Code that is imported when it is first needed may stay.
             if now is not before and not (_is_code(now) and (before is None or before is MISSING)):
+                is_memo = self._is_memo(owner, before, now)
                 _put(owner, key, before)
-                yield None if id(owner) in self._packaged else join(name, key)
+                yield None if is_memo else join(name, key)
 
     def _restored_classes(self) -> Iterator[str | None]:
         for name, cls, keys in self.classes:

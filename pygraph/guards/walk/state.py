@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import abc
+import collections
 import heapq
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from pygraph.guards.contents import MAX_BYTES_IN_ALL, Contents
 from pygraph.guards.guard_set import GuardSet
+from pygraph.guards.packages import is_installed, is_library
 from pygraph.guards.snapshot import Snapshot
 from pygraph.guards.values import is_plain
 from pygraph.guards.walk.code_names import ANY_ATTRIBUTE
@@ -97,7 +99,7 @@ class Walk:
             if id(value) not in self.seen:
                 self.seen.add(id(value))
                 self.objects.append(value)
-                self.packaged = packaged
+                self.packaged = packaged and not _is_callers(value)
                 return name, value, depth
         return None
 
@@ -137,6 +139,14 @@ class Walk:
         """Note whether state that `Snapshot.restore` puts back belongs to an installed package."""
         if self.packaged:
             self.snapshot.mark_packaged(owner)
+
+
+def _is_callers(value: object) -> bool:
+    """Whether what a package leads to is not the package's: what is on a list, as of handlers, or of a user's class."""
+    kind = type(value)
+    return issubclass(kind, (list, collections.deque)) or not (
+        is_library(kind.__module__) or is_installed(kind.__module__)
+    )
 
 
 class CodeNames:

@@ -38,7 +38,7 @@ class Probe(Rebinding):
         settings: The settings under which it runs.
 
     Attributes:
-        found: Active tensors that the function closes over and that are not lifted.
+        found: Active tensors that the function closes over, and any that it returns, if they are not lifted.
         differentiable: By result, whether it has a gradient.
         returned: The ids of the results.
         differentiates: Whether the function uses autograd by itself.
@@ -113,7 +113,7 @@ class Probe(Rebinding):
         made = [leaf for leaf in leaves_behind(results) if isinstance(leaf, FakeTensor) and id(leaf) not in passed]
         self.makes_leaf = any(leaf is result for leaf in made for result in results)
         self.reaches_made = bool(made)
-        missing = [t for t in results if is_active(t) and not _is_made_inside(t)]
+        missing = [t for t in results if not _is_made_inside(t)]  # which are returned as the objects that they are
         known = {id(tensor) for tensor in self._lifted}
         self.found = [*search.found.values()]
         self.found += [t for t in missing if id(t) not in known and id(t) not in search.found]

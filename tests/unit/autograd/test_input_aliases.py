@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
+from torch import Tensor, nn
 
+import pygraph
 from pygraph.autograd.input_aliases import find_input_aliases, without_bases
 
 
@@ -35,3 +40,28 @@ def test_views_of_unshared_memory_are_no_views_any_more() -> None:
     results = without_bases([alone, of_input], [x])
     assert [result._is_view() for result in results] == [False, True]  # pyright: ignore[reportPrivateUsage]
     assert results[0].data_ptr() == alone.data_ptr()
+
+
+@pytest.mark.parametrize("update", [lambda buffer: buffer, lambda buffer: buffer.add_(1), lambda buffer: buffer.t_()])
+@pytest.mark.parametrize("place", ["buffer", "dict", "closure"])
+def test_what_was_there_before_is_returned_as_it_is_next_to_what_has_a_gradient(
+    device: torch.device, place: str, update: Callable[[Tensor], Tensor]
+) -> None:
+    net = nn.Linear(3, 2).to(device)
+    kept = torch.zeros(2, 3, device=device)
+    held: dict[str, Any] = {"kept": kept} if place == "dict" else {}
+    if place == "buffer":
+        net.register_buffer("kept", kept)
+
+    def get() -> Tensor:
+        return held["kept"] if place == "dict" else net.kept if place == "buffer" else kept  # type: ignore[return-value]
+
+    fast = pygraph.jit(lambda x: (net(x), update(get())))
+    expected = torch.zeros(2, 3, device=device)
+    for number in range(6):
+        y, found = fast(torch.ones(4, 3, device=device) * number)
+        y.sum().backward()
+        assert found is kept
+        assert torch.equal(kept, update(expected))
+    assert net.bias.grad is not None
+    assert net.bias.grad.tolist() == [24.0, 24.0]

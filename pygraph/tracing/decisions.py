@@ -269,6 +269,9 @@ class Questions(TorchFunctionMode):
         self.undecided = self.needs_number = self.needs_float = self._is_of_truth = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _EQUAL and not kwargs and _are_comparable(*args):
+            with self:
+                return _are_equal(*args)
         if func not in _ASKING:
             return func(*args, **(kwargs or {}))
         if _here.decisions is not None and args[0].numel() == 1 and not args[0].is_complex():
@@ -362,6 +365,27 @@ class Questions(TorchFunctionMode):
         return True
 
 
+def _are_comparable(first: object, second: object) -> bool:
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return False
+    is_strided = first.layout is second.layout is torch.strided and not first.is_cpu
+    return is_strided and first.device == second.device and first.dtype == second.dtype
+
+
+def _are_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether tensors on a device are equal, as a question; CUDA does not compare memory with itself."""
+    if first.shape != second.shape:
+        return False
+    if first.numel() == 0 or (first.is_cuda and _memory(first) == _memory(second)):
+        return True
+    return bool((first == second).all())
+
+
+def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
+    own = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride()
+    return *own, tensor.is_conj(), tensor.is_neg()
+
+
 def with_known_sizes(out: Any) -> Any:
     """The results of an operation under way, with the sizes that they have in the call, where data decides these.
 
@@ -375,4 +399,5 @@ def with_known_sizes(out: Any) -> Any:
 
 # Private; checked with torch 2.11 and 2.13.
 _Tensor: Any = torch.Tensor
+_EQUAL: Any = (torch.equal, _Tensor.equal)
 _ASKING = (_Tensor.__bool__, _Tensor.is_nonzero, torch.is_nonzero)

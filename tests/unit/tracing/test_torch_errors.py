@@ -15,6 +15,7 @@ from torch import Tensor
 import pygraph
 from pygraph.errors import FallbackError, TraceError
 
+equal = torch.ops.aten.equal
 compiled = torch.compile(lambda x: x * 2, backend="eager")
 
 
@@ -22,7 +23,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "numpy": (lambda x: torch.as_tensor(x.numpy() * 2), "it converts a tensor to NumPy, and its values are"),
     "address": (lambda x: x + x.data_ptr() % 7, "it asks for the data pointer of a tensor"),
     "compiled": (lambda x: compiled(x), "it calls a function that torch.compile has made"),
-    "equal": (lambda x: torch.equal(x, x + 1), "aten.equal.default gives a value of the host that depends on data"),
+    "equal": (lambda x: equal(x, x + 1), "aten.equal.default gives a value of the host that depends on data"),
     "number": (lambda x: x * float(x.sum()), "it needs a value on the host. From"),
     "size": (lambda x: torch.zeros(int(x.sum())), "it needs a value on the host. From"),
     "devices": (lambda x: x @ torch.ones(3, 3), "an operation has tensors of two devices, {device} and cpu"),

@@ -134,6 +134,8 @@ class Compiler:
             self._cache.new_kinds.note_compiled(key, seconds, entry.plan.key)
         if entry.executable is None:
             extension.start()  # for what runs as it is there is a native path, too
+        answers = self._policy.answers()
+        call = call if answers is None else call_with_answers(call, answers)
         self.recompilations.note(call, entry, None if last is None else last.requirements, seconds)
         return entry
 
@@ -320,8 +322,7 @@ class Compiler:
             entry = Recorded(traced=traced, graphs=executable, recordable=program, fallbacks=fallbacks)
             entry.reviews = Reviews.of(executable)
         elif self._function.records:
-            described = program if executable is None else executable.program
-            entry = Launched(fallbacks=fallbacks, described=described)
+            entry = Launched(fallbacks=fallbacks, described=program if executable is None else executable.program)
         else:
             entry = Evaluated(traced=traced, evaluated=program, fallbacks=fallbacks)
         return self._keep(key, call, entry)
@@ -416,10 +417,9 @@ class Compiler:
 
     def _parts(self, past: _Past, call: Call, runners: Runners, error: TraceError) -> StateRunner | None:
         """The runner of a call whose trace has failed, if part of it can be traced."""
-        if self._function.options.strict or isinstance(error, (DisturbedTraceError, GradientError)):
+        # Calls with an error of their own end in that, and others are graphs as they are.
+        if self._function.options.strict or error.is_own or isinstance(error, (DisturbedTraceError, GradientError)):
             return None
-        if error.is_own:
-            return None  # such calls end in an error, and others are graphs as they are
         if isinstance(error, StateChangeError) and (past.last is None or adds_again(error, was_once=past.was_once)):
             return None  # the next call may leave it as it is
         return runners.of_parts(call.args, call.kwargs, str(error))

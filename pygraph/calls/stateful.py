@@ -120,7 +120,7 @@ class StatefulCalls:
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function, as_it_is = self._function, None
-        if self._why_unsteady is not None and not self._is_patient:
+        if self._has_patience_left():
             self._be_patient(args, kwargs)
         while self._renewals.allows():
             with function.shared.lock:  # no other call of the function sees gradients in between
@@ -218,7 +218,12 @@ class StatefulCalls:
         """Why calls run as they are for now; None if they do not."""
         if self._decided is not None:
             return self._decided.refusal()
-        return None if self._renewals.allows() or self._cutting.parts() is not None else self._why_not()
+        is_left = self._renewals.allows() or self._has_patience_left() or self._cutting.parts() is not None
+        return None if is_left else self._why_not()
+
+    def _has_patience_left(self) -> bool:
+        """Whether calls that were all unlike each other have not been patient yet."""
+        return self._why_unsteady is not None and not self._is_patient
 
     def _why_not(self) -> Fallback:
         reason = self._why_unsteady

@@ -269,7 +269,7 @@ class Questions(TorchFunctionMode):
         self.undecided = self.needs_number = self.needs_float = self._is_of_truth = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _EQUAL and not kwargs and _are_comparable(*args):
+        if func in _EQUAL and len(args) == 2 and _are_comparable(*args):
             with self:
                 return _are_equal(*args)
         if func not in _ASKING:

@@ -94,15 +94,15 @@ class NewKinds:
         """The time that compiling a kind takes."""
         return self._seconds / max(self._compiled, 1)
 
-    def note_compiled(self, key: Key, seconds: float, kept: Key | None = None) -> None:
+    def note_compiled(self, key: Key, seconds: float, own_key: Key | None = None) -> None:
         """Note that a kind was compiled, if it is a new one, and the time that it took.
 
         Args:
             key: The key of the call.
             seconds: The time.
-            kept: The key under which its entry is kept, if that is another one.
+            own_key: The key under which its entry is kept, if that is another one.
         """
-        if self._allowed is None or (self._allowed is not key and self._allowed is not kept):
+        if self._allowed is None or (self._allowed is not key and self._allowed is not own_key):
             return
         self._waiting.pop(self._allowed, None)
         self._allowed = None

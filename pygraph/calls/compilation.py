@@ -8,7 +8,6 @@ from collections.abc import Hashable
 import torch
 
 from pygraph.calls import profiling, retries
-from pygraph.calls.answered import call_with_answers, traced_with_answers
 from pygraph.calls.cache import Cache, Shared
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful, StateRunner
@@ -17,8 +16,8 @@ from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of, objects_by_value
 from pygraph.calls.memory import check_disjoint, check_updatable
 from pygraph.calls.outdated_state import outdated_inputs
-from pygraph.calls.own_errors import raise_refused
-from pygraph.calls.pipeline import transformed_program, with_unguarded_state
+from pygraph.calls.own_errors import raise_own
+from pygraph.calls.pipeline import transformed_program
 from pygraph.calls.policy import Policy, Runners
 from pygraph.calls.recompilations import Recompilations
 from pygraph.calls.recording import Recorder
@@ -35,7 +34,7 @@ from pygraph.errors import (
     UndecidedError,
     describe,
 )
-from pygraph.guards.environment import modes_of
+from pygraph.guards.environment import Environment, modes_of
 from pygraph.guards.locations import are_same, filled_locations
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.leaves import is_live_number
@@ -127,15 +126,13 @@ class Compiler:
         finally:
             seconds = retries.clock() - begin
             self._cache.seconds += seconds
-        if entry.traces is not None and not (isinstance(entry, Refused) and entry.until is not None):
+        if entry.traces is not None and not _is_awaiting(entry):
             entry.traces.note_made(seconds)
         entry.seconds = seconds
         if entry.plan is not None:
-            self._cache.new_kinds.note_compiled(key, seconds, entry.plan.key)
+            self._cache.new_kinds.note_compiled(key, seconds)
         if entry.executable is None:
             extension.start()  # for what runs as it is there is a native path, too
-        answers = self._policy.answers()
-        call = call if answers is None else call_with_answers(call, answers)
         self.recompilations.note(call, entry, None if last is None else last.requirements, seconds)
         return entry
 
@@ -169,27 +166,8 @@ class Compiler:
         try:
             traced, program = self._trace(key, call, past)
         except TraceError as error:
-            self._begin_anew(call, runners, error)
             return self._of_failure(key, call, runners, past, error, retries.clock() - began)
-        if (answers := self._policy.answers()) is not None:
-            call, kinds = call_with_answers(call, answers), self._cache.new_kinds
-            key, entries = self._keys.of(call), self._cache.entries
-            if entries.of(key) or self._cache.is_past_budget(key) or not kinds.is_allowed_at_once(entries):
-                self._policy.begin_anew()
-            kinds.wait(key, entries)  # it is compiled
-            traced, program = traced_with_answers(traced, program, call)
         return self._from_trace(key, call, traced, program)
-
-    def _begin_anew(self, call: Call, runners: Runners, error: TraceError) -> None:
-        """Have a call, whose trace has failed, begin anew with the answers that it has found, if there are any."""
-        if (answers := self._policy.answers()) is None:
-            return
-        call = call_with_answers(call, answers)
-        key = self._keys.of(call)
-        state = None if self._cache.entries.of(key) else self._state_left_behind(self._past(key), error)
-        if state is not None:
-            self._add_stateful(key, call, runners, state)
-        self._policy.begin_anew()
 
     def _of_failure(
         self, key: Key, call: Call, runners: Runners, past: _Past, error: TraceError, seconds: float
@@ -294,7 +272,7 @@ class Compiler:
         name, options = function.name, function.options
         needed = self._policy.needed_values
         traced, program = transformed_program(function.fn, args, kwargs, static, name, passes, options, needed)
-        return traced, with_unguarded_state(program, traced.environment)
+        return traced, _with_unguarded_state(program, traced.environment)
 
     def _static(self, call: Call) -> frozenset[int]:
         return self._keys.static_leaves(call.args, call.kwargs)
@@ -389,7 +367,14 @@ class Compiler:
     def _without_trace(self, key: Key, call: Call, past: _Past, error: TraceError, seconds: float) -> Entry:
         """The entry for a call whose trace has failed."""
         if self._function.options.strict and not adds_again(error, was_once=past.was_once):
-            raise_refused(error, self._function.name)
+            if error.raised is not None:
+                raise_own(error.raised, self._function.name)
+            # One error with one cause, if there is one: what torch, or the function, has raised.
+            text = str(error).replace(f"trace({self._function.name})(…)", f"{self._function.name}(…)", 1)
+            cause = error.__cause__
+            while isinstance(cause, TraceError):  # it says the same
+                cause = cause.__cause__
+            raise FallbackError(text) from cause
         note = Fallback("the call", str(error))
         if isinstance(error, DisturbedTraceError):
             return Refused(fallbacks=[note])
@@ -448,3 +433,16 @@ class Compiler:
         entry = self._keep(key, call, Stateful(fallbacks=[], runner=runner))
         runner.traces = entry.traces
         return entry
+
+
+def _is_awaiting(entry: Entry) -> bool:
+    return isinstance(entry, Refused) and entry.until is not None
+
+
+def _with_unguarded_state(program: Program, environment: Environment) -> Program:
+    """The Program, with a note of what the function reaches and is not guarded."""
+    if environment.unseen is None:
+        return program
+    reason = f"what lies in {environment.unseen} is too much to be looked at; changes there would be missed"
+    note = Fallback("state", reason)
+    return program if note in program.fallbacks else program.replace(fallbacks=(*program.fallbacks, note))

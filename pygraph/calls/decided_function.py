@@ -74,8 +74,6 @@ class DecidedFunction:
         states: The random generators' states when the call under way began.
         trying: The thread that looks for a replay of a call, and runs the function itself if there is none.
         needed: Names of values that traces go on with where a call decides otherwise than the one before.
-        may_find: Whether a trace that is told no answers may be kept, as that of calls with the answers that it finds.
-        found: These, as of the last trace; None if it was told them.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str, *, numbers: bool) -> None:
@@ -87,8 +85,6 @@ class DecidedFunction:
         self.states = InitialStates(None)
         self.trying: int | None = None
         self.needed: set[str] = set()
-        self.may_find = False
-        self.found: Path | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; the answers are the last keyword argument, so that other leaves keep their positions."""
@@ -102,21 +98,17 @@ class DecidedFunction:
             self.states.save_in_trace()
         restore = self.states.restore if is_call else None
         options = {"trusted": given == self.trusted, "numbers": self.numbers, "keeps_all": bool(self.needed)}
-        self.found, failed = None, False
         with deciding(known, restore, **options) as decisions:
             try:
                 result = self.__wrapped__(*args, **kwargs)
             except Exception:
                 if known[: len(decisions.answers)] == tuple(decisions.answers):
                     raise
-                result, failed = None, True
+                result = None
         self.lines |= enumerate(decisions.lines)
         found = tuple(decisions.answers)
         if found != given and not is_call:
             raise TraceError("it decides otherwise than in the call")
-        if given == UNKNOWN_PATH and self.may_find and not failed:
-            self.found = self.trusted = found
-            return result
         if found != given:  # raised here, it has no context, whose frames hold what the trace made
             raise OtherPathError(found)
         self.trusted = given  # what differentiates it traces it again, where no values are known
@@ -211,20 +203,6 @@ class DecidingPolicy(Policy):
         del key, cache
         if not self._function.may_be_traced(call.kwargs[ANSWERS]):
             raise NoTraceError
-        self._function.may_find, self._function.found = True, None
-
-    def answers(self) -> Path | None:
-        """The answers to its questions that the last trace has found; None if it was told them."""
-        return self._function.found
-
-    def begin_anew(self) -> None:
-        """Have the call begin anew with these answers, if there are any.
-
-        Raises:
-            OtherPathError: There are.
-        """
-        if self._function.found is not None:
-            raise OtherPathError(self._function.found)
 
     def state_runner(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs) -> Any:
         """A runner of calls that leave state behind."""

@@ -155,7 +155,6 @@ class DecidingCalls:
         for _ in range(2 * MAX_DECISIONS + len(self._paths)):
             began_again = retries.clock()
             tried.add(path)
-            function.may_find, function.found = False, None
             try:
                 with _NOTHING if stopped is None else going_on(stopped):
                     result = self.engine(*args, **kwargs, **{ANSWERS: path})
@@ -180,8 +179,6 @@ class DecidingCalls:
                 path = function.trusted = error.path
                 is_new = True
             else:
-                if path == UNKNOWN_PATH and function.found is not None:
-                    path, is_new = function.found, True
                 self._note_replay(path, is_new=is_new)
                 if self._new > limits.LIMITS.new_numbers:
                     self._again.lose(retries.clock() - began, limits.LIMITS.wasted_traces + 1)

@@ -71,7 +71,7 @@ class NewKinds:
             entries: The entries of all kinds that are kept.
         """
         waiting = self._waiting.get(key)
-        if waiting is None and not self.is_allowed_at_once(entries):
+        if waiting is None and not self._is_allowed_at_once(entries):
             waiting = Waiting(fallbacks=[self._seldom])
             if len(self._waiting) < limits.LIMITS.forms:
                 self._waiting[key] = waiting
@@ -82,7 +82,7 @@ class NewKinds:
         self._allowed = key
         return None
 
-    def is_allowed_at_once(self, entries: Iterable[Entry]) -> bool:
+    def _is_allowed_at_once(self, entries: Iterable[Entry]) -> bool:
         """Whether a kind that was not seen before is to be compiled, given the entries of those that are kept."""
         single = self._single
         if self.is_patient or self._compiled < single:
@@ -94,18 +94,12 @@ class NewKinds:
         """The time that compiling a kind takes."""
         return self._seconds / max(self._compiled, 1)
 
-    def note_compiled(self, key: Key, seconds: float, own_key: Key | None = None) -> None:
-        """Note that a kind was compiled, if it is a new one, and the time that it took.
-
-        Args:
-            key: The key of the call.
-            seconds: The time.
-            own_key: The key under which its entry is kept, if that is another one.
-        """
-        if self._allowed is None or (self._allowed is not key and self._allowed is not own_key):
+    def note_compiled(self, key: Key, seconds: float) -> None:
+        """Note that a kind was compiled, if it is a new one, and the time that it took."""
+        if key is not self._allowed:
             return
-        self._waiting.pop(self._allowed, None)
         self._allowed = None
+        self._waiting.pop(key, None)
         if self._compiled >= self._single:
             self._budget.lose(seconds)
         self._compiled += 1

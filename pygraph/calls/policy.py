@@ -109,13 +109,6 @@ class Policy:
     def after_compilation(self, key: Key, call: Call, cache: Cache) -> None:
         """Look at what has become of it; an error ends the call."""
 
-    def answers(self) -> tuple[str, ...] | None:
-        """The answers to its questions that the last trace has found; None if it was told them, or asked nothing."""
-        return None
-
-    def begin_anew(self) -> None:
-        """Have the call begin anew with these answers, if there are any, as they make another call of it."""
-
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace.
 

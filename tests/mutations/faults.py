@@ -91,7 +91,7 @@ FAULTS = (
     Fault(
         "all-new-kinds-recorded",
         "Calls whose sizes never come again are recorded.",
-        "        if waiting is None and not self.is_allowed_at_once(entries):\n",
+        "        if waiting is None and not self._is_allowed_at_once(entries):\n",
         "        if False:\n",
     ),
     Fault(

@@ -85,8 +85,10 @@ class NewKinds:
     def _is_allowed_at_once(self, entries: Iterable[Entry]) -> bool:
         """Whether a kind that was not seen before is to be compiled, given the entries of those that are kept."""
         single = self._single
-        if self.is_patient or self._compiled < single:
-            return not self.is_patient
+        if self.is_patient:
+            return False
+        if self._compiled < single:
+            return True
         again = self._dropped + sum(entry.calls > 1 for entry in entries)
         return self._compiled - again < single and self._budget.allows()
 

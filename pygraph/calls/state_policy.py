@@ -75,15 +75,15 @@ def _changes_numbers(error: TraceError) -> bool:
 class StatePolicy(Policy):
     """The rules of a `StatefulFunction`.
 
-    Attributes:
-        releases: Whether calls take gradients out of the list that they are passed.
-
     Args:
         function: The function.
         users: The engine of the user's function.
         state: The state that it is passed.
         unsteady: Why calls are seldom like each other, so that none is compiled before its like comes again; None if
             they are not so.
+
+    Attributes:
+        releases: Whether calls take gradients out of the list that they are passed.
     """
 
     def __init__(

@@ -172,6 +172,11 @@ class Looks(Generic[E]):
         known.unseen += 1
         return True
 
+    def are_all_skipped(self) -> bool:
+        """Whether a call of any look that is known would run without a lookup."""
+        looks = list(self.known.values())
+        return bool(looks) and not any(look.lookups.allows() for look in looks)
+
     def as_it_is(self, look: Hashable, note: Fallback | None, entry: E | None, seconds: float) -> int:
         """Note that a call runs as it is after a lookup, and the time of the lookup.
 

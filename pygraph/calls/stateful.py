@@ -120,6 +120,8 @@ class StatefulCalls:
 
     def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function, as_it_is = self._function, None
+        if self._is_seldom_looked_up():
+            return self._inline(args, kwargs)
         if self._has_patience_left():
             self._be_patient(args, kwargs)
         while self._renewals.allows():
@@ -218,8 +220,14 @@ class StatefulCalls:
         """Why calls run as they are for now; None if they do not."""
         if self._decided is not None:
             return self._decided.refusal()
+        if self._is_seldom_looked_up():
+            return self._why_not()
         is_left = self._renewals.allows() or self._has_patience_left() or self._cutting.parts() is not None
         return None if is_left else self._why_not()
+
+    def _is_seldom_looked_up(self) -> bool:
+        """Whether calls have waited in vain for their like, so that the next one is not even prepared."""
+        return self._is_patient and self.engine.cache.looks.are_all_skipped()
 
     def _has_patience_left(self) -> bool:
         """Whether calls that were all unlike each other have not been patient yet."""

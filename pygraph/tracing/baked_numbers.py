@@ -39,14 +39,14 @@ def note_guards(arguments: FakeArguments, module: fx.GraphModule) -> None:
     for guard in arguments.shapes.guards:
         text = guard_text(guard.expr, uses.names)
         if text is not None:
-            found[f"({text})"] = frozenset(arguments.symbols[symbol] for symbol in guard.expr.free_symbols)
+            found[f"({text})"] = uses.leaves_of(guard.expr.free_symbols)
     for position, *ends in filter(None, map(bounds_of, module.graph.nodes)):
         # What is viewed may have a size that depends on a number, too.
         first, last = (sympy.Integer(end) if isinstance(end, int) else end.node.expr for end in ends)
         texts = [number_text(expression, uses.names) for expression in (first, position, last)]
         if None not in texts:
             symbols = first.free_symbols | position.free_symbols | last.free_symbols
-            found[f"({' <= '.join(map(str, texts))})"] = frozenset(arguments.symbols[symbol] for symbol in symbols)
+            found[f"({' <= '.join(map(str, texts))})"] = uses.leaves_of(symbols)
     by_leaves: dict[frozenset[int], list[str]] = {}
     for text, leaves in found.items():
         by_leaves.setdefault(leaves, []).append(text)
@@ -83,7 +83,7 @@ def numbers_of_symbols(arguments: FakeArguments, module: fx.GraphModule, results
 def live_positions(arguments: FakeArguments, module: fx.GraphModule) -> frozenset[int]:
     """The leaves of live numbers that positions of views are made of."""
     found = [expression for expression, *_ in filter(None, map(bounds_of, module.graph.nodes))]
-    return frozenset(arguments.symbols[symbol] for one in found for symbol in one.free_symbols)
+    return arguments.uses.leaves_of(symbol for one in found for symbol in one.free_symbols)
 
 
 def baked_leaves(arguments: FakeArguments) -> tuple[Baked, ...]:
@@ -110,19 +110,18 @@ def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule, results: 
     # Where torch does not say so itself (torch 2.11), eager's error is raised when the position is a number.
     needed |= {symbol for node in module.graph.nodes if is_outside(node) for symbol in position_symbols(node)}
     needed |= symbols_of_layouts(module.graph.nodes, results)
-    return frozenset(arguments.symbols[symbol] for symbol in needed if symbol in arguments.symbols)
+    return arguments.uses.leaves_of(needed)
 
 
 _POWERS = (aten.pow.Tensor_Scalar, aten._foreach_pow.Scalar, aten._foreach_pow.ScalarList)
 """Operations that do otherwise for some exponents: for 0.5, torch computes a root."""
 
 
-def _exponents(arguments: FakeArguments, module: fx.GraphModule) -> set[int]:
+def _exponents(arguments: FakeArguments, module: fx.GraphModule) -> frozenset[int]:
     """The numbers that the exponents of powers are made of."""
     nodes = (node for node in module.graph.nodes if node.op == "call_function" and node.target in _POWERS)
     exponents = (one for node in nodes for one in pytree.tree_leaves(node.args[1]) if isinstance(one, fx.Node))
-    symbols = set[Any]().union(*(free_symbols(one.meta["val"]) for one in exponents))
-    return {arguments.symbols[symbol] for symbol in symbols if symbol in arguments.symbols}
+    return arguments.uses.leaves_of(symbol for one in exponents for symbol in free_symbols(one.meta["val"]))
 
 
 def _numbers_computed_by_numpy(arguments: FakeArguments, module: fx.GraphModule) -> set[int]:

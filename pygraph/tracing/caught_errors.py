@@ -21,12 +21,14 @@ class Symbols(ShapeEnv):
     Attributes:
         raised: The errors.
         answer: Given an expression, returns what it is when the numbers in it are known; None if they stay unknown.
+        known: The floats of the device that were asked for, by symbol.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.raised: list[BaseException] = []
         self.answer: Callable[[Any], Any] | None = None
+        self.known: dict[Any, Any] = {}
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         """The value of an expression; a number of the device that it needs is asked for."""

@@ -265,7 +265,6 @@ class Questions(TorchFunctionMode):
         super().__init__()
         self._thread = threading.get_ident()
         self._arguments = arguments
-        self._floats: dict[Any, Any] = {}
         self.undecided = self.needs_number = self.needs_float = self._is_of_truth = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -347,11 +346,11 @@ class Questions(TorchFunctionMode):
         for symbol in sorted(free_unbacked_symbols(expression), key=str):
             if not self._is_answered(decisions, symbol):
                 return None
-        return expression.xreplace(self._floats)
+        return expression.xreplace(self._arguments.shapes.known)
 
     def _is_answered(self, decisions: Decisions, symbol: Any) -> bool:
         """Ask for the number that a symbol stands for, if it was not asked for before; whether it is known then."""
-        if symbol in self._floats:
+        if symbol in self._arguments.shapes.known:
             return True
         number = decisions.number(symbol)
         if number is None:
@@ -359,7 +358,7 @@ class Questions(TorchFunctionMode):
         if isinstance(number, int):
             self._arguments.shapes.fix(symbol, number)
         elif math.isfinite(number):
-            self._floats[symbol] = sympy.Float(number)
+            self._arguments.shapes.known[symbol] = sympy.Float(number)
         else:
             raise TraceError(f"it needs a number of the device on the host, which is {number}")
         return True

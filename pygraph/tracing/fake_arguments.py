@@ -40,7 +40,6 @@ class FakeArguments:
         inputs: A descriptor for each leaf that is a tensor or a live number.
         values: The fake tensor or symbol of each entry of ``inputs``.
         fakes: The fake tensors, by leaf.
-        symbols: The leaf of each symbol's expression.
         uses: What the function asks of numbers.
         mode: The mode of the fake tensors.
         shapes: The environment of the symbols.
@@ -54,7 +53,6 @@ class FakeArguments:
     inputs: list[Input]
     values: list[Any]
     fakes: dict[int, FakeTensor]
-    symbols: dict[Any, int]
     uses: NumberUses
     mode: FakeTensorMode
     shapes: Symbols
@@ -100,7 +98,7 @@ def fake_arguments(
     describe_own(mode)
     remember(mode)
     traced = [substitute(leaf) for leaf in leaves]
-    made = FakeArguments(leaves, paths, tree, traced, [], [], {}, {}, uses, mode, shapes, static)
+    made = FakeArguments(leaves, paths, tree, traced, [], [], {}, uses, mode, shapes, static)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             if index in static:
@@ -108,8 +106,7 @@ def fake_arguments(
             check_plain(leaf, paths[index], call)
             made.inputs.append(Argument(paths[index], index, relative_spec(leaf)))
         elif index not in static and is_live_number(leaf):
-            traced[index] = symbol = _symbol(shapes, leaf, paths[index], index, uses)
-            made.symbols[symbol.node.expr] = index
+            traced[index] = _symbol(shapes, leaf, paths[index], index, uses)
             made.inputs.append(ScalarArgument(paths[index], index, type(to_number(leaf))))
         elif isinstance(leaf, np.ndarray):
             raise TraceError(

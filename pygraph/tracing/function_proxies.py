@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator, Iterable
 from typing import Any
 
 
@@ -38,3 +40,23 @@ class FunctionProxy:
 def original_of(value: object) -> Any:
     """The function or class of a proxy; any other value itself."""
     return object.__getattribute__(value, "_original") if issubclass(type(value), FunctionProxy) else value
+
+
+@contextlib.contextmanager
+def builtin_replaced(name: str, proxy: FunctionProxy, modules: Iterable[dict[str, Any]]) -> Generator[None, None, None]:
+    """Have code of modules find a proxy in place of a builtin, unless it has a variable of that name.
+
+    Args:
+        name: The builtin's name.
+        proxy: The proxy.
+        modules: The variables of the modules.
+    """
+    found = [variables for variables in {id(one): one for one in modules}.values() if name not in variables]
+    try:
+        for variables in found:
+            variables[name] = proxy
+        yield
+    finally:
+        for variables in found:
+            if variables.get(name) is proxy:
+                del variables[name]

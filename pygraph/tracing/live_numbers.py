@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import operator
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
 import torch
@@ -69,7 +69,7 @@ class Live:
         """The type that the number has in eager, whoever asks."""
         if self.source is not None:
             return self.source.value.__class__
-        return int if isinstance(self, torch.SymInt) else float
+        return next(kind for symbol, kind in _KINDS if isinstance(self, symbol))
 
     @property
     def __class__(self) -> type:  # pyright: ignore
@@ -171,6 +171,9 @@ class LiveBool(Live, torch.SymBool):
     """The outcome of a comparison of numbers."""
 
 
+_KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
+
+
 def argument_number(symbol: torch.SymInt | torch.SymFloat, value: Any, leaf: int, uses: NumberUses) -> Any:
     """A live number for a symbol.
 
@@ -182,7 +185,7 @@ def argument_number(symbol: torch.SymInt | torch.SymFloat, value: Any, leaf: int
     """
     node: Any = symbol.node  # pyright: ignore
     source = Source(f"n{leaf}", value, frozenset({leaf}), is_passed=True)
-    uses.names[node.expr] = source.text
+    uses.add_symbol(node.expr, source.text, source.leaves)
     return (LiveInt if isinstance(symbol, torch.SymInt) else LiveFloat)(node, source, uses)
 
 
@@ -195,19 +198,22 @@ def known_value(number: Any) -> Any:
     return int(number) if isinstance(number, torch.SymInt) else float(number)
 
 
-def computed_number(number: torch.SymFloat | torch.SymInt) -> torch.SymFloat | torch.SymInt:
-    """A live number for a symbol that was read from a tensor, of the type that it has in eager."""
-    node: Any = number.node  # pyright: ignore
-    return (LiveInt if isinstance(number, torch.SymInt) else LiveFloat)(node, None, NumberUses())
+def computed_number(number: Any) -> Any:
+    """A live number for a symbol that was read from a tensor, of the type that it has in eager; others as they are."""
+    if type(number) not in (torch.SymInt, torch.SymFloat, torch.SymBool):
+        return number
+    live = (
+        LiveInt if isinstance(number, torch.SymInt) else LiveFloat if isinstance(number, torch.SymFloat) else LiveBool
+    )
+    return live(number.node, None, NumberUses())
 
 
 @contextlib.contextmanager
-def texts_noticed(symbols: Mapping[Any, int], asked: set[int]) -> Generator[None, None, None]:
+def texts_noticed(uses: NumberUses) -> Generator[None, None, None]:
     """Notice that user code asks for the text of a number that was computed from others.
 
     Args:
-        symbols: The leaves of the numbers that were passed.
-        asked: Gets the leaves that a text is computed from.
+        uses: Knows the numbers that were passed; gets the leaves that a text is computed from.
     """
     owner = threading.get_ident()
 
@@ -216,9 +222,9 @@ def texts_noticed(symbols: Mapping[Any, int], asked: set[int]) -> Generator[None
         def noticed(self: Any) -> str:
             if threading.get_ident() == owner and called_by_user(2, None):
                 free = self.node.expr.free_symbols
-                if not free <= symbols.keys():
+                if not free <= uses.leaves.keys():
                     _refuse_text(self)
-                asked.update(symbols[symbol] for symbol in free)
+                uses.asked |= uses.leaves_of(free)
             return text(self)
 
         return noticed

@@ -1,7 +1,9 @@
 """Operators and functions of live numbers.
 
 A sum or a product of live numbers is a symbol that a run computes in Python, as the function does. What symbols know
-nothing of, or do otherwise (``math.cos(k)``, ``round(k)``, ``k % 0.3``), is computed before the call.
+nothing of (``math.cos(k)``, ``round(k)``, ``k % 0.3``) is computed before the call. Of numbers of the device, what may
+raise an error or give no float is computed in a run only where the function has found that it does not, as by
+``v == 0`` before ``1 / v``.
 """
 
 # Numbers are of any type.
@@ -18,7 +20,18 @@ import numpy as np
 import torch
 
 from pygraph.ir.leaves import is_live_number
-from pygraph.tracing.live_numbers import Live, LiveBool, LiveFloat, LiveInt, Source, known_value
+from pygraph.tracing.float_results import (
+    gives_float,
+    is_dividing,
+    is_divisible_by,
+    is_known_number,
+    of_device,
+    of_function,
+    of_host,
+    rounded,
+    value_of,
+)
+from pygraph.tracing.live_numbers import Live, LiveBool, LiveFloat, LiveInt, Source, computed_number, known_value
 from pygraph.tracing.number_uses import NumberUses, constant_text, is_short
 from pygraph.tracing.user_frames import called_by_user
 
@@ -98,30 +111,40 @@ def _as_inputs(source: Source, uses: NumberUses) -> Any:
 
 
 def _operator(kind: Any, name: str, form: str, function: Callable[..., Any], *, is_reflected: bool = False) -> None:
-    """Define an operator of live numbers of a kind; torch's own makes the symbol of the result."""
+    """Define an operator of live numbers of a kind; torch's own makes the symbol of a result that is no float."""
     of_torch = kind.__mro__[2]
     is_inexact = function.__name__ in _INEXACT_OF_FLOATS
     is_shift = function is operator.lshift and is_reflected  # which symbols of torch 2.11 cannot compute
 
     def operate(self: Any, *others: Any) -> Any:
-        found = source_of(function, form, (*others, self) if is_reflected else (self, *others))
+        operands = (*others, self) if is_reflected else (self, *others)
+        found = source_of(function, form, operands)
         if found is not None and (is_shift or _is_of_host(found[0].value, is_inexact=is_inexact)):
             return _as_input(*found)
-        result = getattr(of_torch, name)(self, *others)
-        if found is None:
-            return result
-        for symbol, live in ((torch.SymInt, LiveInt), (torch.SymFloat, LiveFloat), (torch.SymBool, LiveBool)):
-            if isinstance(result, symbol):
-                return live(result.node, *found)
-        return result
+        result = None
+        if not all(map(is_known_number, operands)):
+            return getattr(of_torch, name)(self, *others)
+        if gives_float(function, operands):
+            result = of_device(function, operands) if found is None else of_host(function, operands, found)
+        elif found is None and is_dividing(function) and not is_divisible_by(operands[1]):
+            return function(*map(value_of, operands))
+        result = getattr(of_torch, name)(self, *others) if result is None else result
+        return computed_number(result) if found is None else _with_source(result, found)
 
     operate.__name__ = name
     setattr(kind, name, operate)
 
 
+def _with_source(result: Any, found: tuple[Source, NumberUses]) -> Any:
+    for symbol, live in ((torch.SymInt, LiveInt), (torch.SymFloat, LiveFloat), (torch.SymBool, LiveBool)):
+        if isinstance(result, symbol):
+            return live(result.node, *found)
+    return result
+
+
 def _is_of_host(value: Any, *, is_inexact: bool) -> bool:
-    """Whether the result of an operator is none that symbols can compute as Python, or NumPy, does."""
-    return type(value) not in (bool, int, float) or (is_inexact and type(value) is float)
+    """Whether the result of an operator is none that a run can compute as Python, or NumPy, does."""
+    return type(value) not in (bool, int, float) or (type(value) is float and (is_inexact or not math.isfinite(value)))
 
 
 def _operator_of_bool(name: str, function: Callable[..., Any], *, is_reflected: bool = False) -> None:
@@ -149,7 +172,8 @@ def _rounding(kind: Any, name: str) -> None:
 
     def operate(self: Any, *digits: Any) -> Any:
         if self.source is None:
-            return getattr(super(Live, self), name)(*digits)
+            result = rounded(function, self, digits) if kind is LiveFloat else None
+            return computed_number(getattr(super(Live, self), name)(*digits)) if result is None else result
         return derived(short if short == "round" else f"math.{short}", function, (self, *digits))
 
     operate.__name__ = name
@@ -222,7 +246,10 @@ def called(name: str, function: Callable[..., Any], args: Sequence[Any], kwargs:
         kwargs: Likewise, by name.
     """
     found = _source_of_call(name, function, args, kwargs)
-    return function(*args, **kwargs) if found is None else _as_inputs(*found)
+    if found is not None:
+        return _as_inputs(*found)
+    result = None if kwargs else of_function(function, args)
+    return function(*args, **kwargs) if result is None else result
 
 
 def _source_of_call(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 # Longer texts are of numbers that a loop computes from each other; they would double in each round.
@@ -110,7 +110,8 @@ class NumberUses:
         asked: Leaves of numbers whose value or text the function asks for.
         missing: What the function asks for that is no input, and the leaves of the arguments that this is made of.
         known: By text, the inputs of the trace; None if it has no such inputs.
-        names: By symbol, the text that stands for a number that was passed.
+        names: By symbol, the text of a number that was passed, or that is computed from such.
+        leaves: By symbol, the leaves that it is made of.
         of_symbols: Leaves whose values the trace needs for torch's sake.
     """
 
@@ -119,6 +120,7 @@ class NumberUses:
         self.missing: dict[NumberUse, frozenset[int]] = {}
         self.known: Mapping[str, Any] | None = None
         self.names: dict[Any, str] = {}
+        self.leaves: dict[Any, frozenset[int]] = {}
         self.of_symbols = frozenset[int]()
         self._decided: dict[str, Any] = {}
         self._takers: list[NumberTaker] = []  # the inner ones first
@@ -132,6 +134,14 @@ class NumberUses:
         """
         self.known = {**(self.known or {}), **known}
         self._takers = [taker, *(one for one in self._takers if one.asked is not taker.asked)]
+
+    def add_symbol(self, symbol: Any, text: str, leaves: frozenset[int]) -> None:
+        """Note what a symbol stands for: a text, and the leaves of the arguments that it is made of."""
+        self.names[symbol], self.leaves[symbol] = text, leaves
+
+    def leaves_of(self, symbols: Iterable[Any]) -> frozenset[int]:
+        """The leaves of the arguments that symbols are made of; other symbols have none."""
+        return frozenset[int]().union(*(self.leaves.get(symbol, ()) for symbol in symbols))
 
     def decide(self, text: str, value: Any, leaves: frozenset[int]) -> Any:
         """Note that the function decides by a value.

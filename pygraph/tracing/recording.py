@@ -61,6 +61,7 @@ from pygraph.tracing.iterators import Iterators
 from pygraph.tracing.leaks import remember_numbers
 from pygraph.tracing.live_arrays import arrays_served
 from pygraph.tracing.live_numbers import texts_noticed
+from pygraph.tracing.number_classes import reads_numbers
 from pygraph.tracing.number_conditions import Comparison
 from pygraph.tracing.number_uses import NumberUses, UsedNumbers
 from pygraph.tracing.numpy_uses import numpy_served
@@ -155,6 +156,7 @@ def record(
     uses = NumberUses() if uses is None else uses
     leaves = pytree.tree_leaves((args, kwargs))
     numbers = any(is_live_number(leaf) and index not in static for index, leaf in enumerate(leaves))
+    numbers = numbers or reads_numbers(environment)
     iterators = Iterators(environment, numbers=numbers)
     arguments = fake_arguments(call, (args, kwargs), static, uses, iterators.substitute)
     fake_args, fake_kwargs = arguments.unflatten()
@@ -257,7 +259,7 @@ class _Watches:
         with (
             self._accumulations.watched(self._environment.differentiable), fake_tracing(arguments.mode),
             torch.inference_mode(False), torch.set_grad_enabled(grad),
-            texts_noticed(arguments.symbols, arguments.uses.asked), numpy_served(), arrays_served(),
+            texts_noticed(arguments.uses), numpy_served(), arrays_served(),
             self.generators.watched(), self.iterators.hidden(), self.questions.noticed(),
         ):  # fmt: skip
             yield
@@ -335,7 +337,7 @@ def _run(
         with watches.around_function():
             result = context.run(call)
             remember_numbers()
-        returned.append(Results.of(result, arguments.symbols.keys()))
+        returned.append(Results.of(result, arguments.uses.leaves.keys()))
         return graph_values(returned[0].leaves)
 
     gradients_before = environment.gradients()

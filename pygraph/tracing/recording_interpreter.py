@@ -31,6 +31,7 @@ from pygraph.ir.scopes import came_from
 from pygraph.tracing import interruptions
 from pygraph.tracing.descriptions import check_described
 from pygraph.tracing.hidden_writes import HIDDEN_WRITES, updates_in_hiding
+from pygraph.tracing.number_nodes import number_again
 from pygraph.tracing.output_aliases import is_empty
 from pygraph.tracing.recording import Recording
 from pygraph.tracing.results import graph_values
@@ -74,7 +75,13 @@ class RecordingInterpreter(Interpreter):
         if _is_custom(n.target) or is_fused_optimizer(n.target):
             return self.traced_for(n, lambda: self._call_custom(n))
         again = super().run_node
-        return self.traced_for(n, lambda: again(n))
+        return self.traced_for(n, lambda: again(n) if (number := self._number(n)) is None else number)
+
+    def _number(self, n: fx.Node) -> Any:
+        """The symbol that a node computes from numbers; None if it is another one."""
+        if n.op != "call_function" or not isinstance(n.meta.get("val"), (torch.SymFloat, torch.SymBool)):
+            return None
+        return number_again(n, self.fetch_args_kwargs_from_env(n)[0])
 
     @staticmethod
     def traced_for(n: fx.Node, run: Callable[[], Any]) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
 
 from pygraph.guards.environment import Environment
-from pygraph.tracing.function_proxies import FunctionProxy, original_of
+from pygraph.tracing.function_proxies import FunctionProxy, builtin_replaced, original_of
 from pygraph.tracing.live_numbers import Live
 from pygraph.tracing.proxy_trace import tracing_here
 from pygraph.tracing.user_frames import called_by_user, type_questions
@@ -88,17 +88,12 @@ def _attribute(tensor: FakeTensor, name: str) -> Any:
 def type_served(environment: Environment) -> Generator[None, None, None]:
     """Have functions of the user's find the classes of eager for the time of a trace."""
     asks = environment.has_code_for("__class__") and "__getattribute__" not in vars(FakeTensor)
-    modules = {id(fn.__globals__): fn.__globals__ for fn in environment.functions_calling(_NAME)}
-    found = [variables for variables in modules.values() if _NAME not in variables]
+    modules = [fn.__globals__ for fn in environment.functions_calling(_NAME)]
     try:
-        for variables in found:
-            variables[_NAME] = _PROXY
         if asks:
             FakeTensor.__getattribute__ = _attribute
-        yield
+        with builtin_replaced(_NAME, _PROXY, modules):
+            yield
     finally:
         if asks:
             del FakeTensor.__getattribute__
-        for variables in found:
-            if variables.get(_NAME) is _PROXY:
-                del variables[_NAME]

@@ -1,0 +1,149 @@
+"""``float(t)`` and ``int(t)`` of a traced value: a number that stays live, as that of ``t.item()`` does.
+
+``float`` takes a real float from whatever it is called with, so nothing that a tensor of a trace answers could make
+the result live. So `float` and `int` are replaced for the time of a trace, in the modules of the user's functions that
+call them: they find the proxies among their global variables. A module whose functions do anything else with the class
+(``dtype=float``, ``type(k) is float``) than to call it, or to ask ``isinstance(k, float)``, is left as it is, and so is
+one that the walk over what the traced function reaches does not find: there, the number is needed on the host.
+"""
+
+# Values are of any type.
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import types
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor  # checked with torch 2.11 and 2.13
+from torch.utils._python_dispatch import _disable_current_modes  # checked with torch 2.11 and 2.13
+
+from pygraph.guards.environment import Environment
+from pygraph.tracing.function_proxies import FunctionProxy, builtin_replaced, original_of
+from pygraph.tracing.live_numbers import Live, computed_number
+from pygraph.tracing.number_operations import derived
+from pygraph.tracing.proxy_trace import tracing_here
+from pygraph.tracing.type_function import class_in_eager
+
+
+class NumberClass(FunctionProxy):
+    """A proxy of ``float`` or ``int`` that knows traced values; to all else it is the class, also as a base class."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The number that a value is; that of a traced one is live."""
+        original = original_of(self)
+        if len(args) != 1 or kwargs or not tracing_here():
+            return original(*args, **kwargs)
+        value = args[0]
+        if isinstance(value, FakeTensor) and _is_number_of(original, value):
+            _warn_as_torch(original, value)
+            value = value.item()
+        if not issubclass(type(value), Live):
+            return original(value)
+        return _float_of(value) if original is float else _int_of(value)
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(original_of(self), name)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return issubclass(class_in_eager(instance), original_of(self))
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return issubclass(subclass, original_of(self))
+
+    def __mro_entries__(self, bases: Any) -> tuple[type]:
+        return (original_of(self),)
+
+
+_PROXIES = {"float": NumberClass(float), "int": NumberClass(int)}
+
+
+def _is_number_of(kind: type, tensor: torch.Tensor) -> bool:
+    """Whether a tensor of the device is one number, which an item of it is as well."""
+    if tensor.is_cpu or tensor.numel() != 1 or tensor.is_complex() or tensor.dtype is torch.bool:
+        return False
+    return kind is float or not tensor.is_floating_point()
+
+
+def _warn_as_torch(kind: type, tensor: torch.Tensor) -> None:
+    """Have torch say, once in a process, that a tensor which requires grad becomes a number."""
+    if tensor.requires_grad:
+        with _disable_current_modes():
+            kind(torch.zeros((), requires_grad=True))
+
+
+def _float_of(number: Any) -> Any:
+    if number.source is None:
+        return number if isinstance(number, torch.SymFloat) else computed_number(torch.sym_float(number))
+    return number if number.kind is float else derived("float", float, (number,))
+
+
+def _int_of(number: Any) -> Any:
+    if number.source is None:
+        return number if isinstance(number, torch.SymInt) else int(number)
+    return number if number.kind is int else derived("int", int, (number,))
+
+
+def reads_numbers(environment: Environment) -> bool:
+    """Whether code of the user's may read numbers of the device."""
+    return any(map(environment.has_code_for, ("item", "tolist"))) or any(map(environment.calls_builtin, _PROXIES))
+
+
+@contextlib.contextmanager
+def number_classes_served(environment: Environment) -> Generator[None, None, None]:
+    """Have functions of the user's make live numbers of traced values for the time of a trace."""
+    with contextlib.ExitStack() as undo:
+        for name, proxy in _PROXIES.items():
+            modules: dict[int, dict[str, Any]] = {}
+            others: set[int] = set()
+            for fn in environment.functions_calling(name):
+                modules[id(fn.__globals__)] = fn.__globals__
+                if not is_only_called(fn.__code__, name):
+                    others.add(id(fn.__globals__))
+            served = [variables for key, variables in modules.items() if key not in others]
+            undo.enter_context(builtin_replaced(name, proxy, served))
+        yield
+
+
+@functools.lru_cache(maxsize=4096)
+def is_only_called(code: types.CodeType, name: str) -> bool:
+    """Whether code does no more with a class of this name than to call it, and to ask what is an instance of it.
+
+    >>> is_only_called((lambda k: float(k) if isinstance(k, (int, float)) else 0.0).__code__, "float")
+    True
+    >>> is_only_called((lambda k: type(k) is float).__code__, "float")
+    False
+    """
+    begins: set[Any] = set()
+    questions: list[Any] = []
+    others: list[Any] = []
+    for instruction in dis.get_instructions(code):
+        where: Any = instruction.positions
+        if instruction.argval in ("isinstance", "issubclass"):
+            begins.add(where[::2])
+        elif instruction.opname.startswith("CALL") and where[::2] in begins:
+            questions.append(where)
+        elif instruction.argval == name and not _is_called(instruction):
+            others.append(where)
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    is_asked_about = all(any(_is_inside(one, question) for question in questions) for one in others)
+    return is_asked_about and all(is_only_called(one, name) for one in inner)
+
+
+def _is_called(load: dis.Instruction) -> bool:
+    """Whether what an instruction loads is called by that name: the lowest bit says so."""
+    return load.opname == "LOAD_GLOBAL" and bool((load.arg or 0) & 1)
+
+
+def _is_inside(inner: Any, outer: Any) -> bool:
+    """Whether a place in the source is inside of another; one that is not known is in none."""
+    if None in inner or None in outer:
+        return False
+    return outer[::2] <= inner[::2] and inner[1::2] <= outer[1::2]  # lines and columns, of beginning and end

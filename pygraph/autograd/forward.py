@@ -70,5 +70,5 @@ class _UnliftedForward(UnliftedFunction, SelfTracing):
         flat = self.flat
         joint = JointFunction(self, flat.inner, flat.mask, differentiable_again=flat.differentiable_again)
         traced = trace_call(joint, args, kwargs, static=static, name=flat.inner.name)
-        pullback = Pullback(joint, traced)
+        pullback = Pullback(joint, traced, args)
         return Traced(pullback.partition.forward, traced.static_leaves, traced.environment)

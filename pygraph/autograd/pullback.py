@@ -52,6 +52,7 @@ class Pullback(EngineOwner):
     Args:
         joint: The function that was traced for the forward.
         traced: The joint Program.
+        args: The tensors and numbers that it was traced with.
 
     Attributes:
         partition: The Programs of forward and backward.
@@ -68,9 +69,11 @@ class Pullback(EngineOwner):
         returns_fresh: Whether the function's results are known to share no memory with its arguments.
     """
 
-    def __init__(self, joint: JointFunction, traced: Traced) -> None:
+    def __init__(self, joint: JointFunction, traced: Traced, args: Sequence[Any]) -> None:
         forward = joint.forward
         self._joint = joint
+        ids = [id(value) for value in args]
+        self._first = [ids.index(one) for one in ids]  # of the arguments that are this one: a tensor may come twice
         self._static = traced.static_leaves
         self.inner = joint.inner
         self.mask = joint.mask
@@ -228,8 +231,9 @@ class Pullback(EngineOwner):
         joint = self._joint.with_cotangents_of(given)
         try:
             with self.inner.function.turn(), temporarily_clear_interpreter_stack():
-                args = (*(plain_of(tensors[index]).detach() for index in self.passed), *numbers)
-                program = trace_call(joint, args, {}, static=self._static, name=self.inner.name).program
+                passed = [plain_of(tensors[index]).detach() for index in self.passed]
+                args = [passed[first] for first, _ in zip(self._first, passed, strict=False)] + [*numbers]
+                program = trace_call(joint, tuple(args), {}, static=self._static, name=self.inner.name).program
                 found = another_backward(program, self.partition)
         except TraceError:
             return None

@@ -17,6 +17,7 @@ from typing import Any
 from pygraph.tracing.live_numbers import Live, LiveFloat, LiveInt, Source, computed_number
 from pygraph.tracing.number_nodes import number_node
 from pygraph.tracing.number_uses import NumberUses
+from pygraph.tracing.user_frames import is_of_user
 
 _DIVIDING = (operator.truediv, operator.floordiv, operator.mod)
 _COMPARING = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
@@ -140,22 +141,40 @@ def value_of(number: Any) -> Any:
 
 
 def _node(function: Callable[..., Any], operands: Sequence[Any], kind: type) -> Any:
-    return computed_number(number_node(function, operands, kind, None))
+    return computed_number(number_node(function, operands, kind, None), is_of_host=are_of_host(operands))
+
+
+def are_of_host(operands: Sequence[Any]) -> bool:
+    """Whether an operation is of numbers of the host alone."""
+    return all(not issubclass(type(one), Live) or one.is_of_host for one in operands)
 
 
 def _is_defined(function: Callable[..., Any], operands: Sequence[Any]) -> bool:
-    """Whether an operator gives a float, or an outcome, of these numbers."""
+    """Whether an operator gives a float, or an outcome, of these numbers.
+
+    One of the host alone, whose error comes before anything runs, is not asked for where torch's own code computes.
+    """
     if any(type(one) is int and abs(one) > _LARGE for one in operands):
         return False
+    is_asked = not are_of_host(operands) or is_of_user()
     if function in _DIVIDING:
-        return is_divisible_by(operands[1])
-    return function is not operator.pow or _has_power(*operands)
+        return not is_asked or is_divisible_by(operands[1])
+    return function is not operator.pow or (_has_power(*operands) if is_asked else True)
 
 
 def _has_power(base: Any, exponent: Any) -> bool:
-    if isinstance(exponent, Live) or not 0 <= exponent <= _LARGE:
+    is_live: Any = issubclass(type(base), Live)
+    if not is_live:
+        return base == 1 or (base > 0 and _is_exponent_of(base, exponent))
+    if issubclass(type(exponent), Live) or not 0 <= exponent <= _LARGE:
         return False
     if not float(exponent).is_integer() and bool(base < 0):
         return False  # it is complex
     bound = _LARGE if exponent <= 1 else 10.0 ** (300 / exponent)
     return not bool(abs(base) > bound)
+
+
+def _is_exponent_of(base: float, exponent: Any) -> bool:
+    """Whether a power of a constant is no overflow."""
+    bound = 300 / math.log10(base)
+    return not bool(exponent > bound if base > 1 else exponent < bound)

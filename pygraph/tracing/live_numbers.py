@@ -53,16 +53,19 @@ class Live:
         node: The symbol.
         source: What the number is made of; None for one that was read from a tensor.
         uses: Gets what user code asks of the number that a symbol does not know.
+        is_of_host: Whether it is made of numbers of the host alone, as of a tensor there.
 
     Attributes:
         source: What the number is made of.
         uses: What is asked of the numbers of the trace.
+        is_of_host: Whether a run can compute it before the device does anything.
     """
 
-    def __init__(self, node: Any, source: Source | None, uses: NumberUses) -> None:
+    def __init__(self, node: Any, source: Source | None, uses: NumberUses, *, is_of_host: bool = True) -> None:
         super().__init__(node)  # pyright: ignore  # of torch's class, which comes next
         self.source = source
         self.uses = uses
+        self.is_of_host = is_of_host
 
     @property
     def kind(self) -> type:
@@ -198,14 +201,18 @@ def known_value(number: Any) -> Any:
     return int(number) if isinstance(number, torch.SymInt) else float(number)
 
 
-def computed_number(number: Any) -> Any:
-    """A live number for a symbol that was read from a tensor, of the type that it has in eager; others as they are."""
-    if type(number) not in (torch.SymInt, torch.SymFloat, torch.SymBool):
-        return number
-    live = (
-        LiveInt if isinstance(number, torch.SymInt) else LiveFloat if isinstance(number, torch.SymFloat) else LiveBool
-    )
-    return live(number.node, None, NumberUses())
+def computed_number(number: Any, *, is_of_host: bool) -> Any:
+    """A live number for a symbol that was read from a tensor, of the type that it has in eager; others as they are.
+
+    Args:
+        number: The symbol.
+        is_of_host: Whether it is made of numbers of the host alone.
+    """
+    live = _LIVE.get(type(number))  # pyright: ignore[reportUnknownArgumentType]
+    return number if live is None else live(number.node, None, NumberUses(), is_of_host=is_of_host)
+
+
+_LIVE: dict[type, Any] = {torch.SymInt: LiveInt, torch.SymFloat: LiveFloat, torch.SymBool: LiveBool}
 
 
 @contextlib.contextmanager

@@ -81,7 +81,8 @@ def _warn_as_torch(kind: type, tensor: torch.Tensor) -> None:
 
 def _float_of(number: Any) -> Any:
     if number.source is None:
-        return number if isinstance(number, torch.SymFloat) else computed_number(torch.sym_float(number))
+        is_float = isinstance(number, torch.SymFloat)
+        return number if is_float else computed_number(torch.sym_float(number), is_of_host=number.is_of_host)
     return number if number.kind is float else derived("float", float, (number,))
 
 

@@ -21,6 +21,7 @@ import torch
 
 from pygraph.ir.leaves import is_live_number
 from pygraph.tracing.float_results import (
+    are_of_host,
     gives_float,
     is_dividing,
     is_divisible_by,
@@ -129,7 +130,9 @@ def _operator(kind: Any, name: str, form: str, function: Callable[..., Any], *, 
         elif found is None and is_dividing(function) and not is_divisible_by(operands[1]):
             return function(*map(value_of, operands))
         result = getattr(of_torch, name)(self, *others) if result is None else result
-        return computed_number(result) if found is None else _with_source(result, found)
+        return (
+            computed_number(result, is_of_host=are_of_host(operands)) if found is None else _with_source(result, found)
+        )
 
     operate.__name__ = name
     setattr(kind, name, operate)
@@ -173,7 +176,8 @@ def _rounding(kind: Any, name: str) -> None:
     def operate(self: Any, *digits: Any) -> Any:
         if self.source is None:
             result = rounded(function, self, digits) if kind is LiveFloat else None
-            return computed_number(getattr(super(Live, self), name)(*digits)) if result is None else result
+            result = getattr(super(Live, self), name)(*digits) if result is None else result
+            return computed_number(result, is_of_host=self.is_of_host)
         return derived(short if short == "round" else f"math.{short}", function, (self, *digits))
 
     operate.__name__ = name

@@ -172,9 +172,9 @@ class NumberUses:
 
     def comparisons(self) -> list[str]:
         """The texts of comparisons that are no inputs."""
-        return [
-            use.text for use in self.missing if not use.is_live and self._decided.get(use.text) in (None, False, True)
-        ]
+        outcomes = {text for text, value in self._decided.items() if type(value) is bool}  # to which 0 and 1 are equal
+        found = [use.text for use in self.missing if not use.is_live]
+        return [text for text in found if text not in self._decided or text in outcomes]
 
     def needed(self, taken: Collection[str] = ()) -> frozenset[int]:
         """The leaves of all that is asked for and is no input, but for some texts."""

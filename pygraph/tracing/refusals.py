@@ -8,6 +8,7 @@ Operations on their elements are checked by `OperationsMode`.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -111,7 +112,8 @@ class Refusals(TorchFunctionMode):
             self.raised.append(error)
             raise
         if func in _NUMBERS:
-            return pytree.tree_map_only((torch.SymInt, torch.SymFloat), computed_number, out)
+            live = functools.partial(computed_number, is_of_host=args[0].is_cpu)
+            return pytree.tree_map_only((torch.SymInt, torch.SymFloat), live, out)
         return out
 
     def _refuse(self, problem: str) -> None:

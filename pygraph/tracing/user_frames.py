@@ -25,6 +25,14 @@ def called_by_user(depth: int, question: Callable[[types.CodeType], frozenset[in
     return is_user_frame(sys._getframe(depth), question)  # pyright: ignore[reportPrivateUsage]
 
 
+def is_of_user() -> bool:
+    """Whether code of the user's, or of the standard library that the user calls, has led to code of pygraph's."""
+    frame: Any = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_code.co_filename.startswith(PYGRAPH_FOLDER):
+        frame = frame.f_back
+    return is_user_frame(frame)
+
+
 def is_user_frame(frame: Any, question: Callable[[types.CodeType], frozenset[int]] | None = None) -> bool:
     """Whether a frame, or the caller of one in the standard library, is neither torch's nor pygraph's.
 

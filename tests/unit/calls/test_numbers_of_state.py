@@ -273,3 +273,54 @@ def assert_same(found: Any, expected: Any) -> None:
             torch.testing.assert_close(one, other)
         else:
             assert repr(one) == repr(other)
+
+
+class Counting:
+    """Something that counts its calls, and does by that number what it is told."""
+
+    def __init__(self, do: Callable[[Counting, Tensor], Any], device: torch.device) -> None:
+        self.do, self.step, self.chosen = do, 0, 0
+        self.weights = [torch.full((2,), float(k + 1), device=device) for k in range(3)]
+        self.ring: list[Any] = [None] * 3
+
+    def __call__(self, x: Tensor) -> Any:
+        result = self.do(self, x)
+        self.step += 1
+        return result
+
+
+def _store(one: Counting, x: Tensor) -> Tensor:
+    one.ring[one.step % 3] = x * 2
+    return x + 1
+
+
+def _note(one: Counting, x: Tensor) -> Tensor:
+    one.chosen = [10, 20, 30][one.step % 3]
+    return x + one.chosen
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda one, x: one.weights[one.step % 3] * x,
+        lambda one, x: one.weights[int(one.step / 3) % 3] * x,
+        lambda one, x: x[: one.step // 3] + 1,
+        lambda one, x: x.repeat(one.step // 4),
+        lambda one, x: sum([x * 2 for _ in range(one.step // 3)], x),
+        lambda one, x: x * "abc".index("abc"[one.step % 3]),
+        _store,
+        _note,
+    ],
+)
+def test_an_index_of_zero_or_one_is_no_outcome(device: torch.device, do: Callable[[Counting, Tensor], Any]) -> None:
+    """To Python, 1 is ``True``: what is good for an index of 1 is not for one of 2."""
+    expected, found = Counting(do, device), Counting(do, device)
+    fast = pygraph.jit(found)
+    for value in range(13):
+        x = torch.full((2,), value + 1.0, device=device)
+        torch.testing.assert_close(fast(x), expected(x))
+        assert (found.step, found.chosen) == (expected.step, expected.chosen)
+        for one, other in zip(found.ring, expected.ring, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                torch.testing.assert_close(one, other)

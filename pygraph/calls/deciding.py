@@ -241,13 +241,13 @@ class DecidingCalls:
     def _random_states(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RandomStates:
         """The states of the generators that a call may draw from, or pass to operations."""
         environment = Environment(self._users.fn, {"args": args, "kwargs": kwargs})
-        return _random_states(self._users, (args, kwargs), generators_of(environment))
+        return random_states(self._users, (args, kwargs), generators_of(environment))
 
     def _may_draw(self) -> bool:
         """Whether a replay may draw random numbers before it finds out that a call decides otherwise."""
         compilations = self._users.shared.counts.compilations
         if compilations != self._looked_at:
-            self._looked_at, self._draws = compilations, any(map(_draws, _entries(self.engine)))
+            self._looked_at, self._draws = compilations, draws(self.engine)
         return self._draws
 
     def _note_replay(self, path: Path, *, is_new: bool) -> None:
@@ -309,6 +309,11 @@ def _entries(engine: Any) -> Iterator[tuple[Any, Entry]]:
                 yield from _entries(inner)
 
 
+def draws(engine: Any) -> bool:
+    """Whether calls of an engine, or of those that run its calls, may draw random numbers."""
+    return any(map(_draws, _entries(engine)))
+
+
 def _draws(engine_and_entry: tuple[Any, Entry]) -> bool:
     """Whether calls of an entry may draw random numbers."""
     _, entry = engine_and_entry
@@ -321,7 +326,7 @@ def _or_unknown(path: Path | None) -> Path:
     return UNKNOWN_PATH if path is None else path
 
 
-def _random_states(users: Any, arguments: Any, generators: Sequence[torch.Generator]) -> RandomStates:
+def random_states(users: Any, arguments: Any, generators: Sequence[torch.Generator]) -> RandomStates:
     """The states of the random generators that a call may draw from.
 
     Args:

@@ -31,7 +31,7 @@ from pygraph.calls.stateful_function import (
 from pygraph.errors import GradientChangeError, SpentGraphError, StateChangeError, TraceError, UndecidedError
 from pygraph.guards.argument_containers import Change
 from pygraph.guards.environment import Environment
-from pygraph.ir.decisions import decisions_among
+from pygraph.ir.decisions import NO_QUESTION, decisions_among
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.function_kinds import StateInputs
@@ -84,6 +84,7 @@ class StatePolicy(Policy):
 
     Attributes:
         releases: Whether calls take gradients out of the list that they are passed.
+        may_fail: Whether an operation of a call may raise an error by its data, when nothing has been done yet.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class StatePolicy(Policy):
         self.is_patient = unsteady is not None
         if unsteady is not None:
             self.seldom = Fallback("the call", unsteady)
-        self.releases = False
+        self.releases = self.may_fail = False
         self._function, self._users, self._state = function, users, state
         # The number of calls that were found again, up to the last that was not, and of those that were not since.
         self._found_again = self._missed = 0
@@ -128,7 +129,9 @@ class StatePolicy(Policy):
     def released_items(self, entry: Entry, args: tuple[Any, ...]) -> Sequence[int]:
         """Positions of the gradients that a call replaces and does not read, as after ``zero_grad``."""
         (gradients, *_), executable = args, entry.executable
-        if executable is not None and decisions_among(executable.program.nodes):
+        questions = [] if executable is None else decisions_among(executable.program.nodes)
+        self.may_fail = self.may_fail or any(one.args[2] == NO_QUESTION for one in questions)
+        if questions:
             return ()  # the call may begin anew
         unread: frozenset[int] = frozenset() if executable is None else executable.unread
         found = [index for index in range(len(gradients)) if index in unread and gradients[index] is not None]

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from pygraph.calls import limits
 from pygraph.calls.cutting import Cutting
-from pygraph.calls.deciding import DecidingCalls
+from pygraph.calls.deciding import DecidingCalls, draws, random_states
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.retries import Budget, Traces
@@ -36,11 +36,14 @@ from pygraph.calls.stateful_function import (
     StatefulFunction,
     UnexpectedError,
 )
+from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Items, Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.process import extension
+from pygraph.runtime.node_errors import is_failure
 from pygraph.tracing.function_kinds import StateInputs
+from pygraph.tracing.iterator_locations import generators_of
 from pygraph.tracing.number_uses import MissingNumbersError
 
 # Why calls run as they are, once their traces have come to nothing.
@@ -81,7 +84,7 @@ class StatefulCalls:
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
         self._why_unsteady: str | None = None
-        self._is_patient = False
+        self._is_patient, self._is_first = False, True
         self._decided: StateRunner | None = None  # runs the calls, once they decide or compute numbers
         self.engine = self._make(args, kwargs)
 
@@ -127,7 +130,7 @@ class StatefulCalls:
         while self._renewals.allows():
             with function.shared.lock:  # no other call of the function sees gradients in between
                 try:
-                    return self._run(args, kwargs)
+                    return self._run_again_if_failed(args, kwargs)
                 except AsItIsError as error:
                     as_it_is = error
                     break  # it runs when other threads may have their turns, as those of its backwards must
@@ -255,6 +258,26 @@ class StatefulCalls:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call, given arguments as the function takes them."""
         return self(args, kwargs)
+
+    def _run_again_if_failed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call; one in which an operation fails by its data has done nothing yet, and is to run as it is.
+
+        Raises:
+            AsItIsError: It is so.
+        """
+        policy, states = self.policy, None
+        if self._is_first or (policy.may_fail and draws(self.engine)):
+            environment = Environment(self._function.fn, {"args": args, "kwargs": kwargs})
+            states = random_states(self._function, (args, kwargs), generators_of(environment))
+        self._is_first = False
+        try:
+            return self._run(args, kwargs)
+        except Exception as error:
+            if not is_failure(error):
+                raise
+        if states is not None:
+            states.restore()
+        raise AsItIsError
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = self.stateful

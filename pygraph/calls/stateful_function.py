@@ -26,6 +26,7 @@ from pygraph.guards.locations import Item, Items, Location, union
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.paths import ANSWERS, flatten_with_path
+from pygraph.tracing.failing_operations import note_failures
 from pygraph.tracing.function_kinds import Renaming, StateInputs, WithStateInputs
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.number_conditions import Comparison, Condition, condition_of
@@ -171,6 +172,7 @@ class StatefulFunction(WithStateInputs):
         self.sets_gradients = False
         try:
             self._put(gradients, numbers, values)
+            note_failures()
             passed = ContainersBefore((values,), {})
             result = self.__wrapped__(*args, **kwargs)
             pairs = zip(self.differentiated, gradients, strict=True)

@@ -98,6 +98,10 @@ def decisions_among(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     return list(filter(is_question, nodes))
 
 
+NO_QUESTION = -1
+"""The index of an `ask` that is always answered as expected: it is there for the order of what stands around it."""
+
+
 def text_of(answer: Answer) -> str:
     """An answer as a text, by which answers are told apart: ``0.0`` and ``-0.0``, ``1`` and ``True`` are two.
 

@@ -132,6 +132,36 @@ def may_raise(node: fx.Node) -> bool:
     return any(is_host_number(source) for argument in node.all_input_nodes for source in sources(argument))
 
 
+def fails(operation: Any, *, on_host: bool) -> bool:
+    """Whether an operation of aten looks at values on the host, and raises an error by them.
+
+    Others fail on the device, after which a process can use that no more.
+
+    Args:
+        operation: The operation.
+        on_host: Whether it is of tensors on the host.
+    """
+    name = operation.overloadpacket.__name__
+    return name in _FAILING or (on_host and name in _FAILING_ON_HOST)
+
+
+def fails_by_data(node: fx.Node) -> bool:
+    """Whether the operation of a node is one of those that `fails` knows."""
+    if not is_operation(node):
+        return False
+    specs = [spec for source in node.all_input_nodes for spec in tensor_specs(source.meta.get("spec"))]
+    return fails(node.target, on_host=bool(specs) and specs[0].device.type == "cpu") or bool(
+        node.kwargs.get("check_errors")
+    )
+
+
+_FAILING = frozenset({
+    "_linalg_check_errors", "_linalg_eigh", "linalg_eig", "_linalg_eigvals", "linalg_eigvals", "_linalg_svd",
+    "linalg_lstsq", "linalg_cholesky", "linalg_inv", "linalg_solve", "cholesky", "inverse", "multinomial", "bincount",
+    "repeat_interleave",
+})  # fmt: skip
+_FAILING_ON_HOST = frozenset({"index", "index_select", "gather", "embedding", "take", "take_along_dim", "index_put"})
+
 # Prefixes of names of operations that take any number.
 _TAKING_ANY = ("_foreach_", "_fused_", "fill", "full", "copy", "_to_copy", "scalar_tensor")
 

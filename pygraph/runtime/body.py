@@ -34,7 +34,7 @@ from pygraph.ir.result_layouts import expected_layouts, in_layout
 from pygraph.runtime import control_flow
 from pygraph.runtime.control_flow import Recording
 from pygraph.runtime.indices import Reach, index_reach
-from pygraph.runtime.node_errors import node_of, note_line
+from pygraph.runtime.node_errors import node_of, note_failure, note_line
 from pygraph.runtime.straight_line import Straight, straight_line
 
 
@@ -184,6 +184,7 @@ class RegionBody:
                 failed = node_of(error, self._straight, self._operations)
                 if failed is not None:
                     note_line(error, failed, self._name)
+                    note_failure(error, failed)
                 raise
             for position, device in self._unused_states:
                 # An ordinary launch has them on the host, where no graph can read them.

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from pygraph.ir.effects import fails_by_data
 from pygraph.ir.source_lines import text_of
 
 
@@ -30,6 +31,17 @@ def note_line(error: Exception, node: fx.Node, name: str) -> None:
         return
     code = text_of(line)
     error.add_note(_Line(f"From {line}, in {name}(…)" + (f": {code}" if code else "")))
+
+
+def note_failure(error: Exception, node: fx.Node) -> None:
+    """Note of an error whether the operation of a node has raised it by its data, and nothing else went wrong."""
+    if fails_by_data(node):
+        error._pygraph_failed = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_failure(error: Exception) -> bool:
+    """Whether an operation has raised an error by its data."""
+    return getattr(error, "_pygraph_failed", False)
 
 
 def has_line(error: BaseException) -> bool:

@@ -6,6 +6,11 @@
         factor = torch.linalg.cholesky(matrix + jitter)
 
 On the fakes of a trace nothing fails. A replay would raise the error where no code of the function's can catch it.
+
+Where the caller catches it, what the function has left behind until then is to be there: counters, gradients, items of
+lists. A replay stores these when a call has ended. So in the trace of a function that leaves something behind, an
+`ask` stands behind such an operation. What the call updates comes after that, and a call that fails before has done
+nothing, and runs as it is.
 """
 
 # Operations have no types. The exception table is read as ``dis`` does, by a private function of Python 3.11 to 3.14.
@@ -16,19 +21,18 @@ import dis
 import functools
 import os
 import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError
+from pygraph.ir.decisions import NO_QUESTION, ask
+from pygraph.ir.effects import fails
 from pygraph.ir.source_lines import is_in_library
 
-# The operations of aten that look at results on the host and raise; others fail on the device, which no one can catch.
-_FAILING = frozenset({
-    "_linalg_check_errors", "_linalg_eigh", "linalg_eig", "_linalg_eigvals", "linalg_eigvals", "_linalg_svd",
-    "linalg_lstsq", "linalg_cholesky", "linalg_inv", "linalg_solve", "cholesky", "inverse", "multinomial", "bincount",
-    "repeat_interleave",
-})  # fmt: skip
 # Behind its frames are those of the caller, in which a replay raises errors as well.
 _TRACER = os.path.join(os.path.dirname(__file__), "recording.py")
 # Instructions before an error is compared with a class: those that read the class, and those that do not matter.
@@ -49,13 +53,39 @@ def check_not_caught(func: Any, kwargs: dict[str, Any], frame: types.FrameType |
     """
     if not isinstance(func, torch._ops.OpOverload):  # pyright: ignore[reportPrivateUsage]  # torch 2.11 and 2.13
         return
-    name = func.overloadpacket.__name__
-    if name not in _FAILING and not kwargs.get("check_errors"):
+    if not fails(func, on_host=False) and not kwargs.get("check_errors"):
         return
     while frame is not None and frame.f_code.co_filename != _TRACER:
         if not is_in_library(frame.f_code.co_filename) and _may_catch(frame):
             raise TraceError(f"it may catch an error of {func}, which depends on data")
         frame = frame.f_back
+
+
+def note_failures() -> None:
+    """Have the trace under way ask behind each operation that fails by its data whether that has not failed."""
+    mode: Any = get_proxy_mode()
+    setattr(mode.tracer, _NOTES, True)
+
+
+def ask_behind(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tracer: Any) -> None:
+    """Record that what follows is done only where an operation has not failed, if that is to be noted.
+
+    Args:
+        func: The operation.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        tracer: The tracer of the trace under way.
+    """
+    if not getattr(tracer, _NOTES, False) or not isinstance(func, torch._ops.OpOverload):  # pyright: ignore
+        return
+    tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+    on_host = bool(tensors) and tensors[0].is_cpu
+    if not fails(func, on_host=on_host) and not kwargs.get("check_errors"):
+        return
+    tracer.create_proxy("call_function", ask(), (True, True, NO_QUESTION), {})
+
+
+_NOTES = "_pygraph_notes_failures"  # the attribute of a tracer
 
 
 def _may_catch(frame: types.FrameType) -> bool:

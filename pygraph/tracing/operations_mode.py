@@ -33,7 +33,7 @@ from pygraph.tracing.data_assignments import DataAssignments
 from pygraph.tracing.decisions import has_unknown_sizes, operation_under_way, with_known_sizes
 from pygraph.tracing.descriptions import without_undescribed
 from pygraph.tracing.explicit_generators import without_default
-from pygraph.tracing.failing_operations import check_not_caught
+from pygraph.tracing.failing_operations import ask_behind, check_not_caught
 from pygraph.tracing.function_modes import MetaDeviceUses
 from pygraph.tracing.known_numbers import KnownNumbers
 from pygraph.tracing.leaks import remember_line
@@ -138,6 +138,7 @@ class OperationsMode(TorchDispatchMode):
         self.has_unknown_sizes = self.has_unknown_sizes or has_unknown_sizes(out)
         self._assumptions.after_operation(graph, func)
         self._known.after_operation(func, args, kwargs, out, tracing.tracer)
+        ask_behind(func, args, kwargs, tracing.tracer)
         with self._noticing():
             check_sizes(outs)
             _check_layout(out)

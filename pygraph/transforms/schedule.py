@@ -8,9 +8,10 @@ from torch import fx
 
 from pygraph.errors import TraceError, describe
 from pygraph.ir.attention_states import is_state_on_device
-from pygraph.ir.decisions import decisions_among
+from pygraph.ir.decisions import NO_QUESTION, decisions_among
 from pygraph.ir.effects import (
     KNOWN_NAMESPACES,
+    fails_by_data,
     is_action,
     is_load,
     is_operation,
@@ -76,6 +77,7 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
     writer: dict[fx.Node, fx.Node] = {}
     decisions = {*decisions_among(work)}
     actions = [node for node in work if is_action(node) and node not in decisions]
+    failing = [node for node in work if fails_by_data(node)]
     for node in work:
         memory = [root(argument) for argument in node.all_input_nodes]
         needs[node].update(s for argument in node.all_input_nodes for s in sources(argument) if s in needs)
@@ -90,7 +92,8 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
         for origin in memory:
             readers.setdefault(origin, []).append(node)
         if node in decisions:
-            needs[node].update(one for one in actions if one.meta.get("order", -1) < node.meta["order"])
+            earlier = [*actions, *failing] if node.args[2] == NO_QUESTION else actions
+            needs[node].update(one for one in earlier if one.meta.get("order", -1) < node.meta["order"])
         elif is_draw(node) or is_action(node):
             if last_effect is not None:
                 needs[node].add(last_effect)
@@ -141,7 +144,7 @@ def _keep_decisions_in_order(work: list[fx.Node], needs: dict[fx.Node, set[fx.No
     for decision in decisions_among(work):
         before, at = _reached(decision, needs), decision.meta["order"]
         once = next((node for node in work if node in before and _is_done_once(node)), None)
-        if once is not None:
+        if once is not None and decision.args[2] != NO_QUESTION:
             what, where = target_text(once.target), decision.meta.get("source")
             raise TraceError(
                 describe("graphify", f"it decides by a value after {what}, not to be repeated", source=where)

@@ -3,8 +3,9 @@
 ``float`` takes a real float from whatever it is called with, so nothing that a tensor of a trace answers could make
 the result live. So `float` and `int` are replaced for the time of a trace, in the modules of the user's functions that
 call them: they find the proxies among their global variables. A module whose functions do anything else with the class
-(``dtype=float``, ``type(k) is float``) than to call it, or to ask ``isinstance(k, float)``, is left as it is, and so is
-one that the walk over what the traced function reaches does not find: there, the number is needed on the host.
+(``dtype=float``, ``type(k) is float``) than to call it, to ask ``isinstance(k, float)`` or to ``map`` by it, is left as
+it is, and so is one that the walk over what the traced function reaches does not find: there, the number is needed on
+the host.
 """
 
 # Values are of any type.
@@ -32,7 +33,7 @@ from pygraph.tracing.type_function import class_in_eager
 
 
 class NumberClass(FunctionProxy):
-    """A proxy of ``float`` or ``int`` that knows traced values; to all else it is the class, also as a base class."""
+    """A proxy of ``float`` or ``int`` that knows traced values; to all else it is the class."""
 
     __slots__ = ()
 
@@ -57,9 +58,6 @@ class NumberClass(FunctionProxy):
 
     def __subclasscheck__(self, subclass: type) -> bool:
         return issubclass(subclass, original_of(self))
-
-    def __mro_entries__(self, bases: Any) -> tuple[type]:
-        return (original_of(self),)
 
 
 _PROXIES = {"float": NumberClass(float), "int": NumberClass(int)}
@@ -115,9 +113,11 @@ def number_classes_served(environment: Environment) -> Generator[None, None, Non
 
 @functools.lru_cache(maxsize=4096)
 def is_only_called(code: types.CodeType, name: str) -> bool:
-    """Whether code does no more with a class of this name than to call it, and to ask what is an instance of it.
+    """Whether code does no more with a class of this name than to call it, to map by it, and to ask for its instances.
 
     >>> is_only_called((lambda k: float(k) if isinstance(k, (int, float)) else 0.0).__code__, "float")
+    True
+    >>> is_only_called((lambda ks: sum(map(float, ks))).__code__, "float")
     True
     >>> is_only_called((lambda k: type(k) is float).__code__, "float")
     False
@@ -127,7 +127,7 @@ def is_only_called(code: types.CodeType, name: str) -> bool:
     others: list[Any] = []
     for instruction in dis.get_instructions(code):
         where: Any = instruction.positions
-        if instruction.argval in ("isinstance", "issubclass"):
+        if instruction.argval in ("isinstance", "issubclass", "map"):
             begins.add(where[::2])
         elif instruction.opname.startswith("CALL") and where[::2] in begins:
             questions.append(where)

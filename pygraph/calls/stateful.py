@@ -84,7 +84,8 @@ class StatefulCalls:
         self._renewals, self._settled = Budget(limits.LIMITS.outdated_traces, limits.LIMITS.trace_share), 0
         self.traces: Traces | None = None
         self._why_unsteady: str | None = None
-        self._is_patient, self._is_first = False, True
+        self._is_patient = False
+        self._looked_at, self._draws = -1, False  # the number of compilations, and whether calls drew then
         self._decided: StateRunner | None = None  # runs the calls, once they decide or compute numbers
         self.engine = self._make(args, kwargs)
 
@@ -265,11 +266,12 @@ class StatefulCalls:
         Raises:
             AsItIsError: It is so.
         """
-        policy, states = self.policy, None
-        if self._is_first or (policy.may_fail and draws(self.engine)):
+        states, compilations = None, self._function.shared.counts.compilations
+        if self._looked_at != compilations:
+            self._looked_at, self._draws = compilations, self._looked_at < 0 or draws(self.engine)
+        if self._draws and (self.policy.may_fail or self._settled == 0):
             environment = Environment(self._function.fn, {"args": args, "kwargs": kwargs})
             states = random_states(self._function, (args, kwargs), generators_of(environment))
-        self._is_first = False
         try:
             return self._run(args, kwargs)
         except Exception as error:

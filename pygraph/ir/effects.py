@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 import pygraph.ir.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers pygraph::load and pygraph::store
-from pygraph.ir.decisions import is_question
+from pygraph.ir.decisions import NO_QUESTION, decisions_among, is_question
 from pygraph.ir.descriptors import TensorSpec, tensor_specs
 
 aten = torch.ops.aten
@@ -145,6 +145,12 @@ def fails(operation: Any, *, on_host: bool) -> bool:
     return name in _FAILING or (on_host and name in _FAILING_ON_HOST)
 
 
+def asked_failures(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The operations among nodes that fail by their data, where that is asked behind them."""
+    is_asked = any(one.args[2] == NO_QUESTION for one in decisions_among(nodes))
+    return list(filter(fails_by_data, nodes)) if is_asked else []
+
+
 def fails_by_data(node: fx.Node) -> bool:
     """Whether the operation of a node is one of those that `fails` knows."""
     if not is_operation(node):
@@ -157,10 +163,12 @@ def fails_by_data(node: fx.Node) -> bool:
 
 _FAILING = frozenset({
     "_linalg_check_errors", "_linalg_eigh", "linalg_eig", "_linalg_eigvals", "linalg_eigvals", "_linalg_svd",
-    "linalg_lstsq", "linalg_cholesky", "linalg_inv", "linalg_solve", "cholesky", "inverse", "multinomial", "bincount",
-    "repeat_interleave",
+    "linalg_lstsq", "linalg_cholesky", "linalg_inv", "linalg_solve", "cholesky", "inverse", "bincount",
 })  # fmt: skip
-_FAILING_ON_HOST = frozenset({"index", "index_select", "gather", "embedding", "take", "take_along_dim", "index_put"})
+_FAILING_ON_HOST = frozenset({
+    "multinomial", "repeat_interleave", "index", "index_select", "gather", "embedding", "take", "take_along_dim",
+    "index_put",
+})  # fmt: skip
 
 # Prefixes of names of operations that take any number.
 _TAKING_ANY = ("_foreach_", "_fused_", "fill", "full", "copy", "_to_copy", "scalar_tensor")

@@ -27,7 +27,7 @@ from torch import fx
 
 from pygraph.ir.decisions import decisions_among
 from pygraph.ir.descriptors import TensorSpec
-from pygraph.ir.effects import argument_nodes, is_operation, root
+from pygraph.ir.effects import argument_nodes, asked_failures, is_operation, root
 from pygraph.ir.program import output_values
 from pygraph.ir.scopes import came_from
 
@@ -129,8 +129,11 @@ def _chains(graph: fx.Graph, updates: Sequence[tuple[fx.Node, fx.Node]]) -> list
 
 
 def _without_decisive(graph: fx.Graph, chains: list[_Chain]) -> list[_Chain]:
-    """The chains of which no step computes what a decision depends on: nothing is updated before a decision is made."""
-    waiting = decisions_among(graph.nodes)
+    """The chains of which no step computes what a decision depends on, or an operation that may fail.
+
+    Nothing is updated before a decision is made.
+    """
+    waiting = [*decisions_among(graph.nodes), *asked_failures(list(graph.nodes))]
     if not waiting:
         return chains
     decisive: set[fx.Node] = set()

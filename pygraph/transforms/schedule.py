@@ -11,7 +11,7 @@ from pygraph.ir.attention_states import is_state_on_device
 from pygraph.ir.decisions import NO_QUESTION, decisions_among
 from pygraph.ir.effects import (
     KNOWN_NAMESPACES,
-    fails_by_data,
+    asked_failures,
     is_action,
     is_load,
     is_operation,
@@ -77,7 +77,7 @@ def _dependencies(graph: fx.Graph, work: list[fx.Node]) -> dict[fx.Node, set[fx.
     writer: dict[fx.Node, fx.Node] = {}
     decisions = {*decisions_among(work)}
     actions = [node for node in work if is_action(node) and node not in decisions]
-    failing = [node for node in work if fails_by_data(node)]
+    failing = asked_failures(work)
     for node in work:
         memory = [root(argument) for argument in node.all_input_nodes]
         needs[node].update(s for argument in node.all_input_nodes for s in sources(argument) if s in needs)

@@ -14,7 +14,7 @@ import pygraph
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "cholesky": torch.linalg.cholesky,
     "inv": lambda m: torch.linalg.inv(m * (m > 0)),
-    "svd on the host": lambda m: torch.linalg.svd(m.cpu() / (m.cpu() > 0))[1],
+    "svd on the host": lambda m: torch.linalg.svd(m.cpu() / (m.cpu().sum() > 0))[1],
     "draw on the host": lambda m: torch.multinomial(m.cpu().diagonal(), 1),
     "index on the host": lambda m: torch.arange(3)[(m.cpu().diagonal() < 0).long() * 5],
     "nothing": lambda m: m,
@@ -75,6 +75,14 @@ class Trainer:
         self.later += 1
         return self.net(x).sum() * found
 
+    def update(self, x: Tensor, m: Tensor) -> Any:
+        """Update in place what the operation takes."""
+        self.mean.mul_(0.5).add_(1)
+        found = self.operation(m * self.mean)
+        self.mean.mul_(3)
+        self.calls += 1
+        return found.sum() + x.sum().cpu().to(found.device)
+
     def decide(self, x: Tensor, m: Tensor) -> Any:
         """Decide by a value before."""
         self.calls += 1 if x.sum() > 0 else 2
@@ -89,7 +97,7 @@ class Trainer:
         return [*found, torch.rand(2, device=self.mean.device)]
 
 
-@pytest.mark.parametrize("way", ["count", "train", "store", "draw", "forward", "decide"])
+@pytest.mark.parametrize("way", ["count", "train", "store", "draw", "forward", "decide", "update"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_as_in_eager(device: torch.device, name: str, way: str) -> None:
     operation = OPERATIONS[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 import traceback
@@ -24,7 +25,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "address": (lambda x: x + x.data_ptr() % 7, "it asks for the data pointer of a tensor"),
     "compiled": (lambda x: compiled(x), "it calls a function that torch.compile has made"),
     "equal": (lambda x: equal(x, x + 1), "aten.equal.default gives a value of the host that depends on data"),
-    "number": (lambda x: x * float(x.sum()), "it needs a value on the host. From"),
+    "number": (lambda x: x * math.gamma(x.sum()), "it needs a value on the host. From"),
     "size": (lambda x: torch.zeros(int(x.sum())), "it needs a value on the host. From"),
     "devices": (lambda x: x @ torch.ones(3, 3), "an operation has tensors of two devices, {device} and cpu"),
     "pickle": (lambda x: x * len(pickle.dumps(x)), "it pickles a tensor, whose values are on the device"),

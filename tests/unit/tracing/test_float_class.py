@@ -1,4 +1,4 @@
-"""``float(t)`` and ``int(t)`` of a tensor in a traced function: live numbers, as of ``t.item()``."""
+"""``float(t)`` of a tensor in a traced function: a live number, as of ``t.item()``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import pygraph
-from pygraph.tracing import number_classes
+from pygraph.tracing import float_class
+from pygraph.tracing.float_class import FloatClass
 from pygraph.tracing.function_proxies import original_of
-from pygraph.tracing.number_classes import NumberClass
 
 FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "arithmetic": lambda x: x * (0.5 * float(x.sum()) + 1),
@@ -55,7 +55,7 @@ def test_as_in_eager(device: torch.device, name: str) -> None:
     for k in range(8):
         x = torch.arange(3.0, device=device) * (k % 5) / 2
         assert outcome(fast, x) == outcome(function, x)
-    assert not any(isinstance(globals().get(kind), NumberClass) for kind in ("float", "int"))
+    assert not any(isinstance(globals().get(kind), FloatClass) for kind in ("float",))
 
 
 def of_callees(x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def test_torch_warns_of_a_tensor_that_requires_grad() -> None:
 
 
 def test_proxies_outside_of_a_trace() -> None:
-    proxy: Any = NumberClass(float)
+    proxy: Any = FloatClass(float)
     assert proxy(3) == 3.0
     assert original_of(proxy) is float
     assert {float: 2}[proxy] == 2
@@ -121,6 +121,6 @@ def test_proxies_outside_of_a_trace() -> None:
 
 
 def test_examples() -> None:
-    found = doctest.testmod(number_classes)
+    found = doctest.testmod(float_class)
     assert found.attempted
     assert not found.failed

@@ -1,11 +1,11 @@
-"""``float(t)`` and ``int(t)`` of a traced value: a number that stays live, as that of ``t.item()`` does.
+"""``float(t)`` of a traced value: a number that stays live, as that of ``t.item()`` does.
 
 ``float`` takes a real float from whatever it is called with, so nothing that a tensor of a trace answers could make
-the result live. So `float` and `int` are replaced for the time of a trace, in the modules of the user's functions that
-call them: they find the proxies among their global variables. A module whose functions do anything else with the class
+the result live. So it is replaced for the time of a trace, in the modules of the user's functions that call it: they
+find the proxy among their global variables. A module whose functions do anything else with the class
 (``dtype=float``, ``type(k) is float``) than to call it, to ask ``isinstance(k, float)`` or to ``map`` by it, is left as
 it is, and so is one that the walk over what the traced function reaches does not find: there, the number is needed on
-the host.
+the host. ``int(t)`` is left alone: what asks for it is a size or an index, for which the number is needed in any case.
 """
 
 # Values are of any type.
@@ -32,49 +32,44 @@ from pygraph.tracing.proxy_trace import tracing_here
 from pygraph.tracing.type_function import class_in_eager
 
 
-class NumberClass(FunctionProxy):
-    """A proxy of ``float`` or ``int`` that knows traced values; to all else it is the class."""
+class FloatClass(FunctionProxy):
+    """A proxy of ``float`` that knows traced values; to all else it is the class."""
 
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The number that a value is; that of a traced one is live."""
-        original = original_of(self)
         if len(args) != 1 or kwargs or not tracing_here():
-            return original(*args, **kwargs)
+            return float(*args, **kwargs)
         value = args[0]
-        if isinstance(value, FakeTensor) and _is_number_of(original, value):
-            _warn_as_torch(original, value)
+        if isinstance(value, FakeTensor) and _is_number(value):
+            _warn_as_torch(value)
             value = value.item()
-        if not issubclass(type(value), Live):
-            return original(value)
-        return _float_of(value) if original is float else _int_of(value)
+        return _float_of(value) if issubclass(type(value), Live) else float(value)
 
     def __getattribute__(self, name: str) -> Any:
         return getattr(original_of(self), name)
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return issubclass(class_in_eager(instance), original_of(self))
+        return issubclass(class_in_eager(instance), float)
 
     def __subclasscheck__(self, subclass: type) -> bool:
-        return issubclass(subclass, original_of(self))
+        return issubclass(subclass, float)
 
 
-_PROXIES = {"float": NumberClass(float), "int": NumberClass(int)}
+_NAME, _PROXY = "float", FloatClass(float)
 
 
-def _is_number_of(kind: type, tensor: torch.Tensor) -> bool:
-    """Whether a tensor of the device is one number, which an item of it is as well."""
-    if tensor.is_cpu or tensor.numel() != 1 or tensor.is_complex() or tensor.dtype is torch.bool:
-        return False
-    return kind is float or not tensor.is_floating_point()
+def _is_number(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of the device is one number that an item of it is as well."""
+    return not tensor.is_cpu and tensor.numel() == 1 and not tensor.is_complex() and tensor.dtype is not torch.bool
 
 
-def _warn_as_torch(kind: type, tensor: torch.Tensor) -> None:
+def _warn_as_torch(tensor: torch.Tensor) -> None:
     """Have torch say, once in a process, that a tensor which requires grad becomes a number."""
     if tensor.requires_grad:
         with _disable_current_modes():
-            kind(torch.zeros((), requires_grad=True))
+            float(torch.zeros((), requires_grad=True))
 
 
 def _float_of(number: Any) -> Any:
@@ -84,30 +79,21 @@ def _float_of(number: Any) -> Any:
     return number if number.kind is float else derived("float", float, (number,))
 
 
-def _int_of(number: Any) -> Any:
-    if number.source is None:
-        return number if isinstance(number, torch.SymInt) else int(number)
-    return number if number.kind is int else derived("int", int, (number,))
-
-
 def reads_numbers(environment: Environment) -> bool:
     """Whether code of the user's may read numbers of the device."""
-    return any(map(environment.has_code_for, ("item", "tolist"))) or any(map(environment.calls_builtin, _PROXIES))
+    return any(map(environment.has_code_for, ("item", "tolist"))) or environment.calls_builtin(_NAME)
 
 
 @contextlib.contextmanager
-def number_classes_served(environment: Environment) -> Generator[None, None, None]:
+def float_served(environment: Environment) -> Generator[None, None, None]:
     """Have functions of the user's make live numbers of traced values for the time of a trace."""
-    with contextlib.ExitStack() as undo:
-        for name, proxy in _PROXIES.items():
-            modules: dict[int, dict[str, Any]] = {}
-            others: set[int] = set()
-            for fn in environment.functions_calling(name):
-                modules[id(fn.__globals__)] = fn.__globals__
-                if not is_only_called(fn.__code__, name):
-                    others.add(id(fn.__globals__))
-            served = [variables for key, variables in modules.items() if key not in others]
-            undo.enter_context(builtin_replaced(name, proxy, served))
+    modules: dict[int, dict[str, Any]] = {}
+    others: set[int] = set()
+    for fn in environment.functions_calling(_NAME):
+        modules[id(fn.__globals__)] = fn.__globals__
+        if not is_only_called(fn.__code__, _NAME):
+            others.add(id(fn.__globals__))
+    with builtin_replaced(_NAME, _PROXY, (variables for key, variables in modules.items() if key not in others)):
         yield
 
 

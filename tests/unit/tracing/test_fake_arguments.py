@@ -28,7 +28,7 @@ def test_tensors_and_live_numbers_are_inputs_and_all_else_stays() -> None:
     assert isinstance(count, int)
     assert text == "text"
     assert made.values == [weights["w"], count, kwargs["scale"]]
-    assert sorted(made.symbols.values()) == [1, 3]
+    assert made.uses.leaves_of(made.uses.leaves) == {1, 3}
 
 
 def test_a_static_number_is_no_input() -> None:

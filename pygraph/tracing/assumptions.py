@@ -11,7 +11,7 @@ again by itself when it is run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import sympy  # pyright: ignore[reportMissingTypeStubs]
 import torch
@@ -26,6 +26,11 @@ from pygraph.ir.effects import is_view
 aten = torch.ops.aten
 
 
+_Maker: TypeAlias = Literal["between operations", "by one that checks", "by a view", "by one that does not"]
+
+_VIEWS = (aten.view.default, aten.select.int)  # which need the size that they are given
+
+
 class Assumptions:
     """The assumptions of one trace.
 
@@ -35,7 +40,7 @@ class Assumptions:
 
     def __init__(self, shapes: ShapeEnv) -> None:
         self._shapes = shapes
-        self._made: dict[int, Literal["between operations", "by one that checks", "by one that does not"]] = {}
+        self._made: dict[int, _Maker] = {}
 
     def _noted(self) -> list[Any]:
         return [noted for found in self._shapes.deferred_runtime_asserts.values() for noted in found]
@@ -53,8 +58,9 @@ class Assumptions:
         """
         last = next(iter(reversed(graph.nodes)), None)
         is_run = last is not None and last.target is func and not is_view(last)
+        made = "by one that checks" if is_run else "by a view" if func in _VIEWS else "by one that does not"
         for one in self._noted():
-            self._made.setdefault(id(one), "by one that checks" if is_run else "by one that does not")
+            self._made.setdefault(id(one), made)
 
     def write(self, graph: fx.Graph) -> None:
         """Add assertions after the numbers that they are about, of which some were read from tensors.
@@ -66,13 +72,22 @@ class Assumptions:
         if not asserted:
             return
         numbers: dict[Any, fx.Node] = {}
+        sizes: dict[Any, tuple[fx.Node, int]] = {}
         for node in graph.nodes:
+            for dim, size in enumerate(_sizes_of(node)):
+                if isinstance(size, torch.SymInt):
+                    sizes.setdefault(size.node._expr, (node, dim))
             symbol = _symbol_of(node)
             if symbol is not None and (node.op == "placeholder" or node.target is aten._local_scalar_dense.default):
                 numbers.setdefault(symbol, node)
+        for symbol in set[Any]().union(*(one.free_symbols for one, of_sizes in asserted if of_sizes)):
+            if symbol not in numbers and symbol in sizes:
+                numbers[symbol] = _size(graph, *sizes[symbol])
         order = {node: position for position, node in enumerate(graph.nodes)}
-        for expression in asserted:
+        for expression, of_sizes in asserted:
             symbols = expression.free_symbols
+            if not of_sizes and any(numbers[one].target is aten.sym_size.int for one in symbols & numbers.keys()):
+                continue
             if not all(symbol.is_integer for symbol in symbols):
                 continue  # torch notes such where it computes with them, as an optimizer does with its steps
             if not symbols <= numbers.keys() or all(numbers[symbol].op == "placeholder" for symbol in symbols):
@@ -81,20 +96,25 @@ class Assumptions:
             with graph.inserting_before(last.next):
                 _assert(graph, expression, {symbol: numbers[symbol] for symbol in symbols}, last.meta.get("source"))
 
-    def _asserted(self) -> Iterator[Any]:
-        """The conditions to assert; operations take -1 for a size that they infer."""
+    def _asserted(self) -> Iterator[tuple[Any, bool]]:
+        """The conditions to assert, and whether those of sizes that data decide are; operations take -1 to infer one.
+
+        Where tensors are taken to have the same size, one of them may have the size 1 and be expanded. A view needs
+        the size that it is given.
+        """
         for one in self._noted():
             made = self._made.get(id(one), "between operations")
+            of_sizes = made == "by a view" or not isinstance(one.expr, sympy.Eq)
             if made == "by one that checks":
                 continue
             # Checks in C++ of operations that are not traced name a file of torch's C++ code.
             if made == "between operations" and str(one.msg).startswith(torch.__file__):
-                yield one.expr  # `torch._check` of the function's own
+                yield one.expr, True  # `torch._check` of the function's own
             elif isinstance(one.expr, sympy.Eq):
                 worked_out = (sympy.Eq(symbol, -1) for symbol in one.expr.free_symbols)
-                yield sympy.Or(one.expr, *worked_out)  # pyright: ignore[reportArgumentType]
+                yield sympy.Or(one.expr, *worked_out), of_sizes  # pyright: ignore[reportArgumentType]
             elif not _is_of_size(one.expr):
-                yield one.expr
+                yield one.expr, of_sizes
 
 
 def _is_of_size(expression: Any) -> bool:
@@ -112,6 +132,19 @@ def _symbol_of(node: fx.Node) -> Any:
         return None
     expression = value.node._expr  # what it was, though it may have been found to be equal to another since
     return expression if expression.is_symbol else None
+
+
+def _sizes_of(node: fx.Node) -> tuple[Any, ...]:
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def _size(graph: fx.Graph, node: fx.Node, dim: int) -> fx.Node:
+    """A new node that is a size of the tensor of a node."""
+    with graph.inserting_after(node):
+        size = graph.call_function(aten.sym_size.int, (node, dim))
+    size.meta = {"val": node.meta["val"].shape[dim], "source": node.meta.get("source")}
+    return size
 
 
 def _assert(graph: fx.Graph, expression: Any, numbers: dict[Any, fx.Node], source: str | None) -> None:

@@ -304,14 +304,30 @@ def _reads_offsets(node: fx.Node) -> bool:
     return torch.cuda.get_device_capability(spec.device)[0] not in (9, 10)
 
 
+def _unknown_view(argument: fx.Node) -> fx.Node | None:
+    """The argument, or a view that it is taken of, if only a run knows how that lies; None if all is known.
+
+    A view of a known size may be taken of one of an unknown size: ``x[:n].expand(4)``.
+    """
+    while True:
+        if argument.meta.get("spec") is None and not is_selection(argument):
+            return argument
+        if not is_view(argument):
+            return None
+        source = argument.args[0]
+        assert isinstance(source, fx.Node)
+        argument = source
+
+
 def _reason_of_arguments(node: fx.Node) -> str | None:
     """The reason that lies in an argument: a replay would not read it, or the host has to look at it."""
     target: Any = node.target
     name: str = target._schema.name
     for argument in node.all_input_nodes:
         spec = argument.meta.get("spec")
-        if spec is None and not is_selection(argument):
-            is_item = argument.target is aten.select.int
+        unknown = _unknown_view(argument)
+        if unknown is not None:
+            is_item = unknown.target is aten.select.int
             return "where an argument lies depends on data" if is_item else "the shape of an argument depends on data"
         if isinstance(spec, type) and name != "pygraph::scalar":
             return f"it takes the host value {argument.name} by value"

@@ -108,7 +108,8 @@ def _reasons(graph: fx.Graph) -> dict[fx.Node, str]:
     """By node that cannot be recorded in a graph, the reason."""
     reasons: dict[fx.Node, str] = {}
     # A graph would always return the view that the number gave when it was recorded.
-    returned = {value for value in graph.output_node().all_input_nodes if is_view(value) and len(sources(value)) > 1}
+    returned = [*graph.output_node().all_input_nodes, *(node.args[2] for node in graph.nodes if is_store(node))]
+    returned = {value for value in returned if is_view(value) and len(sources(value)) > 1}
     for node in graph.nodes:
         if node in returned:
             reasons[node] = "it is a view by a number that is known on the host"
@@ -186,7 +187,9 @@ def _rebuild(graph: fx.Graph, schedule: Schedule) -> None:
 
 
 def _region(value: Any, home: dict[fx.Node, int], otherwise: int) -> int:
-    """The first region in which all that a value needs is known."""
+    """The first region in which all that a value needs is known; of a view that is scheduled, its own."""
+    if value in home:
+        return home[value]
     return max((home[source] for source in sources(value) if source in home), default=otherwise)
 
 
@@ -194,7 +197,7 @@ def _copy_views(graph: fx.Graph, node: fx.Node, region: int, views: dict[fx.Node
     """Replace the views that ``node`` takes by copies made in its region."""
 
     def local(argument: fx.Node) -> fx.Node:
-        if not is_view(argument):
+        if not is_view(argument) or "region" in argument.meta:
             return argument
         if argument not in views:
             source = local(argument.args[0])  # pyright: ignore[reportArgumentType]

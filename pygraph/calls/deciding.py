@@ -144,7 +144,7 @@ class DecidingCalls:
                 self._note_stops(stops)
 
     def _on_its_way(self, args: tuple[Any, ...], kwargs: dict[str, Any], stops: list[_Stop]) -> Any:
-        states = InitialStates(functools.partial(self._random_states, args, kwargs))
+        states = InitialStates(functools.partial(random_states, self._users, args, kwargs))
         if self._may_draw():
             states.save()
         function, path, is_new = self._function, _or_unknown(self._paths.expected()), False
@@ -238,11 +238,6 @@ class DecidingCalls:
         """A way that begins so and has no graph, as one that ends in an error; None if none is known."""
         return next((path for path in self._as_it_is if path[: len(begin)] == begin), None)
 
-    def _random_states(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RandomStates:
-        """The states of the generators that a call may draw from, or pass to operations."""
-        environment = Environment(self._users.fn, {"args": args, "kwargs": kwargs})
-        return random_states(self._users, (args, kwargs), generators_of(environment))
-
     def _may_draw(self) -> bool:
         """Whether a replay may draw random numbers before it finds out that a call decides otherwise."""
         compilations = self._users.shared.counts.compilations
@@ -326,15 +321,16 @@ def _or_unknown(path: Path | None) -> Path:
     return UNKNOWN_PATH if path is None else path
 
 
-def random_states(users: Any, arguments: Any, generators: Sequence[torch.Generator]) -> RandomStates:
-    """The states of the random generators that a call may draw from.
+def random_states(users: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RandomStates:
+    """The states of the random generators that a call may draw from, or pass to operations.
 
     Args:
         users: The engine of the function.
-        arguments: The arguments of the call.
-        generators: Those that are no default ones.
+        args: The arguments of the call.
+        kwargs: Its keyword arguments.
     """
-    devices = {leaf.device for leaf in _leaves(arguments) if isinstance(leaf, torch.Tensor)}
+    generators = generators_of(Environment(users.fn, {"args": args, "kwargs": kwargs}))
+    devices = {leaf.device for leaf in _leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
     devices.update(users.shared.pools)
     if torch.cuda.is_initialized():  # before the first replay, it is not known where captured tensors are
         devices.add(torch.device("cuda", torch.cuda.current_device()))

@@ -36,14 +36,12 @@ from pygraph.calls.stateful_function import (
     StatefulFunction,
     UnexpectedError,
 )
-from pygraph.guards.environment import Environment
 from pygraph.guards.locations import Items, Location
 from pygraph.guards.objects import with_parts
 from pygraph.ir.descriptors import Fallback
 from pygraph.process import extension
 from pygraph.runtime.node_errors import is_failure
 from pygraph.tracing.function_kinds import StateInputs
-from pygraph.tracing.iterator_locations import generators_of
 from pygraph.tracing.number_uses import MissingNumbersError
 
 # Why calls run as they are, once their traces have come to nothing.
@@ -270,8 +268,7 @@ class StatefulCalls:
         if self._looked_at != compilations:
             self._looked_at, self._draws = compilations, self._looked_at < 0 or draws(self.engine)
         if self._draws and (self.policy.may_fail or self._settled == 0):
-            environment = Environment(self._function.fn, {"args": args, "kwargs": kwargs})
-            states = random_states(self._function, (args, kwargs), generators_of(environment))
+            states = random_states(self._function, args, kwargs)
         try:
             return self._run(args, kwargs)
         except Exception as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -132,17 +132,18 @@ def may_raise(node: fx.Node) -> bool:
     return any(is_host_number(source) for argument in node.all_input_nodes for source in sources(argument))
 
 
-def fails(operation: Any, *, on_host: bool) -> bool:
+def fails(operation: Any, kwargs: Mapping[str, Any], *, on_host: bool) -> bool:
     """Whether an operation of aten looks at values on the host, and raises an error by them.
 
     Others fail on the device, after which a process can use that no more.
 
     Args:
         operation: The operation.
+        kwargs: Its keyword arguments.
         on_host: Whether it is of tensors on the host.
     """
     name = operation.overloadpacket.__name__
-    return name in _FAILING or (on_host and name in _FAILING_ON_HOST)
+    return name in _FAILING or (on_host and name in _FAILING_ON_HOST) or bool(kwargs.get("check_errors"))
 
 
 def asked_failures(nodes: Sequence[fx.Node]) -> list[fx.Node]:
@@ -156,9 +157,7 @@ def fails_by_data(node: fx.Node) -> bool:
     if not is_operation(node):
         return False
     specs = [spec for source in node.all_input_nodes for spec in tensor_specs(source.meta.get("spec"))]
-    return fails(node.target, on_host=bool(specs) and specs[0].device.type == "cpu") or bool(
-        node.kwargs.get("check_errors")
-    )
+    return fails(node.target, node.kwargs, on_host=bool(specs) and specs[0].device.type == "cpu")
 
 
 _FAILING = frozenset({

@@ -55,7 +55,7 @@ def check_not_caught(func: Any, kwargs: dict[str, Any], frame: types.FrameType |
         return
     # Draws fail on the device, where no one can catch that, but not on every one.
     is_draw = func.overloadpacket.__name__ in ("multinomial", "repeat_interleave")
-    if not is_draw and not fails(func, on_host=False) and not kwargs.get("check_errors"):
+    if not is_draw and not fails(func, kwargs, on_host=False):
         return
     while frame is not None and frame.f_code.co_filename != _TRACER:
         if not is_in_library(frame.f_code.co_filename) and _may_catch(frame):
@@ -81,10 +81,8 @@ def ask_behind(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tracer
     if not getattr(tracer, _NOTES, False) or not isinstance(func, torch._ops.OpOverload):  # pyright: ignore
         return
     tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-    on_host = bool(tensors) and tensors[0].is_cpu
-    if not fails(func, on_host=on_host) and not kwargs.get("check_errors"):
-        return
-    tracer.create_proxy("call_function", ask(), (True, True, NO_QUESTION), {})
+    if fails(func, kwargs, on_host=bool(tensors) and tensors[0].is_cpu):
+        tracer.create_proxy("call_function", ask(), (True, True, NO_QUESTION), {})
 
 
 _NOTES = "_pygraph_notes_failures"  # the attribute of a tracer

@@ -43,13 +43,13 @@ _DEFINED: Mapping[Callable[..., Any], Callable[[Any], bool]] = {
     math.sin: _is_finite,
     math.cos: _is_finite,
     math.tan: _is_finite,
-    math.fabs: lambda number: True,
-    math.atan: lambda number: True,
-    math.tanh: lambda number: True,
-    math.erf: lambda number: True,
 }
 
-_CHECKS = (math.isnan, math.isinf, math.isfinite)
+# By function of `math` that takes every number, what it gives.
+_GIVES: Mapping[Callable[..., Any], type] = {
+    math.isnan: bool, math.isinf: bool, math.isfinite: bool, math.fabs: float, math.atan: float, math.tanh: float,
+    math.erf: float,
+}  # fmt: skip
 
 
 def gives_float(function: Callable[..., Any], operands: Sequence[Any]) -> bool:
@@ -82,7 +82,7 @@ def of_host(function: Callable[..., Any], operands: Sequence[Any], found: tuple[
 def of_device(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
     """The result of an operator, of which a number of the device is an operand; None if torch's is to be taken."""
     known = [known_or_live(one) for one in operands]
-    if all(not isinstance(one, Live) or one.source is not None for one in known):
+    if not any(map(_is_of_device, known)):
         return function(*known)
     if not _is_defined(function, known):
         return function(*map(value_of, known))
@@ -94,10 +94,10 @@ def of_function(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     if len(args) != 1 or not issubclass(type(args[0]), LiveFloat):
         return None
     number = known_or_live(args[0])
-    if not isinstance(number, Live) or number.source is not None:
+    if not _is_of_device(number):
         return None
-    if function in _CHECKS:
-        return _node(function, [number], bool)
+    if function in _GIVES:
+        return _node(function, [number], _GIVES[function])
     is_defined = _DEFINED.get(function)
     return _node(function, [number], float) if is_defined is not None and is_defined(number) else None
 
@@ -125,9 +125,9 @@ def is_dividing(function: Callable[..., Any]) -> bool:
 
 def known_or_live(number: Any) -> Any:
     """A number, in place of one of the device that has been asked for before."""
-    if not isinstance(number, Live) or number.source is not None:
+    if not _is_of_device(number):
         return number
-    node: Any = number.node  # pyright: ignore[reportAttributeAccessIssue]
+    node = number.node
     if issubclass(type(number), LiveInt):
         known = node.maybe_as_int()
         return number if known is None else known
@@ -135,9 +135,18 @@ def known_or_live(number: Any) -> Any:
     return number if known is None else float(known)
 
 
+def _is_live(number: Any) -> bool:
+    return issubclass(type(number), Live)
+
+
+def _is_of_device(number: Any) -> bool:
+    """Whether a number was read from a tensor, or is computed from such, so that only a run knows it."""
+    return _is_live(number) and number.source is None
+
+
 def value_of(number: Any) -> Any:
     """The value of a number, on which the trace depends from now on."""
-    return number.known_value() if issubclass(type(number), Live) else number
+    return number.known_value() if _is_live(number) else number
 
 
 def _node(function: Callable[..., Any], operands: Sequence[Any], kind: type) -> Any:
@@ -146,7 +155,7 @@ def _node(function: Callable[..., Any], operands: Sequence[Any], kind: type) -> 
 
 def are_of_host(operands: Sequence[Any]) -> bool:
     """Whether an operation is of numbers of the host alone."""
-    return all(not issubclass(type(one), Live) or one.is_of_host for one in operands)
+    return all(not _is_live(one) or one.is_of_host for one in operands)
 
 
 def _is_defined(function: Callable[..., Any], operands: Sequence[Any]) -> bool:
@@ -163,10 +172,9 @@ def _is_defined(function: Callable[..., Any], operands: Sequence[Any]) -> bool:
 
 
 def _has_power(base: Any, exponent: Any) -> bool:
-    is_live: Any = issubclass(type(base), Live)
-    if not is_live:
+    if not _is_live(base):
         return base == 1 or (base > 0 and _is_exponent_of(base, exponent))
-    if issubclass(type(exponent), Live) or not 0 <= exponent <= _LARGE:
+    if _is_live(exponent) or not 0 <= exponent <= _LARGE:
         return False
     if not float(exponent).is_integer() and bool(base < 0):
         return False  # it is complex

@@ -59,7 +59,10 @@ class Live:
         source: What the number is made of.
         uses: What is asked of the numbers of the trace.
         is_of_host: Whether a run can compute it before the device does anything.
+        kind_of_device: The type of such numbers in Python, where they are read from a tensor.
     """
+
+    kind_of_device: type
 
     def __init__(self, node: Any, source: Source | None, uses: NumberUses, *, is_of_host: bool = True) -> None:
         super().__init__(node)  # pyright: ignore  # of torch's class, which comes next
@@ -72,7 +75,7 @@ class Live:
         """The type that the number has in eager, whoever asks."""
         if self.source is not None:
             return self.source.value.__class__
-        return next(kind for symbol, kind in _KINDS if isinstance(self, symbol))
+        return self.kind_of_device
 
     @property
     def __class__(self) -> type:  # pyright: ignore
@@ -165,16 +168,19 @@ def _refuse_text(number: Any) -> NoReturn:
 class LiveFloat(Live, torch.SymFloat):
     """A float, or a NumPy number of that kind."""
 
+    kind_of_device = float
+
 
 class LiveInt(Live, torch.SymInt):
     """An int, or a NumPy number of that kind."""
+
+    kind_of_device = int
 
 
 class LiveBool(Live, torch.SymBool):
     """The outcome of a comparison of numbers."""
 
-
-_KINDS = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
+    kind_of_device = bool
 
 
 def argument_number(symbol: torch.SymInt | torch.SymFloat, value: Any, leaf: int, uses: NumberUses) -> Any:

@@ -12,12 +12,13 @@ from pygraph.calls.cache import Cache, Shared
 from pygraph.calls.call_plan import CallPlan
 from pygraph.calls.entries import Differentiated, Entry, Evaluated, Launched, Recorded, Refused, Stateful, StateRunner
 from pygraph.calls.failed_traces import adds_again, changed_containers, failure_of
+from pygraph.calls.found_answers import TracedProgram
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key, Keys, form_of, objects_by_value
 from pygraph.calls.memory import check_disjoint, check_updatable
 from pygraph.calls.outdated_state import outdated_inputs
-from pygraph.calls.own_errors import raise_own
-from pygraph.calls.pipeline import transformed_program
+from pygraph.calls.own_errors import raise_refused
+from pygraph.calls.pipeline import transformed_program, with_unguarded_state
 from pygraph.calls.policy import Policy, Runners
 from pygraph.calls.recompilations import Recompilations
 from pygraph.calls.recording import Recorder
@@ -34,7 +35,7 @@ from pygraph.errors import (
     UndecidedError,
     describe,
 )
-from pygraph.guards.environment import Environment, modes_of
+from pygraph.guards.environment import modes_of
 from pygraph.guards.locations import are_same, filled_locations
 from pygraph.ir.descriptors import Fallback
 from pygraph.ir.leaves import is_live_number
@@ -162,12 +163,13 @@ class Compiler:
             if FUSE in self._function.passes:
                 start_workers_early()  # they get ready while it runs
             return self.add_runner(key, call, first)
-        began = retries.clock()
-        try:
-            traced, program = self._trace(key, call, past)
-        except TraceError as error:
-            return self._of_failure(key, call, runners, past, error, retries.clock() - began)
-        return self._from_trace(key, call, traced, program)
+        began, found = retries.clock(), self._policy.found_answers
+        outcome = self._outcome(key, call, past)
+        if found is not None:
+            found.keep(self._function.fn, call, outcome)
+        if isinstance(outcome, TraceError):
+            return self._of_failure(key, call, runners, past, outcome, retries.clock() - began)
+        return self._from_trace(key, call, *outcome)
 
     def _of_failure(
         self, key: Key, call: Call, runners: Runners, past: _Past, error: TraceError, seconds: float
@@ -239,17 +241,23 @@ class Compiler:
 
     # -- with a trace -----------------------------------------------------------------------------------------------
 
-    def _trace(self, key: Key, call: Call, past: _Past) -> tuple[Traced, Program]:
-        function = self._function
-        self._shared.counts.traces += 1
-        if past.moved is not None:
-            traced, program = past.moved.traced, past.moved.recordable
-        else:
-            traced, program = self._with_another_look(key, call) or self.programs(
-                call, self._keys.leaves_by_value(key, call)
-            )
-        check_disjoint(program, call.leaves, function.name)
-        check_updatable(traced.program, call.leaves, function.name)
+    def _outcome(self, key: Key, call: Call, past: _Past) -> TracedProgram | TraceError:
+        """The trace of a call, and what the passes make of it, or why there is none."""
+        function, answers = self._function, self._policy.found_answers
+        static = self._keys.leaves_by_value(key, call)
+        found = None if answers is None else answers.take(function.fn, call, static)
+        if isinstance(found, TraceError):
+            return found
+        try:
+            if found is None:
+                self._shared.counts.traces += 1
+            if found is None and past.moved is not None:
+                found = past.moved.traced, past.moved.recordable
+            traced, program = found or self._with_another_look(key, call) or self.programs(call, static)
+            check_disjoint(program, call.leaves, function.name)
+            check_updatable(traced.program, call.leaves, function.name)
+        except TraceError as error:
+            return error
         return traced, program
 
     def _with_another_look(self, key: Key, call: Call) -> tuple[Traced, Program] | None:
@@ -272,7 +280,7 @@ class Compiler:
         name, options = function.name, function.options
         needed = self._policy.needed_values
         traced, program = transformed_program(function.fn, args, kwargs, static, name, passes, options, needed)
-        return traced, _with_unguarded_state(program, traced.environment)
+        return traced, with_unguarded_state(program, traced.environment)
 
     def _static(self, call: Call) -> frozenset[int]:
         return self._keys.static_leaves(call.args, call.kwargs)
@@ -367,14 +375,7 @@ class Compiler:
     def _without_trace(self, key: Key, call: Call, past: _Past, error: TraceError, seconds: float) -> Entry:
         """The entry for a call whose trace has failed."""
         if self._function.options.strict and not adds_again(error, was_once=past.was_once):
-            if error.raised is not None:
-                raise_own(error.raised, self._function.name)
-            # One error with one cause, if there is one: what torch, or the function, has raised.
-            text = str(error).replace(f"trace({self._function.name})(…)", f"{self._function.name}(…)", 1)
-            cause = error.__cause__
-            while isinstance(cause, TraceError):  # it says the same
-                cause = cause.__cause__
-            raise FallbackError(text) from cause
+            raise_refused(error, self._function.name)
         note = Fallback("the call", str(error))
         if isinstance(error, DisturbedTraceError):
             return Refused(fallbacks=[note])
@@ -437,12 +438,3 @@ class Compiler:
 
 def _is_awaiting(entry: Entry) -> bool:
     return isinstance(entry, Refused) and entry.until is not None
-
-
-def _with_unguarded_state(program: Program, environment: Environment) -> Program:
-    """The Program, with a note of what the function reaches and is not guarded."""
-    if environment.unseen is None:
-        return program
-    reason = f"what lies in {environment.unseen} is too much to be looked at; changes there would be missed"
-    note = Fallback("state", reason)
-    return program if note in program.fallbacks else program.replace(fallbacks=(*program.fallbacks, note))

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode  # checked with to
 from pygraph.calls.cache import Cache
 from pygraph.calls.entries import StateRunner
 from pygraph.calls.expected_paths import Path
+from pygraph.calls.found_answers import FoundAnswers
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.calls.policy import Policy
@@ -74,6 +75,7 @@ class DecidedFunction:
         states: The random generators' states when the call under way began.
         trying: The thread that looks for a replay of a call, and runs the function itself if there is none.
         needed: Names of values that traces go on with where a call decides otherwise than the one before.
+        found: The trace of the call under way that was told no answers.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str, *, numbers: bool) -> None:
@@ -85,6 +87,7 @@ class DecidedFunction:
         self.states = InitialStates(None)
         self.trying: int | None = None
         self.needed: set[str] = set()
+        self.found = FoundAnswers()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; the answers are the last keyword argument, so that other leaves keep their positions."""
@@ -94,6 +97,7 @@ class DecidedFunction:
                 raise AsItIsError
             return self.__wrapped__(*args, **kwargs)  # for a second derivative
         known, is_call = () if given == UNKNOWN_PATH else given, self.trying == threading.get_ident()
+        finds = is_call and given == UNKNOWN_PATH
         if is_call:
             self.states.save_in_trace()
         restore = self.states.restore if is_call else None
@@ -102,11 +106,14 @@ class DecidedFunction:
             try:
                 result = self.__wrapped__(*args, **kwargs)
             except Exception:
-                if known[: len(decisions.answers)] == tuple(decisions.answers):
+                if finds or known[: len(decisions.answers)] == tuple(decisions.answers):
                     raise
                 result = None
-        self.lines |= enumerate(decisions.lines)
-        found = tuple(decisions.answers)
+            finally:
+                self.lines |= enumerate(decisions.lines)
+                found = tuple(decisions.answers)
+                self.found.path = found if finds else None
+        given = found if finds else given
         if found != given and not is_call:
             raise TraceError("it decides otherwise than in the call")
         if found != given:  # raised here, it has no context, whose frames hold what the trace made
@@ -117,6 +124,7 @@ class DecidedFunction:
     def end_call(self) -> None:
         """Forget the call under way."""
         self.trying, self.states = None, InitialStates(None)
+        self.found.clear()
 
     def may_be_traced(self, path: Path) -> bool:
         """Whether a call under way is to be traced that has no trace of this path: if it is known to be its own."""
@@ -170,6 +178,11 @@ class DecidingPolicy(Policy):
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
         found = self._users.state_left_behind(error, is_known=is_known)
         return None if found is None or found.decisions else found
+
+    @property
+    def found_answers(self) -> FoundAnswers:
+        """The trace of the call under way that was told no answers."""
+        return self._function.found
 
     @property
     def needed_values(self) -> Collection[str]:

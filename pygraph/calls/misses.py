@@ -11,13 +11,12 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
 from pygraph.calls.function import Call
 from pygraph.calls.keys import Key
 from pygraph.errors import with_article
 from pygraph.guards.torch_settings import KEY_TITLES
-from pygraph.ir.paths import ANSWERS, argument_path, flatten_with_path
+from pygraph.ir.paths import argument_path, flatten_with_path, is_answer
 from pygraph.ir.structures import Container, containers_of
 
 _MOST = 64
@@ -82,9 +81,9 @@ class _Described(NamedTuple):
         """
         kind = key.kind
         flat, structure = flatten_with_path((call.args, call.kwargs))
-        decisions = tuple(value for path, value in flat if _is_decision(path))
+        decisions = tuple(value for path, value in flat if is_answer(path))
         # Decisions come last, so that other leaves have their positions.
-        paths = tuple(path_of(argument_path(path)) for path, _ in flat if not _is_decision(path))
+        paths = tuple(path_of(argument_path(path)) for path, _ in flat if not is_answer(path))
         numbers = {index: _of_part(value) for index, value in key.numbers if index < len(paths)}
         settings = tuple(hash(one) for one in kind.settings)
         shown = kind.leaves[: len(paths)]
@@ -106,10 +105,6 @@ class _Described(NamedTuple):
     def is_alike(self, other: _Described) -> bool:
         """Whether two calls have arguments of one structure."""
         return self.containers == other.containers and len(self.leaves) == len(other.leaves)
-
-
-def _is_decision(path: pytree.KeyPath) -> bool:
-    return any(isinstance(key, pytree.MappingKey) and key.key == ANSWERS for key in path)
 
 
 class Misses:

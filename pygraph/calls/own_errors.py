@@ -1,8 +1,10 @@
-"""Errors of a user's own code in calls that are to be graphs: raised as they are, with a note that says where from."""
+"""Errors in calls that are to be graphs: of a user's own code as they are, with a note that says where from."""
 
 from __future__ import annotations
 
 from typing import NoReturn
+
+from pygraph.errors import FallbackError, TraceError
 
 
 def raise_own(raised: Exception, name: str) -> NoReturn:
@@ -20,3 +22,22 @@ def raise_own(raised: Exception, name: str) -> NoReturn:
         raise raised
     finally:
         raised.__context__ = context  # not the error of the trace
+
+
+def raise_refused(error: TraceError, name: str) -> NoReturn:
+    """Raise that a call has no trace, by one error with one cause: what torch, or the function, has raised.
+
+    Args:
+        error: The error of the trace.
+        name: What errors call the function.
+
+    Raises:
+        FallbackError: Always, but for an error of the function's own.
+    """
+    if error.raised is not None:
+        raise_own(error.raised, name)
+    text = str(error).replace(f"trace({name})(…)", f"{name}(…)", 1)
+    cause = error.__cause__
+    while isinstance(cause, TraceError):  # it says the same
+        cause = cause.__cause__
+    raise FallbackError(text) from cause

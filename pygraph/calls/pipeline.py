@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from pygraph.calls.options import Options
+from pygraph.guards.environment import Environment
 from pygraph.ir.check import check_program
 from pygraph.ir.descriptors import Argument, Base, Captured, Fallback
 from pygraph.ir.program import Program
@@ -96,3 +97,12 @@ def _misaligned_storage(program: Program, leaves: Sequence[Any]) -> Fallback | N
 
 def _leaves_of(program: Program, inputs: set[int]) -> frozenset[int]:
     return frozenset(program.inputs[index].leaf for index in inputs)  # pyright: ignore
+
+
+def with_unguarded_state(program: Program, environment: Environment) -> Program:
+    """The Program, with a note of what the function reaches and is not guarded."""
+    if environment.unseen is None:
+        return program
+    reason = f"what lies in {environment.unseen} is too much to be looked at; changes there would be missed"
+    note = Fallback("state", reason)
+    return program if note in program.fallbacks else program.replace(fallbacks=(*program.fallbacks, note))

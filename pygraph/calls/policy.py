@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from pygraph.calls import limits
 from pygraph.calls.cache import Cache
 from pygraph.calls.entries import Entry, StateRunner
+from pygraph.calls.found_answers import FoundAnswers
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.calls.new_kinds import SELDOM
@@ -62,6 +63,11 @@ class Policy:
     seldom = SELDOM
     single_kinds = limits.LIMITS.single_kinds
     is_patient = False
+
+    @property
+    def found_answers(self) -> FoundAnswers | None:
+        """The trace of a call that was told no answers to its questions; None if there are no such calls."""
+        return None
 
     @property
     def needed_values(self) -> Collection[str]:

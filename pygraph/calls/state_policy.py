@@ -16,6 +16,7 @@ from pygraph.calls.asked_numbers import decision_slots
 from pygraph.calls.cache import Cache
 from pygraph.calls.engine import Engine
 from pygraph.calls.entries import Entry, Evaluated, Recorded
+from pygraph.calls.found_answers import FoundAnswers
 from pygraph.calls.function import Call, Function
 from pygraph.calls.keys import Key
 from pygraph.calls.outdated_state import outdated_inputs
@@ -102,6 +103,11 @@ class StatePolicy(Policy):
         self._decided = self._used = 0
         # The numbers of items of lists in the last call that was looked at, and how often they were others in a row.
         self._lengths, self._filled = tuple[int, ...](), 0
+
+    @property
+    def found_answers(self) -> FoundAnswers | None:
+        """The trace of a call of the user's function that was told no answers to its questions."""
+        return self._users.policy.found_answers
 
     @property
     def needed_values(self) -> Collection[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 Memo = type(functools.lru_cache(lambda: None))
@@ -57,8 +58,39 @@ def forget(memo: Any, item: Any) -> bool:
     Returns:
         Whether nothing in the cache refers to it any more.
     """
+    return _remove(memo, [(key, link) for key, link, result in results_of(memo) if key is item or result is item])
+
+
+class Remembered:
+    """What a function with a cache remembers now.
+
+    Args:
+        memo: The function.
+
+    Example:
+        >>> double = functools.lru_cache(lambda number: 2 * number)
+        >>> _ = double(1)
+        >>> before = Remembered(double)
+        >>> _ = double(1), double(2), double(3)
+        >>> before.forget_others(), double.cache_info().currsize
+        ([4, 6], 1)
+    """
+
+    def __init__(self, memo: Any) -> None:
+        self._memo = memo
+        self._entries = [(key, entry) for key, entry, _ in results_of(memo)]
+
+    def forget_others(self) -> list[Any]:
+        """Remove what has come to be remembered since; return the results."""
+        before = {id(key): entry for key, entry in self._entries}
+        others = [(key, entry, result) for key, entry, result in results_of(self._memo) if id(key) not in before]
+        _remove(self._memo, [(key, entry) for key, entry, _ in others])
+        return [result for *_, result in others]
+
+
+def _remove(memo: Any, entries: Sequence[tuple[Any, Any]]) -> bool:
+    """Remove entries, given as keys and what the dict has for them; whether there were any, and all are gone."""
     cache = cache_of(memo)
-    entries = [(key, link) for key, link, result in results_of(memo) if key is item or result is item]
     if cache is None or not entries:
         return False
     for key, link in entries:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from pygraph.guards.attribute_dicts import AttributeDicts
 from pygraph.guards.contents import Contents
 from pygraph.guards.locations import Item, Location, Variable, items_of
+from pygraph.guards.memos import Remembered
 from pygraph.guards.objects import holds_tensors
 from pygraph.guards.report_names import changed_entry, entry_name, join
 from pygraph.guards.storage import (
@@ -30,6 +31,7 @@ from pygraph.guards.storage import (
     stored_copy,
     stored_in_cell,
 )
+from pygraph.guards.values import is_value
 from pygraph.ir.constants import IMMUTABLE
 
 #: The value of a variable that a module does not have.
@@ -59,6 +61,7 @@ class Snapshot:
         classes: Classes: a name in reports, and which attributes they have.
         cells: Variables that functions close over, and their values.
         scaler_records: The attributes of gradient scalers, with the empty records of a step.
+        memos: The names of functions with a cache of ``functools``, and what they remember.
     """
 
     def __init__(self, names: dict[int, str], attributes: AttributeDicts) -> None:
@@ -68,6 +71,7 @@ class Snapshot:
         self.classes: list[tuple[str, type, frozenset[str]]] = []
         self.cells: list[tuple[types.CellType, Any]] = []
         self.scaler_records: list[tuple[dict[str, Any], Any]] = []
+        self.memos: list[tuple[str, Remembered]] = []
         self._names, self._attributes = names, attributes
         self._packaged: set[int] = set()
 
@@ -89,7 +93,7 @@ class Snapshot:
     def clear(self) -> None:
         """Drop all copies; nothing can be restored after it."""
         self.containers, self.contents, self.variables, self.classes = [], [], [], []
-        self.cells, self.scaler_records, self._packaged = [], [], set()
+        self.cells, self.scaler_records, self.memos, self._packaged = [], [], [], set()
 
     def class_attributes(self) -> list[tuple[type, str, Any]]:
         """Classes with the name of an attribute and its value."""
@@ -194,6 +198,14 @@ class Snapshot:
             for name in restored():
                 changed = changed or name
         return changed
+
+    def forget_remembered(self) -> str | None:
+        """Have functions forget what they have come to remember; says which one remembers an object, None if none does.
+
+        What such a function changes besides, it is to change when the call runs as it is, for which it must run then.
+        """
+        found = [(name, memo.forget_others()) for name, memo in self.memos]
+        return next((f"what {name} remembers" for name, results in found if not all(map(is_value, results))), None)
 
     def _restored_containers(self) -> Iterator[str | None]:
         """Put dicts and lists back; yields the names of what had changed, None for what is not reported."""

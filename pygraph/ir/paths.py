@@ -61,6 +61,11 @@ ANSWERS = "pygraph_answers"
 """The keyword argument with the answers to a call's questions about values on the device, which no user passes."""
 
 
+def is_answer(path: pytree.KeyPath) -> bool:
+    """Whether a key path is that of such an answer, also among the arguments of a function that takes state."""
+    return any(isinstance(key, pytree.MappingKey) and key.key == ANSWERS for key in path)
+
+
 def argument_path(path: pytree.KeyPath) -> str:
     """``args[0]['w']`` or ``kwargs['x']`` from a key path of ``(args, kwargs)``; ``decision 1`` of an answer."""
     entries: list[Any] = list(path)

@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 from pygraph.errors import (
     ContainerChangeError,
     DisturbedTraceError,
-    GradientChangeError,
     GradientError,
     StateChangeError,
     TraceError,
@@ -30,7 +29,6 @@ from pygraph.errors import (
     describe,
 )
 from pygraph.guards.environment import Environment
-from pygraph.guards.locations import ABSENT, Location, RequiresGrad
 from pygraph.ir.descriptors import Baked, CapturedGenerator, Input
 from pygraph.ir.leaves import is_live_number
 from pygraph.ir.random_states import drop_idle_states
@@ -55,6 +53,7 @@ from pygraph.tracing.fake_tracing import fake_tracing
 from pygraph.tracing.float_class import reads_numbers
 from pygraph.tracing.function_kinds import WithStateInputs
 from pygraph.tracing.function_modes import LiveNumbersMode, MetaDeviceUses, OutsideReads
+from pygraph.tracing.function_run import FunctionRun
 from pygraph.tracing.generators import Generators
 from pygraph.tracing.gradient_hooks import GradientHooks, UnseenHooksError
 from pygraph.tracing.gradients import Accumulations, clear_unreached_gradients
@@ -294,40 +293,13 @@ class _Watches:
 # ---- the run -------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class _Run:
-    """The outcome of a function's run, when all that it has changed is put back.
-
-    Attributes:
-        module: The graph; None if the function has failed.
-        results: The values that it has returned; None if it has failed.
-        failure: The error that has ended the run.
-        changed: The first lasting change that it has made, in words; None if there is none.
-        locations: The locations of all such changes, if all are of attributes and variables.
-        gradient: The ``.grad`` that it has changed, in words.
-        thawed: Flags of tensors whose ``.grad`` it has changed, though they do not require grad before.
-        seeded: The random generator that it has moved.
-        caught: The error that only a trace raises and that it has caught, in words.
-    """
-
-    module: fx.GraphModule | None
-    results: Results | None
-    failure: Exception | SystemExit | None
-    changed: str | None
-    locations: tuple[Location, ...] | None
-    gradient: str | None
-    thawed: tuple[RequiresGrad, ...]
-    seeded: str | None
-    caught: str | None
-
-
 def _run(
     call: Callable[[], Any],
     arguments: FakeArguments,
     environment: Environment,
     watches: _Watches,
     changes: ArgumentChanges,
-) -> _Run:
+) -> FunctionRun:
     """Trace a call, and put back what it has changed."""
     context = contextvars.copy_context()  # in which the function's own variables change
     returned: list[Results] = []
@@ -362,7 +334,8 @@ def _run(
         of_tensors = (*watches.toggles.restore(), *watches.data.locations())
         gradients = environment.restore_gradients(gradients_before)
         graph, unreached = watches.graphs.restore(), clear_unreached_gradients(watches.operations.used.values())
-        elsewhere = graph or changes.changed_attribute() or unreached
+        remembered = environment.forget_remembered()
+        elsewhere = remembered or graph or changes.changed_attribute() or unreached
         seeded = watches.generators.restore()
         forget_cached_fakes()
         caught = watches.caught()
@@ -377,12 +350,13 @@ def _run(
     changed = changed or elsewhere or next((location.name for location in of_tensors), None)
     gradient = next((f"{environment.names.get(id(tensor), 'a tensor')}.grad" for tensor in gradients), None)
     thawed = tuple(flag_of(tensor, environment) for tensor in gradients if not tensor.requires_grad)
-    return _Run(
-        module, returned[0] if returned else None, failure, changed, locations, gradient, thawed, seeded, caught
+    return FunctionRun(
+        module, returned[0] if returned else None, failure, changed, locations, remembered is not None, gradient,
+        thawed, seeded, caught,
     )  # fmt: skip
 
 
-def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment) -> None:
+def _check_run(call: str, run: FunctionRun, watches: _Watches, environment: Environment) -> None:
     """Raise the error of a run that has failed, or that did what a Program cannot express."""
     settings, iterators = watches.settings, watches.iterators
     if settings.others is not None:
@@ -409,7 +383,7 @@ def _check_run(call: str, run: _Run, watches: _Watches, environment: Environment
                      remedy="Hold the tensor, or pass it as an argument.")
         )  # fmt: skip
     if run.changed is not None or run.gradient is not None:
-        raise _state_change_error(call, run)
+        raise run.state_change_error(call)
     if run.seeded is not None:
         raise TraceError(
             describe(call, f"it seeds or draws from {run.seeded}, whose numbers would be baked in",
@@ -434,16 +408,4 @@ def _failure_error(call: str, failure: BaseException, watches: _Watches) -> Trac
 def _undecided(text: str, watches: _Watches) -> UndecidedError:
     error = UndecidedError(text)
     error.needs_number, error.needs_float = watches.questions.needs_number, watches.questions.needs_float
-    return error
-
-
-def _state_change_error(call: str, run: _Run) -> StateChangeError | GradientChangeError:
-    kind = GradientChangeError if run.changed is None else StateChangeError
-    error = kind(
-        describe(call, f"it changes {run.changed or run.gradient}",
-                 expected="no lasting change but to tensors in place", remedy="Return the new value instead.")
-    )  # fmt: skip
-    error.locations = run.locations
-    error.gradients, error.thawed = run.gradient is not None, run.thawed
-    error.fills = bool(run.locations) and all(location.get() is ABSENT for location in run.locations or ())
     return error

@@ -43,6 +43,8 @@ def walk_memo(walk: Walk, name: str, memo: Any, depth: int) -> None:
     """Guard what ``functools.lru_cache`` remembers, but not that it remembers no more, and walk it."""
     cache = memos.cache_of(memo)
     results = memos.results_of(memo)
+    if not walk.packaged:
+        walk.snapshot.memos.append((name, memos.Remembered(memo)))
     if cache is not None and len(results) <= LARGE:
         walk.objects.append(cache)
         # One that is full forgets some when it comes to remember others.

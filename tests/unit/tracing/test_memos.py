@@ -271,3 +271,78 @@ def test_control_flow_in_a_memo(device: torch.device, frozen: None) -> None:
     assert tables(3)["all"].tolist() == [0.0, 1.0, 2.0]
     torch._dynamo.reset()  # which keeps those of what it has compiled
     assert_no_fake_left()
+
+
+def remembered_list() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    """A list that a call changes, beside a tensor, for which the first call runs as it is."""
+
+    @functools.cache
+    def history(start: int) -> list[int]:
+        return [start]
+
+    @functools.lru_cache(maxsize=4)
+    def average(size: int, device: torch.device) -> Tensor:
+        return torch.zeros(size, device=device)
+
+    def fn(x: Tensor) -> Tensor:
+        history(0).append(len(history(0)))
+        average(len(x), x.device).mul_(0.5).add_(x)
+        return average(len(x), x.device) + len(history(0))
+
+    return fn, lambda: list(history(0))
+
+
+def remembered_list_of_few() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    """A list of a function that forgets."""
+
+    @functools.lru_cache(maxsize=2)
+    def history(size: int) -> list[int]:
+        return [size]
+
+    def fn(x: Tensor) -> Tensor:
+        for start in (*range(len(x)), 0):
+            history(start).append(len(history(start)))
+        if x.sum() > 3:
+            history(0).append(7)
+        return x + len(history(0))
+
+    return fn, lambda: (history.cache_info().currsize, list(history(0)))
+
+
+def counted_inside() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    """A function that counts how often it computes something."""
+    count = 0
+
+    @functools.lru_cache
+    def doubled(number: int) -> int:
+        nonlocal count
+        count += 1
+        return 2 * number
+
+    return lambda x: x + doubled(x.shape[0]), lambda: count
+
+
+def remembered_object() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    """An object whose attribute a call changes."""
+
+    @functools.cache
+    def node(key: str) -> Node:
+        return Node(key)
+
+    def fn(x: Tensor) -> Tensor:
+        node("a").count += 1
+        return x * node("a").count
+
+    return fn, lambda: node("a").count
+
+
+@pytest.mark.parametrize("make", [remembered_list, remembered_list_of_few, counted_inside, remembered_object])
+def test_what_is_changed_of_what_is_remembered_is_changed_once(
+    device: torch.device, make: Callable[[], tuple[Callable[[Tensor], Tensor], Callable[[], Any]]]
+) -> None:
+    (fn, left), (eager, expected) = make(), make()
+    fast = pygraph.jit(fn)
+    for number in range(6):
+        x = torch.full((3 + number % 2,), float(number), device=device)
+        assert torch.equal(fast(x.clone()), eager(x)), number
+        assert left() == expected(), number

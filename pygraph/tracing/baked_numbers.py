@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pygraph.ir.descriptors import Argument, Baked, ScalarArgument
 from pygraph.tracing.fake_arguments import FakeArguments
 from pygraph.tracing.number_conditions import Comparison, comparison_in, guard_text, number_text
-from pygraph.tracing.positions import bounds_of, is_outside, position_symbols, symbols_of_layouts
+from pygraph.tracing.positions import bounds_of, is_outside, position_symbols, symbols_of_layouts, unknown_bounds
 
 aten = torch.ops.aten
 
@@ -109,7 +109,7 @@ def _guarded_numbers(arguments: FakeArguments, module: fx.GraphModule, results: 
             needed |= expression.free_symbols
     # Where torch does not say so itself (torch 2.11), eager's error is raised when the position is a number.
     needed |= {symbol for node in module.graph.nodes if is_outside(node) for symbol in position_symbols(node)}
-    needed |= symbols_of_layouts(module.graph.nodes, results)
+    needed |= symbols_of_layouts(module.graph.nodes, results) | unknown_bounds(module.graph.nodes)
     return arguments.uses.leaves_of(needed)
 
 

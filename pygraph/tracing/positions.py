@@ -80,14 +80,32 @@ def position_symbols(node: fx.Node) -> set[Any]:
     return set(free_symbols(position_of(node).meta["val"]))
 
 
+def unknown_bounds(nodes: Iterable[fx.Node]) -> set[Any]:
+    """The symbols of positions in tensors whose sizes data decides: whether one lies inside, no call can check."""
+    positions = [_number_at(node) for node in nodes if _AT.get(node.target) is not None and _has_unknown_sizes(node)]
+    return {symbol for one in positions if one is not None for symbol in free_symbols(one.meta["val"])}
+
+
 def position_of(node: fx.Node) -> Any:
     """The position of a view, or of a write or a gradient of one, if it is that of a live number; None if not."""
-    at = _AT.get(node.target)
-    position: Any = node.args[at] if at is not None and len(node.args) > at else None
+    return None if _AT.get(node.target) is None or _has_unknown_sizes(node) else _number_at(node)
+
+
+def _number_at(node: fx.Node) -> Any:
+    """The position that an operation takes, if it is a number that is not the device's; None if not."""
+    at = _AT[node.target]
+    position: Any = node.args[at] if len(node.args) > at else None
     value = position.meta.get("val") if isinstance(position, fx.Node) else None
     if not isinstance(value, torch.SymInt) or not free_symbols(value) or free_unbacked_symbols(value):
         return None
     return position
+
+
+def _has_unknown_sizes(node: fx.Node) -> bool:
+    """Whether data decides the layout of what an operation takes or returns."""
+    values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return any(free_unbacked_symbols((*one.shape, *one.stride())) for one in tensors)
 
 
 def _offsets(values: Iterable[Any]) -> set[Any]:
@@ -101,7 +119,7 @@ def _offsets(values: Iterable[Any]) -> set[Any]:
 
 def _is_position(node: fx.Node) -> bool:
     """Whether a node is a view of a tensor at a position, and no two elements of the tensor share memory."""
-    if node.target not in VIEWS:
+    if node.target not in VIEWS or _has_unknown_sizes(node):
         return False
     whole: Any = node.args[0].meta.get("val")  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     return not any(stride == 0 and size > 1 for size, stride in zip(whole.shape, whole.stride(), strict=True))

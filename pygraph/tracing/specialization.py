@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # checked with torch 2.11 and 2.13
 from torch.utils import _pytree as pytree
 
 from pygraph.errors import TraceError, describe
@@ -23,6 +24,7 @@ from pygraph.tracing.gradient_hooks import UnseenHooksError
 from pygraph.tracing.interruptions import uninterrupted
 from pygraph.tracing.number_uses import NumberUses
 from pygraph.tracing.recording import Recording, record
+from pygraph.tracing.torch_errors import in_words
 from pygraph.tracing.turn import turn
 
 # Each round bakes in at least one more number, so this is only reached by calls with many that matter in turn.
@@ -63,6 +65,9 @@ def record_specialized(
             try:
                 recording = record(fn, args, kwargs, static, name, environment, uses)
                 recording.used = used = used or uses.summary()
+            except GuardOnDataDependentSymNode as error:  # what the trace itself asks of a size that data decides
+                problem, remedy = in_words(error)
+                raise TraceError(describe(f"trace({name})(…)", problem, remedy=remedy)) from error
             except UnseenHooksError:
                 hooks = True
                 continue

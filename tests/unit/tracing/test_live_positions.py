@@ -218,3 +218,43 @@ def test_decoding_with_several_caches(device: torch.device) -> None:
         x, y = plain(x, pos), fast(y, pos)
         torch.testing.assert_close(y, x)
     assert fast.cache_info().captures == 2
+
+
+OF_UNKNOWN_SIZES: dict[str, Callable[[Tensor, int], Any]] = {
+    "item": lambda x, k: x[x > 0][k],
+    "computed": lambda x, k: x.round().unique()[k % 2],
+    "transposed": lambda x, k: (x > 0).nonzero().t().contiguous()[k % 2].sum(),
+    "slice": lambda x, k: (x > 0).nonzero()[k:].sum(),
+    "column": lambda x, k: (x > 0).nonzero()[:, k % 2].sum(),
+    "narrow": lambda x, k: x[x > 0].narrow(0, k % 2, 2) * 2,
+    "columns": lambda x, k: x[:, (x[0] > 0).nonzero()[:, 0]][k % 2].sum(),
+}
+
+
+def written(x: Tensor, k: int) -> Tensor:
+    y = x[x > 0]
+    y[k % 2] = 5.0
+    return y.sum()
+
+
+@pytest.mark.parametrize("name", [*OF_UNKNOWN_SIZES, "written"])
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_position_in_what_data_decides_the_size_of(device: torch.device, name: str, counts: bool) -> None:
+    """An argument, or a counter that the function keeps."""
+    fn = OF_UNKNOWN_SIZES.get(name, written)
+    count = 0
+
+    def counted(x: Tensor) -> Any:
+        nonlocal count
+        count += 1
+        return fn(x, count % 3)
+
+    fast = pygraph.jit(counted if counts else fn)
+    for number in range(6):
+        x = torch.randn(6, 3, generator=torch.Generator().manual_seed(number)).to(device)
+        args = (x,) if counts else (x, number % 3)
+        got, expected = outcome(fast, *args), outcome(fn, x, (number + 1) % 3 if counts else number % 3)
+        assert type(got) is type(expected), (got, expected)
+        if isinstance(expected, Tensor):
+            assert torch.equal(got, expected)
+    assert not counts or count == 6

@@ -48,6 +48,7 @@ class UsersPolicy(Policy):
         decides: Whether calls may begin anew where they decide otherwise than their trace.
         note_unsteady: Called with the reason when calls are all unlike each other, of a part of a function.
         note_failed: Called with the engine and the arguments of a call that cannot be traced, of such a part.
+        carrying: The runners of calls of the function, of its ways and parts, that take state and return it.
     """
 
     is_users = True
@@ -60,7 +61,9 @@ class UsersPolicy(Policy):
         decides: bool = False,
         note_unsteady: Callable[[str], None] | None = None,
         note_failed: Callable[..., None] | None = None,
+        carrying: weakref.WeakSet[StatefulCalls] | None = None,
     ) -> None:
+        self._carrying = weakref.WeakSet[StatefulCalls]() if carrying is None else carrying
         self.carries_state, self.decides, self.asks_for_numbers = carries_state, decides, decides
         self.changing = ChangingContainers(limits.LIMITS.changing_containers)
         self._cutting = Cutting(self.of_part, note_unsteady, note_failed)
@@ -81,7 +84,14 @@ class UsersPolicy(Policy):
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
         if isinstance(error, UndecidedError):
             return StateInputs(decisions=True) if self.decides and not error.needs_number else None
+        is_known = is_known or self._is_carried(error)
         return state_left_behind(error, is_known=is_known) if self.carries_state else None
+
+    def _is_carried(self, error: TraceError) -> bool:
+        """Whether all that a trace has found to change is taken and returned by calls that go another way."""
+        found = error.locations or () if isinstance(error, StateChangeError) else ()
+        carried = [one for runner in self._carrying for one in runner.stateful.locations]
+        return bool(found) and all(any(map(one.is_same, carried)) for one in found)
 
     def state_runner(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs
@@ -89,7 +99,14 @@ class UsersPolicy(Policy):
         """A runner of calls of an engine that leave state behind, or decide by values on the device."""
         if state.decisions:
             return DecidingCalls(engine, numbers=state.numbers_of_device)
-        return StatefulCalls(engine, args, kwargs, state, self._cutting)
+        return self._stateful_calls(engine, args, kwargs, state)
+
+    def _stateful_calls(
+        self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], state: StateInputs, **options: Any
+    ) -> StatefulCalls:
+        runner = StatefulCalls(engine, args, kwargs, state, self._cutting, **options)
+        self._carrying.add(runner)
+        return runner
 
     def part_runner(
         self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
@@ -135,7 +152,7 @@ class UsersPolicy(Policy):
             return None
         if not found.may_train:
             return None
-        return StatefulCalls(engine, args, kwargs, StateInputs(gradients=True), self._cutting, is_expected=True)
+        return self._stateful_calls(engine, args, kwargs, StateInputs(gradients=True), is_expected=True)
 
     def of_objects(self, engine: Engine) -> Policy | None:
         """The rules of the function of an engine, of objects that are taken apart; None if arguments are consumed."""
@@ -172,8 +189,9 @@ class UsersPolicy(Policy):
             note_failed: Called with its engine and the arguments of a call that cannot be traced; None if nothing is.
         """
         return UsersPolicy(
-            carries_state=True, decides=self.decides, note_unsteady=note_unsteady, note_failed=note_failed
-        )
+            carries_state=True, decides=self.decides, note_unsteady=note_unsteady, note_failed=note_failed,
+            carrying=self._carrying,
+        )  # fmt: skip
 
 
 class OpenedPolicy(UsersPolicy):
@@ -187,7 +205,10 @@ class OpenedPolicy(UsersPolicy):
     """
 
     def __init__(self, users: Engine, rules: UsersPolicy) -> None:
-        super().__init__(carries_state=rules.carries_state, decides=rules.decides, note_unsteady=self._close)
+        super().__init__(
+            carries_state=rules.carries_state, decides=rules.decides, note_unsteady=self._close,
+            carrying=rules._carrying,
+        )  # fmt: skip
         self._begins, self._users = rules._begins, users  # of the same class
         self._rules, self.asks_before_cutting = rules, rules._cutting.is_of_part
         self._arrays: list[weakref.ref[Any]] = []  # that the function reaches
@@ -268,7 +289,10 @@ class _OfNumbers(UsersPolicy):
     """
 
     def __init__(self, users: Engine, policy: UsersPolicy) -> None:
-        super().__init__(carries_state=policy.carries_state, decides=policy.decides, note_unsteady=_ignored)
+        super().__init__(
+            carries_state=policy.carries_state, decides=policy.decides, note_unsteady=_ignored,
+            carrying=policy._carrying,
+        )  # fmt: skip
         self._users, self._rules = users, policy
 
     def containers_changed(self, changed: Mapping[str, Change]) -> None:

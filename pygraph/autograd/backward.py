@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ class Backward(TransformableFunction):
         differentiable: Which of the function's tensors the Program computes gradients for.
         mask: Which of the function's tensors gradients are wanted for.
         extras: How many tensors were saved besides the function's.
+        repeated: By their numbers, tensors of the function's that were passed before, and the first of each.
 
     Attributes:
         own_engine: The engine of the Program.
@@ -74,6 +75,7 @@ class Backward(TransformableFunction):
         differentiable: tuple[bool, ...],
         mask: tuple[bool, ...],
         extras: int,
+        repeated: Mapping[int, int],
     ) -> None:
         self._first_extra = inner.arity + len(backward.results)
         super().__init__(inner.function, f"backward({inner.name})", self._first_extra + extras, {})
@@ -84,7 +86,7 @@ class Backward(TransformableFunction):
         rows = [(index, s.spec, s.of) for index, s in enumerate(backward.sources) if s.spec is not None]
         self._tensors = [(index, spec) for index, spec, _ in rows]
         self.unsaved = [(index, spec) for index, spec, of in rows if of in ("argument", "cotangent")]
-        self._mask = mask
+        self._mask, self._repeated = mask, repeated
         self._wanted = [wanted for has_gradient, wanted in zip(differentiable, mask, strict=True) if has_gradient]
         self._spec: ResultSpec | None = None  # the same for all calls, as absent gradients are a part of the Program
         program = backward.program
@@ -100,9 +102,9 @@ class Backward(TransformableFunction):
 
         They can be differentiated.
         """
-        inner, results = self._inner, self.results
-        key = ("vjp with zeros", self._mask, results)
-        return inner.derive(key, lambda: Vjp(inner, self._mask, results, has_zeros=True))
+        inner, results, repeated = self._inner, self.results, self._repeated
+        key = ("vjp with zeros", self._mask, results, tuple(repeated.items()))
+        return inner.derive(key, lambda: Vjp(inner, self._mask, results, has_zeros=True, repeated=repeated))
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], ResultSpec]:
         """Evaluate the Program, for a batch if need be."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,6 +108,7 @@ class Vjp(TransformableFunction):
         mask: Which of its tensors gradients are wanted for.
         results: Of which of its results there are cotangents.
         has_zeros: Whether gradients that depend on no cotangent are zeros; else they are None, as in ``.backward()``.
+        repeated: By their numbers, tensors that were passed before, and the first of each, which has their gradients.
     """
 
     def __init__(
@@ -117,13 +118,14 @@ class Vjp(TransformableFunction):
         results: tuple[int, ...],
         *,
         has_zeros: bool = False,
+        repeated: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(inner.function, f"vjp({inner.name})", inner.arity + len(results), inner.lifted)
         self.repeats = inner.repeats or inner.effects is not None
         self._inner = inner
         self._mask = mask
         self._results = results
-        self._has_zeros = has_zeros
+        self._has_zeros, self._repeated = has_zeros, repeated or {}
 
     def run(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> tuple[list[torch.Tensor], ResultSpec]:
         """Run the function forwards and backwards."""
@@ -136,7 +138,9 @@ class Vjp(TransformableFunction):
         def selected(*chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
             for number, primal in enumerate(chosen):
                 primal.register_hook(functools.partial(reach, number))
-            results, _ = self._inner.run(_merged(primals, chosen, self._mask), numbers)
+            merged = _merged(primals, chosen, self._mask)
+            merged = [merged[self._repeated.get(number, number)] for number in range(len(merged))]
+            results, _ = self._inner.run(merged, numbers)
             return tuple(results[index] for index in self._results or self._differentiable(results))
 
         found, pull, *_ = torch.func.vjp(selected, *_chosen(primals, self._mask))

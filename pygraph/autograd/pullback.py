@@ -81,6 +81,8 @@ class Pullback(EngineOwner):
         self.out_dims = joint.out_dims
         self.partition = partition_program(traced.program, self)
         self.passed = [index for index in range(self.inner.arity) if index not in forward.unlifted]
+        firsts = zip(self.passed, self._first, strict=False)
+        self._repeated = {index: self.passed[first] for index, first in firsts if index != self.passed[first]}
         self._unlifted = sorted(forward.unlifted)
         programs = (self.partition.forward, self.partition.backward)
         self._captured = {id(d.value) for program in programs for d in program.inputs if isinstance(d, Captured)}
@@ -203,7 +205,7 @@ class Pullback(EngineOwner):
         key = (given, mask)
         if key not in self._backwards:
             positions, extras = self._positions(backward), len(saved) - arity
-            made = Backward(self.inner, backward, positions, self.mask, mask, extras)
+            made = Backward(self.inner, backward, positions, self.mask, mask, extras, self._repeated)
             self._backwards.setdefault(key, made)
         # A second run computes its own results for further derivatives: the backward reads them as constants.
         extras = (tensor.detach() if tensor.requires_grad else tensor for tensor in saved[arity:])

@@ -40,6 +40,7 @@ _is_of_functorch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functo
 _DATA = _Tensor.data.__get__
 _TEXT = (_Tensor.__repr__, _Tensor.__format__)
 _NUMBERS = (_Tensor.item, _Tensor.tolist)
+_SIZES = (_Tensor.shape.__get__, _Tensor.size, _Tensor.stride, _Tensor.numel, _Tensor.nelement, torch.numel)
 _CHANGE_GRAD = (_Tensor.requires_grad_, _Tensor.requires_grad.__set__, _Tensor.detach_, torch.detach_)
 _DIFFERENTIATE = (torch.autograd.grad, torch.autograd.backward, _Tensor.backward)
 _LAYOUT = {
@@ -114,7 +115,7 @@ class Refusals(TorchFunctionMode):
         if func in _NUMBERS:
             live = functools.partial(computed_number, is_of_host=args[0].is_cpu)
             return pytree.tree_map_only((torch.SymInt, torch.SymFloat), live, out)
-        return out
+        return _with_live_sizes(out) if func in _SIZES else out
 
     def _refuse(self, problem: str) -> None:
         self.problem = self.problem or problem
@@ -156,6 +157,14 @@ class Refusals(TorchFunctionMode):
             return
         if torch.Tensor.untyped_storage(tensor)._cdata in self._storages:
             self._refuse(f"it asks for {_LAYOUT[func]} of an argument, which is not the same at every call")
+
+
+def _with_live_sizes(sizes: Any) -> Any:
+    """Sizes, or one of them, that the function takes for plain ints where torch has symbols."""
+    if isinstance(sizes, tuple):
+        is_known = all(type(size) is int for size in sizes)  # pyright: ignore[reportUnknownVariableType]
+        return sizes if is_known else type(sizes)(map(_with_live_sizes, sizes))  # pyright: ignore
+    return computed_number(sizes, is_of_host=False) if isinstance(sizes, torch.SymInt) else sizes
 
 
 def _asked_by_user() -> bool:

@@ -1,7 +1,8 @@
-"""Sizes that data decide, where a view needs one of its own: errors come where eager has them, and nowhere else."""
+"""Sizes that data decide: they are ints to a function, and where a view needs one of its own, errors are eager's."""
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -47,3 +48,35 @@ def test_errors_of_sizes(device: torch.device, name: str, sized: str) -> None:
     for n in (1, 1, 2, 0, 1, 2, 0):
         size = torch.tensor(n, device=device)
         assert outcome(fast, x, size) == outcome(function, x, size), n
+
+
+def by_case(x: Tensor) -> Tensor:
+    match x[x > 0].shape[0]:
+        case int():
+            return x * 2
+        case _:
+            return x * 0
+
+
+KINDS: dict[str, Callable[[Tensor], Any]] = {
+    "a size of a mask": lambda x: x * 2 if isinstance(x[x > 0].shape[0], int) else x * 0,
+    "one of several classes": lambda x: x * 2 if isinstance((x > 0).nonzero().size(0), (int, float)) else x * 0,
+    "its class": lambda x: x * n if type(n := x[x > 0].numel()) is int else x * 0,
+    "the name of its class": lambda x: {"int": x * 2}.get(type(x.unique().shape[0]).__name__, x * 0),
+    "a number": lambda x: x * 2 if isinstance(x[x > 0].shape[0], numbers.Number) else x * 0,
+    "all sizes": lambda x: x * 2 if all(isinstance(d, int) for d in (x > 0).nonzero().shape) else x * 0,
+    "a stride": lambda x: x * 2 if isinstance((x > 0).nonzero().t().contiguous().stride(0), int) else x * 0,
+    "computed": lambda x: x * 2 if isinstance(x[x > 0].shape[0] * 2 + 1, int) else x * 0,
+    "a comparison": lambda x: x * 2 if isinstance(x[x > 0].shape[0] > 2, bool) else x * 0,
+    "returned": lambda x: [x * 2, isinstance(x[x > 0].shape[0], int)],
+    "a case": by_case,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_size_that_data_decides_is_an_int(device: torch.device, name: str) -> None:
+    function = KINDS[name]
+    fast = pygraph.jit(function)
+    for number in range(4):
+        x = torch.randn(6, 3, generator=torch.Generator().manual_seed(number)).to(device)
+        assert outcome(fast, x) == outcome(function, x)

@@ -165,11 +165,14 @@ class Compiler:
             return self.add_runner(key, call, first)
         began, found = retries.clock(), self._policy.found_answers
         outcome = self._outcome(key, call, past)
-        if found is not None:
-            found.keep(self._function.fn, call, outcome)
-        if isinstance(outcome, TraceError):
-            return self._of_failure(key, call, runners, past, outcome, retries.clock() - began)
-        return self._from_trace(key, call, *outcome)
+        try:
+            if found is not None:
+                found.keep(self._function.fn, call, outcome)
+            if isinstance(outcome, TraceError):
+                return self._of_failure(key, call, runners, past, outcome, retries.clock() - began)
+            return self._from_trace(key, call, *outcome)
+        finally:
+            del outcome  # the frames of an error lead to this one, and hold what the caller has
 
     def _of_failure(
         self, key: Key, call: Call, runners: Runners, past: _Past, error: TraceError, seconds: float

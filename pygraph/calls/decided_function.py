@@ -176,7 +176,7 @@ class DecidingPolicy(Policy):
 
     def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
-        found = self._users.state_left_behind(error, is_known=is_known)
+        found = self._users.state_left_behind(error, is_known=is_known or self._users.is_carried(error))
         return None if found is None or found.decisions else found
 
     @property

@@ -125,6 +125,11 @@ class Policy:
         del error, is_known
         return None
 
+    def is_carried(self, error: TraceError) -> bool:
+        """Whether all that a trace has found to change is taken and returned by other calls of the function already."""
+        del error
+        return False
+
     def numbers_left(self) -> StateInputs:
         """State for calls that need numbers of the device, and cannot be cut where they do."""
         return StateInputs(decisions=True, numbers_of_device=True)

@@ -84,11 +84,10 @@ class UsersPolicy(Policy):
         """The state that calls are to take and return, if that is all that is in the way of a trace."""
         if isinstance(error, UndecidedError):
             return StateInputs(decisions=True) if self.decides and not error.needs_number else None
-        is_known = is_known or self._is_carried(error)
         return state_left_behind(error, is_known=is_known) if self.carries_state else None
 
-    def _is_carried(self, error: TraceError) -> bool:
-        """Whether all that a trace has found to change is taken and returned by calls that go another way."""
+    def is_carried(self, error: TraceError) -> bool:
+        """Whether all that a trace has found to change is taken and returned by other calls of the function already."""
         found = error.locations or () if isinstance(error, StateChangeError) else ()
         carried = [one for runner in self._carrying for one in runner.stateful.locations]
         return bool(found) and all(any(map(one.is_same, carried)) for one in found)
@@ -294,6 +293,10 @@ class _OfNumbers(UsersPolicy):
             carrying=policy._carrying,
         )  # fmt: skip
         self._users, self._rules = users, policy
+
+    def state_left_behind(self, error: TraceError, *, is_known: bool) -> StateInputs | None:
+        """The state that calls are to take and return, if that is all that is in the way of a trace."""
+        return super().state_left_behind(error, is_known=is_known or self.is_carried(error))
 
     def containers_changed(self, changed: Mapping[str, Change]) -> None:
         """Note which containers the user's function changes."""

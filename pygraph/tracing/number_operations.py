@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from pygraph.ir.leaves import is_live_number
+from pygraph.tracing.computed_floats import ComputedFloat, without_source
 from pygraph.tracing.float_results import (
     are_of_host,
     gives_float,
@@ -66,7 +67,7 @@ def source_of(function: Callable[..., Any], form: str, operands: Sequence[Any]) 
     texts: list[str] = []
     values: list[Any] = []
     for operand in operands:
-        if not isinstance(operand, Live):
+        if not isinstance(operand, Live) and type(operand) is not ComputedFloat:
             text, value = constant_text(operand), operand
         elif operand.source is None:
             return None
@@ -97,7 +98,9 @@ def derived(name: str, function: Callable[..., Any], operands: Sequence[Any]) ->
 
 def _as_input(source: Source, uses: NumberUses) -> Any:
     take = uses.derive if is_live_number(source.value) else uses.decide
-    return take(source.text, source.value, source.leaves)
+    found = take(source.text, source.value, source.leaves)
+    is_computed = found is source.value and type(found) is np.float64
+    return ComputedFloat.of(source, uses) if is_computed else found
 
 
 def _as_inputs(source: Source, uses: NumberUses) -> Any:
@@ -148,6 +151,18 @@ def _with_source(result: Any, found: tuple[Source, NumberUses]) -> Any:
 def _is_of_host(value: Any, *, is_inexact: bool) -> bool:
     """Whether the result of an operator is none that a run can compute as Python, or NumPy, does."""
     return type(value) not in (bool, int, float) or (type(value) is float and (is_inexact or not math.isfinite(value)))
+
+
+def _operator_of_computed(name: str, form: str, function: Callable[..., Any], *, is_reflected: bool = False) -> None:
+    """Define an operator of `ComputedFloat`."""
+
+    def operate(self: ComputedFloat, *others: Any) -> Any:
+        operands = (*others, self) if is_reflected else (self, *others)
+        found = source_of(function, form, operands)
+        return function(*map(without_source, operands)) if found is None else _as_input(*found)
+
+    operate.__name__ = name
+    setattr(ComputedFloat, name, operate)
 
 
 def _operator_of_bool(name: str, function: Callable[..., Any], *, is_reflected: bool = False) -> None:
@@ -221,6 +236,12 @@ def _define_operators() -> None:
         setattr(kind, "__rdivmod__", _divides)  # noqa: B010
         for name in _METHODS:
             _method(kind, name)
+    for name, form in _UNARY.items():
+        _operator_of_computed(name, f"({form})", getattr(operator, name.strip("_")))
+    for name in _ARITHMETIC:
+        form, function = f"({{}} {_BINARY[name]} {{}})", getattr(operator, name)
+        _operator_of_computed(f"__{name}__", form, function)
+        _operator_of_computed(f"__r{name}__", form, function, is_reflected=True)
     for function_name, sign in _OF_BITS.items():
         name, function = function_name.strip("_"), getattr(operator, function_name)
         _operator(LiveInt, f"__{name}__", f"({{}} {sign} {{}})", function)
@@ -268,7 +289,7 @@ def _source_of_call(
         rest = iter(values)
         return function(*[_filled(arg, rest) for arg in args], **{k: _filled(arg, rest) for k, arg in kwargs.items()})
 
-    if not any(isinstance(operand, Live) for operand in operands):
+    if not any(isinstance(operand, Live) or type(operand) is ComputedFloat for operand in operands):
         return None
     return source_of(of_operands, f"{name}({', '.join(parts)})", operands)
 

@@ -14,6 +14,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 # Longer texts are of numbers that a loop computes from each other; they would double in each round.
 _LONGEST = 400
 
@@ -204,6 +206,8 @@ def constant_text(value: Any) -> str | None:
     """A constant in Python; None if it has no text by which it is exactly itself."""
     if type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
         return f"({value!r})" if value < 0 else repr(value)
+    if type(value) is np.float64 and math.isfinite(value):
+        return f"np.float64({float(value)!r})"
     return None
 
 

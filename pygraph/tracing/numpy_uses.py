@@ -16,14 +16,20 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from pygraph.tracing.computed_floats import ComputedFloat, without_source
 from pygraph.tracing.live_numbers import known_value
 from pygraph.tracing.number_operations import numpy_result, ufunc_result
 
 _SYMBOLS: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+def _number(value: Any) -> Any:
+    """A number as NumPy takes it, of a live one and of one that was computed of such; others as they are."""
+    return known_value(value) if isinstance(value, _SYMBOLS) else without_source(value)
+
+
 def _with_numbers(value: Any) -> Any:
-    return pytree.tree_map_only(_SYMBOLS, known_value, value)
+    return pytree.tree_map(_number, value)
 
 
 def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -46,6 +52,9 @@ def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
     del copy  # there is no array that could be shared
     return np.array(known_value(self), dtype)
 
+
+# As a NumPy float, it needs no third protocol.
+ComputedFloat.__array_ufunc__, ComputedFloat.__array_function__ = _array_ufunc, _array_function  # pyright: ignore
 
 _PROTOCOLS = {"__array_ufunc__": _array_ufunc, "__array_function__": _array_function, "__array__": _array}
 

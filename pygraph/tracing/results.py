@@ -20,6 +20,7 @@ from pygraph.guards.argument_containers import is_container
 from pygraph.guards.objects import with_parts
 from pygraph.ir.paths import flatten_with_path
 from pygraph.tracing.argument_changes import stored_attribute
+from pygraph.tracing.computed_floats import without_source
 from pygraph.tracing.gradients import is_spent
 from pygraph.tracing.iterators import unwrapped
 
@@ -52,7 +53,7 @@ class Results:
             if isinstance(size, torch.Size) and free_symbols(size) <= symbols:
                 torch.Size(map(int, size))  # on which the trace depends then: of symbols, torch makes a tuple
         keyed, tree = flatten_with_path(result, is_leaf=stays_whole)
-        found = [unwrapped(leaf) for _, leaf in keyed]
+        found = [without_source(unwrapped(leaf)) for _, leaf in keyed]
         # The value of a comparison is needed.
         leaves = [bool(leaf) if isinstance(leaf, torch.SymBool) else leaf for leaf in found]
         return cls(leaves, ["result" + pytree.keystr(path) for path, _ in keyed], tree)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 import pygraph
+from pygraph.tracing import specialization
 
 KINDS = (int, float, np.float32, np.float64, np.int64)
 
@@ -56,3 +59,75 @@ def test_functions_of_two_numbers(device: torch.device, name: str, kind: type[An
         assert found.dtype == expected.dtype
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert not fast.explain().to_dict()["fallbacks"]
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "linear": lambda k: (1.0 - np.clip(k / 10.0, 0.0, 1.0)) * 0.5 + np.clip(k / 10.0, 0.0, 1.0) * 0.05,
+    "exponential": lambda k: 0.05 + (0.9 - 0.05) * np.exp(-1.0 * k / 7),
+    "cosine": lambda k: 0.1 + 0.5 * (1 - 0.1) * (1 + np.cos(np.pi * k / 9)),
+    "power": lambda k: -(np.sqrt(k + 1.0) ** 2) / 3 % 0.7,
+    "interpolated": lambda k: 2 * np.interp(k, [0, 5, 10], [1.0, 0.5, 0.1]) + 1,
+    "minimum": lambda k: np.minimum(1.0, 0.4 + 0.1 * k) * np.float64(0.5),
+    "nested": lambda k: np.maximum(np.minimum(0.3 * k, 1.0), 0.1) - abs(np.sin(0.1 * k)),
+}
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_of_many_steps_is_asked_for_at_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str, is_kept: bool
+) -> None:
+    schedule = SCHEDULES[name]
+    traces: list[str] = []
+    record = specialization.record
+    monkeypatch.setattr(
+        specialization, "record", lambda *args: (traces.append(type(args[0]).__name__), record(*args))[1]
+    )
+
+    class Agent:
+        rate: Any = 1.0
+
+        def act(self, x: torch.Tensor, k: int) -> Any:
+            rate = schedule(k)
+            if is_kept:
+                self.rate = rate
+            return x * rate + 1, rate
+
+    agent, other = Agent(), Agent()
+    fast = pygraph.jit(agent.act)
+    for k in (3, 3, *range(12)):
+        x = torch.full((3,), float(k), device=device)
+        (got, rate), (expected, expected_rate) = fast(x, k), other.act(x, k)
+        assert torch.equal(got, expected), k
+        for one, wanted in ((rate, expected_rate), (agent.rate, other.rate)):
+            assert type(one) is type(wanted)
+            assert one == wanted
+    assert len(traces) <= (9 if is_kept else 4), traces
+
+
+def test_a_computed_number_is_numpys_to_the_function(device: torch.device) -> None:
+    """What it does with it, if that is no arithmetic."""
+
+    def function(x: torch.Tensor, k: float) -> Any:
+        rate = np.sqrt(k) * 2
+        shown = f"{rate:.3f} {rate!r} {type(rate).__name__} {isinstance(rate, np.floating)}"
+        pair = np.array([rate, 1.0]) + rate
+        return (
+            x * rate,
+            shown,
+            float(pair.sum()),
+            {rate: "key"},
+            copy.deepcopy(rate),
+            math.floor(rate),
+            rate > 1,
+            [rate],
+        )
+
+    fast = pygraph.jit(function)
+    for k in (2.0, 3.0, 0.25, 2.0):
+        x = torch.ones(3, device=device)
+        (got, *rest), (expected, *others) = fast(x, k), function(x, k)
+        assert torch.equal(got, expected)
+        assert rest == others
+        assert list(map(type, rest)) == list(map(type, others))
+        assert type(rest[-1][0]) is type(next(iter(rest[2]))) is np.float64

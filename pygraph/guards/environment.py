@@ -188,9 +188,9 @@ class Environment:
         """Undo every change since the walk but those of gradients; the name of the first thing that had changed."""
         return self.snapshot.restore()
 
-    def forget_remembered(self) -> str | None:
-        """Undo that functions have come to remember more since the walk; says of which one that is an object."""
-        return self.snapshot.forget_remembered()
+    def forget_remembered(self, *, every: bool) -> str | None:
+        """Undo that functions remember more objects since the walk, see `Snapshot.forget_remembered`."""
+        return self.snapshot.forget_remembered(every=every)
 
     def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """All leaves with their gradients, for `restore_gradients`; an environment lasts, and does not hold them.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Memo = type(functools.lru_cache(lambda: None))
@@ -62,7 +62,7 @@ def forget(memo: Any, item: Any) -> bool:
 
 
 class Remembered:
-    """What a function with a cache remembers now.
+    """The entries of a function with a cache, as they are now.
 
     Args:
         memo: The function.
@@ -72,18 +72,18 @@ class Remembered:
         >>> _ = double(1)
         >>> before = Remembered(double)
         >>> _ = double(1), double(2), double(3)
-        >>> before.forget_others(), double.cache_info().currsize
-        ([4, 6], 1)
+        >>> before.forget_others(lambda result: result > 4), double.cache_info().currsize
+        ([6], 2)
     """
 
     def __init__(self, memo: Any) -> None:
         self._memo = memo
         self._entries = [(key, entry) for key, entry, _ in results_of(memo)]
 
-    def forget_others(self) -> list[Any]:
-        """Remove what has come to be remembered since; return the results."""
-        before = {id(key): entry for key, entry in self._entries}
-        others = [(key, entry, result) for key, entry, result in results_of(self._memo) if id(key) not in before]
+    def forget_others(self, is_lost: Callable[[Any], bool]) -> list[Any]:
+        """Remove entries that have come since, of which the results are to be lost; return these."""
+        before = {id(key) for key, _ in self._entries}
+        others = [one for one in results_of(self._memo) if id(one[0]) not in before and is_lost(one[2])]
         _remove(self._memo, [(key, entry) for key, entry, _ in others])
         return [result for *_, result in others]
 

@@ -199,13 +199,16 @@ class Snapshot:
                 changed = changed or name
         return changed
 
-    def forget_remembered(self) -> str | None:
-        """Have functions forget what they have come to remember; says which one remembers an object, None if none does.
+    def forget_remembered(self, *, every: bool) -> str | None:
+        """Have functions forget objects that they have come to remember; says which one did, None if none did.
 
-        What such a function changes besides, it is to change when the call runs as it is, for which it must run then.
+        Args:
+            every: Whether values are forgotten as well, as after a change of state: it may be what such a function does
+                where it does not remember yet, and is to do when the call runs as it is.
         """
-        found = [(name, memo.forget_others()) for name, memo in self.memos]
-        return next((f"what {name} remembers" for name, results in found if not all(map(is_value, results))), None)
+        is_lost = (lambda _: True) if every else (lambda result: not is_value(result))
+        found = [name for name, memo in self.memos if memo.forget_others(is_lost)]
+        return f"what {found[0]} remembers" if found else None
 
     def _restored_containers(self) -> Iterator[str | None]:
         """Put dicts and lists back; yields the names of what had changed, None for what is not reported."""

@@ -169,7 +169,8 @@ def record(
         )
     watches = _Watches(arguments, environment, iterators, unclear or _Unclear())
     with containers_from_before(lambda value: changes.has_container(value) or environment.reaches(value)):
-        run = _run(lambda: fn(*fake_args, **fake_kwargs), arguments, environment, watches, changes)
+        carries = _carries(fn)
+        run = _run(lambda: fn(*fake_args, **fake_kwargs), arguments, environment, watches, changes, carries=carries)
     again = watches.unclear()
     if again is not None:
         return record(fn, args, kwargs, static, name, environment, uses, again)
@@ -199,6 +200,11 @@ def record(
         watches.toggles.tensors, watches.reads.looked_at(), needed_numbers(arguments, run.module, taken),
         baked_leaves(arguments), watches.explicit.found, live_positions(arguments, run.module),
     )  # fmt: skip
+
+
+def _carries(fn: Any) -> bool:
+    """Whether a function takes and returns attributes and variables, so that changes of these are none of its run."""
+    return isinstance(fn, WithStateInputs) and bool(fn.locations)
 
 
 # ---- watches -------------------------------------------------------------------------------------------------------
@@ -299,8 +305,10 @@ def _run(
     environment: Environment,
     watches: _Watches,
     changes: ArgumentChanges,
+    *,
+    carries: bool,
 ) -> FunctionRun:
-    """Trace a call, and put back what it has changed."""
+    """Trace a call, and put back what it has changed, but for what it ``carries`` as inputs and results."""
     context = contextvars.copy_context()  # in which the function's own variables change
     returned: list[Results] = []
 
@@ -334,7 +342,8 @@ def _run(
         of_tensors = (*watches.toggles.restore(), *watches.data.locations())
         gradients = environment.restore_gradients(gradients_before)
         graph, unreached = watches.graphs.restore(), clear_unreached_gradients(watches.operations.used.values())
-        remembered = environment.forget_remembered()
+        is_lost = failure is not None or other is not None or changed is not None or bool(of_tensors)
+        remembered = environment.forget_remembered(every=is_lost or carries)
         elsewhere = remembered or graph or changes.changed_attribute() or unreached
         seeded = watches.generators.restore()
         forget_cached_fakes()

@@ -322,6 +322,37 @@ def counted_inside() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
     return lambda x: x + doubled(x.shape[0]), lambda: count
 
 
+def counted_in_a_step() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    """The same, where calls change other numbers as well."""
+    counts = {"steps": 0, "computed": 0}
+
+    @functools.lru_cache
+    def doubled(number: int) -> int:
+        counts["computed"] += 1
+        return 2 * number
+
+    def fn(x: Tensor) -> Tensor:
+        counts["steps"] += 1
+        return x + doubled(x.shape[0]) * counts["steps"]
+
+    return fn, lambda: dict(counts)
+
+
+def remembered_value() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
+    """A number that is another one afterwards, of which nothing is noticed."""
+    factors = [2.0]
+
+    @functools.lru_cache
+    def factor() -> float:
+        return factors[0]
+
+    def left() -> float:
+        factors[0] += 1
+        return factors[0]
+
+    return lambda x: x * factor(), left
+
+
 def remembered_object() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
     """An object whose attribute a call changes."""
 
@@ -336,7 +367,17 @@ def remembered_object() -> tuple[Callable[[Tensor], Tensor], Callable[[], Any]]:
     return fn, lambda: node("a").count
 
 
-@pytest.mark.parametrize("make", [remembered_list, remembered_list_of_few, counted_inside, remembered_object])
+@pytest.mark.parametrize(
+    "make",
+    [
+        remembered_list,
+        remembered_list_of_few,
+        counted_inside,
+        counted_in_a_step,
+        remembered_value,
+        remembered_object,
+    ],
+)
 def test_what_is_changed_of_what_is_remembered_is_changed_once(
     device: torch.device, make: Callable[[], tuple[Callable[[Tensor], Tensor], Callable[[], Any]]]
 ) -> None:

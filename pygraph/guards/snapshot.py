@@ -206,7 +206,10 @@ class Snapshot:
             every: Whether values are forgotten as well, as after a change of state: it may be what such a function does
                 where it does not remember yet, and is to do when the call runs as it is.
         """
-        is_lost = (lambda _: True) if every else (lambda result: not is_value(result))
+
+        def is_lost(result: Any) -> bool:
+            return every or not is_value(result)
+
         found = [name for name, memo in self.memos if memo.forget_others(is_lost)]
         return f"what {found[0]} remembers" if found else None
 

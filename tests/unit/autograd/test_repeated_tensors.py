@@ -74,10 +74,10 @@ def test_gradients_of_gradients(device: torch.device, name: str) -> None:
 
 
 def test_a_gradient_penalty_of_attention_to_itself(device: torch.device) -> None:
-    attention = nn.MultiheadAttention(4, 2).to(device)
+    attention = nn.MultiheadAttention(4, 2, dtype=torch.float64).to(device)
     fast = pygraph.jit(attention)
     for scale in (1.0, 2.0, 3.0):
-        x = torch.linspace(-1, 1, 8, device=device).mul(scale).view(2, 1, 4).requires_grad_()
+        x = torch.linspace(-1, 1, 8, device=device, dtype=torch.float64).mul(scale).view(2, 1, 4).requires_grad_()
         torch.testing.assert_close(penalty(fast, x, 3), penalty(attention, x, 3))
 
 

@@ -62,30 +62,31 @@ def forget(memo: Any, item: Any) -> bool:
 
 
 class Remembered:
-    """The entries of a function with a cache, as they are now.
+    """The keys of what a function with a cache remembers at some time.
 
     Args:
         memo: The function.
+        keys: The very keys of its entries.
 
     Example:
         >>> double = functools.lru_cache(lambda number: 2 * number)
         >>> _ = double(1)
-        >>> before = Remembered(double)
+        >>> before = Remembered(double, [key for key, *_ in results_of(double)])
         >>> _ = double(1), double(2), double(3)
         >>> before.forget_others(lambda result: result > 4), double.cache_info().currsize
-        ([6], 2)
+        (True, 2)
     """
 
-    def __init__(self, memo: Any) -> None:
-        self._memo = memo
-        self._entries = [(key, entry) for key, entry, _ in results_of(memo)]
+    def __init__(self, memo: Any, keys: Sequence[Any]) -> None:
+        self._memo, self._keys = memo, keys
 
-    def forget_others(self, is_lost: Callable[[Any], bool]) -> list[Any]:
-        """Remove entries that have come since, of which the results are to be lost; return these."""
-        before = {id(key) for key, _ in self._entries}
-        others = [one for one in results_of(self._memo) if id(one[0]) not in before and is_lost(one[2])]
-        _remove(self._memo, [(key, entry) for key, entry, _ in others])
-        return [result for *_, result in others]
+    def forget_others(self, is_lost: Callable[[Any], bool]) -> bool:
+        """Remove entries that have come since, of which the results are to be lost; whether there were any."""
+        before = set(map(id, self._keys))
+        found = results_of(self._memo)
+        others = [(key, entry) for key, entry, result in found if id(key) not in before and is_lost(result)]
+        _remove(self._memo, others)
+        return bool(others)
 
 
 def _remove(memo: Any, entries: Sequence[tuple[Any, Any]]) -> bool:

@@ -67,7 +67,7 @@ def source_of(function: Callable[..., Any], form: str, operands: Sequence[Any]) 
     texts: list[str] = []
     values: list[Any] = []
     for operand in operands:
-        if not isinstance(operand, Live) and type(operand) is not ComputedFloat:
+        if not _is_traced(operand):
             text, value = constant_text(operand), operand
         elif operand.source is None:
             return None
@@ -80,6 +80,11 @@ def source_of(function: Callable[..., Any], form: str, operands: Sequence[Any]) 
         values.append(value)
     text = form.format(*texts)
     return None if uses is None or not is_short(text) else (Source(text, function(*values), leaves), uses)
+
+
+def _is_traced(operand: Any) -> bool:
+    """Whether an operand is live, or was computed of live numbers."""
+    return isinstance(operand, Live) or type(operand) is ComputedFloat
 
 
 def derived(name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -289,7 +294,7 @@ def _source_of_call(
         rest = iter(values)
         return function(*[_filled(arg, rest) for arg in args], **{k: _filled(arg, rest) for k, arg in kwargs.items()})
 
-    if not any(isinstance(operand, Live) or type(operand) is ComputedFloat for operand in operands):
+    if not any(map(_is_traced, operands)):
         return None
     return source_of(of_operands, f"{name}({', '.join(parts)})", operands)
 

@@ -44,7 +44,7 @@ def walk_memo(walk: Walk, name: str, memo: Any, depth: int) -> None:
     cache = memos.cache_of(memo)
     results = memos.results_of(memo)
     if not walk.packaged:
-        walk.snapshot.memos.append((name, memos.Remembered(memo)))
+        walk.snapshot.memos.append((name, memos.Remembered(memo, [key for key, *_ in results])))
     if cache is not None and len(results) <= LARGE:
         walk.objects.append(cache)
         # One that is full forgets some when it comes to remember others.
